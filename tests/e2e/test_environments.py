@@ -241,10 +241,10 @@ def test_mistakes_are_told_before_anything_is_sent(project: Project, tmp_path: P
         "nothing submitted",
         "rule conda has the environment file",
         "envs/none.yaml, which cannot be read",
-        "rule image cannot run: the container image images/none.sif is not there",
+        "rule image cannot run: the container image images/none.sif does not exist",
         "rule here has the conda environment",
-        "envs/bad.yaml, which is no YAML: while parsing a flow sequence",
-        "rule name cannot run: ubuntu:22.04 is neither a file nor a URL (docker://ubuntu:22.04 is",
+        "envs/bad.yaml, which is not valid YAML: while parsing a flow sequence",
+        "rule name cannot run: ubuntu:22.04 is neither a file nor a URL (did you mean docker://",
     )
     said = project.run("--mantik-software-deployment", "docker").failed()
     tells(said, "no software deployment 'docker'", "conda, apptainer, env-modules")

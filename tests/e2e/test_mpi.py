@@ -76,4 +76,4 @@ Environment:
     assert project.read("all.txt") == "boxed 3\n" * 3
 
     said = project.run("--force", "one.txt", "--set-resources", "one:mpi=srun").failed()
-    tells(said, "nothing submitted", "rule one", "srun is outside of it", "leave {resources.mpi}")
+    tells(said, "nothing submitted", "rule one", "does not contain it", "remove {resources.mpi}")

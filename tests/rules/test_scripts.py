@@ -283,7 +283,7 @@ def test_r_markdown(site: Path, tmp_path: Path) -> None:
 
 def test_what_r_cannot_say() -> None:
     write("a.R", "")
-    with pytest.raises(UserError, match=r"cannot be said in R \(Unsupported value"):
+    with pytest.raises(UserError, match=r"cannot be expressed in R \(Unsupported value"):
         ScriptRule("a.R", given={"config": {"value": object()}}).text()
 
 

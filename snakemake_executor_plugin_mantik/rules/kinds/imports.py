@@ -1,4 +1,4 @@
-"""What a Python script imports: of the files beside it, and of Snakemake."""
+"""Find what a Python script imports from the files beside it, and from Snakemake."""
 
 import ast
 from collections.abc import Iterator
@@ -9,11 +9,9 @@ from snakemake_executor_plugin_mantik.rules.onsite.mantik_script import STUBS
 
 
 def snakemake_imports(text: str, directory: Path) -> list[str]:
-    """What a script, or a module beside it, imports of Snakemake and is only to be had of it.
+    """Return the imports of a script and of modules beside it that only Snakemake provides.
 
-    Args:
-        text: the script's.
-        directory: where it is.
+    `text` is the script's source, `directory` the directory that contains it.
     """
     return sorted(_snakemake_imports(text, directory))
 
@@ -33,7 +31,7 @@ def _snakemake_imports(text: str, directory: Path) -> frozenset[str]:
 
 
 def imported_siblings(text: str, directory: Path) -> list[Path]:
-    """The files beside a script that it imports, or that they import, packages as a whole."""
+    """Return the files beside a script that it imports, directly or not; packages as a whole."""
     files: dict[Path, None] = {}
     texts = [text]
     while texts:
@@ -54,11 +52,11 @@ def _files(directory: Path, name: str) -> list[Path]:
 
 @lru_cache(maxsize=256)
 def _imports(text: str) -> frozenset[tuple[str, str]]:
-    """Pairs of a module and the name that is imported from it, which is empty for itself."""
+    """Return pairs of a module and a name imported from it, empty for the module itself."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError):
-        return frozenset()  # Python says so at the site, in its own words, as it does here
+        return frozenset()  # Python reports the syntax error when the script runs
     found: set[tuple[str, str]] = set()
     for node in _executed(tree):
         if isinstance(node, ast.Import):
@@ -69,7 +67,7 @@ def _imports(text: str) -> frozenset[tuple[str, str]]:
 
 
 def _executed(node: ast.AST) -> Iterator[ast.AST]:
-    """All below a node, but for what only a type checker looks at."""
+    """Yield all nodes below a node, except for code that only a type checker reads."""
     for child in ast.iter_child_nodes(node):
         yield child
         if isinstance(child, ast.If) and ast.unparse(child.test).endswith("TYPE_CHECKING"):

@@ -1,9 +1,8 @@
-"""Scripts and notebooks in each language, told of their job, and what runs them.
+"""Write the preamble that gives a script or notebook its job's data, in each language.
 
-For each language Snakemake writes a preamble that tells the script of its job. It is a text, so it
-is made here, and the site needs the interpreter alone. Only Python's needs Snakemake where it runs;
-`pythonobject` takes its place. What only the node knows is a mark in the text, which the job's
-shell replaces.
+Snakemake writes a preamble in the script's language. Writing it on this machine means that a site
+needs the interpreter only. Only Python's preamble needs Snakemake where it runs; `python_object`
+replaces it. Values that only the node knows are marks in the text, which the job's shell replaces.
 """
 
 import os
@@ -24,17 +23,17 @@ from snakemake_executor_plugin_mantik.jobs.paths import file_path
 from snakemake_executor_plugin_mantik.rules.kinds.python_object import RUNNER, encode_object
 from snakemake_executor_plugin_mantik.rules.kinds.script_file import ScriptFile
 
-# With a blank each, so that there are quotes around them in any language.
+# Each contains a blank, so that it is quoted in any language.
 TMPDIR, HOME_MARK, CWD = "@mantik tmpdir@", "@mantik home@", "@mantik cwd@"
 _MARKS = {TMPDIR: "${TMPDIR:-/tmp}", HOME_MARK: "$mantik_home", CWD: "$PWD"}
-"""What stands in a text for what only the node knows, and how the shell there says it."""
+"""Marks for values that only the node knows, and the shell's expression for each."""
 
 _PREAMBLE = "@mantik preamble@"
-"""A preamble unlike any other."""
+"""A preamble that is different from any real one."""
 
 
 class _Notebook(RJupyterNotebook):  # type: ignore[misc] # Snakemake's classes are not typed
-    """A notebook whose first cell is the preamble; its id is no random one, as Snakemake's is."""
+    """A notebook whose first cell is the preamble, with a fixed id. Snakemake's id is random."""
 
     def insert_preamble_cell(self, preamble: str, notebook: Any) -> None:
         super().insert_preamble_cell(preamble, notebook)
@@ -44,14 +43,14 @@ class _Notebook(RJupyterNotebook):  # type: ignore[misc] # Snakemake's classes a
 
 @dataclass(frozen=True)
 class ScriptContext:
-    """What a script is told of its job.
+    """A script, and the data of its job that it gets.
 
     Attributes:
         file: the script.
-        place: what it takes for its own file: an absolute path with marks, or a URL.
-        arguments: of Snakemake's classes for scripts.
-        snakemake: the object that Snakemake would give it.
-        uploads: the files that lie beside a Snakefile and that it is told of.
+        place: the script's own path as the script sees it: absolute with marks, or a URL.
+        arguments: arguments of Snakemake's classes for scripts.
+        snakemake: the object that Snakemake would pass to the script.
+        uploads: files beside a Snakefile whose paths are in the data.
     """
 
     file: ScriptFile
@@ -62,12 +61,15 @@ class ScriptContext:
 
 
 def _of(language: type[made.ScriptBase]) -> Callable[[ScriptContext], str]:
-    """The preamble that Snakemake makes."""
+    """Return a function that renders Snakemake's own preamble of a language."""
     return lambda told: str(language(**told.arguments).get_preamble())
 
 
 def _python(more: str) -> Callable[[ScriptContext], str]:
-    """Our own for Python and its kin; `more` is code that follows."""
+    """Return a function that renders our preamble for Python and its dialects.
+
+    `more` is code that follows it.
+    """
 
     def preamble(told: ScriptContext) -> str:
         modules = f"{HOME_MARK}/{os.path.dirname(runner_upload().path)}"
@@ -85,13 +87,13 @@ def _python(more: str) -> Callable[[ScriptContext], str]:
 
 @dataclass(frozen=True)
 class Language:
-    """How scripts in one language begin and run.
+    """How to prepare and run scripts in one language.
 
     Attributes:
-        name: as users call it.
+        name: its name for users.
         made_by: Snakemake's class.
-        preamble: what tells the script of its job.
-        programs: one of these has to be there.
+        preamble: renders the code that gives the script its job's data.
+        programs: interpreters, one of which a node must have.
         command: runs `$mantik_script`, with the output as its argument; empty for a notebook.
     """
 
@@ -158,10 +160,11 @@ LANGUAGES = {
 
 
 def write_preamble(language: Language, told: ScriptContext) -> tuple[str, str]:
-    """The script as it runs, in two parts: the first is the job's own, the rest the file's.
+    """Return the script with its preamble, split into the job's part and the file's part.
 
     Raises:
-        UserError: what it is told cannot be said in its language, or it has no place for it.
+        UserError: the job's data cannot be expressed in the script's language, or an R Markdown
+            file has no header.
     """
 
     def whole(preamble: str) -> str:
@@ -173,17 +176,18 @@ def write_preamble(language: Language, told: ScriptContext) -> tuple[str, str]:
         text = whole(language.preamble(told))
         other = whole(_PREAMBLE)
     except StopIteration as error:
-        # Snakemake writes behind the header, the second line of `---`.
+        # Snakemake writes the preamble behind the header, after the second line of `---`.
         raise UserError(
             f"{told.file.name} has no header",
             where=f"rule {told.snakemake.rule}",
-            do="Begin the R Markdown with one, between two lines of ---",
+            do="Add a header between two lines of --- at the beginning of the R Markdown file",
         ) from error
     except (TypeError, ValueError) as error:
         raise UserError(
-            f"params or config hold a value that cannot be said in {language.name} ({error})",
+            f"params or config contain a value that cannot be expressed in {language.name}"
+            f" ({error})",
             where=f"rule {told.snakemake.rule}",
-            do="Give the rule plain values: text, numbers, lists, mappings",
+            do="Use plain values: text, numbers, lists, mappings",
         ) from error
     ends = zip(reversed(text), reversed(other), strict=False)
     same = next(number for number, (one, another) in enumerate(ends) if one != another)
@@ -191,7 +195,7 @@ def write_preamble(language: Language, told: ScriptContext) -> tuple[str, str]:
 
 
 def quote_for_job(text: str) -> str:
-    """A text as the job's shell gets it: quoted, marks replaced by what the node says."""
+    """Quote a text for the job's shell, and replace marks by the shell's expressions."""
     quoted = shlex.quote(text)
     for mark, value in _MARKS.items():
         quoted = quoted.replace(mark, f"'\"{value}\"'")
@@ -199,12 +203,12 @@ def quote_for_job(text: str) -> str:
 
 
 def make_upload(text: str, name: str) -> Upload:
-    """A file of this text."""
+    """Return the upload of a file with this text."""
     content = text.encode()
     return Upload(file_path(content, name), content=content)
 
 
 @cache
 def runner_upload() -> Upload:
-    """The module that scripts of Python and its kin need."""
+    """Return the upload of `mantik_script.py`, which scripts in Python and its dialects need."""
     return make_upload(RUNNER.read_text(), RUNNER.name)

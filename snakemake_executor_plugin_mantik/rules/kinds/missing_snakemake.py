@@ -1,7 +1,7 @@
-"""Remembers at which sites a full job found no fitting Snakemake, so that the next run tells first.
+"""Remember sites where a full job found no fitting Snakemake, so that the next run refuses early.
 
-What is remembered belongs to an environment: with another image, module or Python in the backend
-config, or another Snakemake here, it is looked for again. `smk-mantik bootstrap` looks again, too.
+A record belongs to an environment. With another image, module or Python in the backend config, or
+another Snakemake on this machine, it does not count. `smk-mantik bootstrap` removes it, too.
 """
 
 import hashlib
@@ -18,17 +18,17 @@ from snakemake_executor_plugin_mantik.rules.onsite.full_job import LACK
 from snakemake_executor_plugin_mantik.rules.payload import why_full_job
 
 _NAME = "lacks.json"
-"""The file's name in our own directory."""
+"""Name of the file in the executor's directory."""
 
 
 class MissingSnakemake:
-    """What full jobs lacked, by site."""
+    """Records, by site, the message of a full job that found no fitting Snakemake."""
 
     def __init__(self, state: Path, environments: Mapping[str, str]) -> None:
-        """Read what is known.
+        """Read the records.
 
         Args:
-            state: our own local directory.
+            state: the executor's local directory.
             environments: the environment of each site, as text.
         """
         self._path = state / _NAME
@@ -39,13 +39,13 @@ class MissingSnakemake:
         try:
             self._known: dict[str, dict[str, str]] = json.loads(self._path.read_text())
         except (OSError, ValueError):
-            self._known = {}  # a job will tell it again
+            self._known = {}  # the next full job will report the lack again
 
     def refuse(self, jobs: Iterable[Job]) -> None:
-        """See to it that no full job goes where one found no Snakemake.
+        """Refuse full jobs at sites where an earlier one found no fitting Snakemake.
 
         Raises:
-            WorkflowNotRunnable: some would; with what the last one said.
+            WorkflowNotRunnable: there are such jobs. Quotes the message of the last one.
         """
         rules: dict[str, dict[str, None]] = {}
         for job in jobs:
@@ -55,7 +55,7 @@ class MissingSnakemake:
                 given, _ = resources.split_undetermined(resources.given_resources(job))
                 site = resources.choose_site(given, self._environments)
             except UserError:
-                continue  # told with all that is wrong with resources
+                continue  # reported with all other mistakes in resources
             if self._lack(site):
                 rules.setdefault(site, {})[job.rule.name] = None
         if rules:
@@ -63,10 +63,10 @@ class MissingSnakemake:
                 "nothing submitted: "
                 + "; ".join(
                     f"rule{'s' * (len(names) > 1)} {', '.join(names)} cannot run at {site}, where"
-                    f" the last such job said: {self._lack(site)}"
+                    f" the last such job reported: {self._lack(site)}"
                     for site, names in rules.items()
                 ),
-                do="If you have put it there since, smk-mantik bootstrap SITE looks again",
+                do="If you have installed it since, run smk-mantik bootstrap SITE to check again",
             )
 
     def _lack(self, site: str) -> str:
@@ -75,22 +75,22 @@ class MissingSnakemake:
         return known.get("said", "") if same else ""
 
     def note(self, site: str, log: Path) -> None:
-        """Remember what a job that failed said, if it found no Snakemake."""
+        """Record the message of a failed job if it found no fitting Snakemake."""
         try:
             lines = log.read_text(errors="replace").splitlines()
         except OSError:
             return
         for line in lines:
-            # In a group a member's name stands before it.
+            # In a group the member's name precedes the message.
             _, found, more = line.partition(LACK)
             if found:
-                said = printable(f"{LACK}{more}".removeprefix("mantik:").strip())
-                self._known[site] = {"environment": self._environments[site], "said": said}
+                message = printable(f"{LACK}{more}".removeprefix("mantik:").strip())
+                self._known[site] = {"environment": self._environments[site], "said": message}
                 self._write()
                 return
 
     def forget(self, site: str) -> None:
-        """A Snakemake is there now."""
+        """Remove the record of a site that has a Snakemake now."""
         if self._known.pop(site, None) is not None:
             self._write()
 

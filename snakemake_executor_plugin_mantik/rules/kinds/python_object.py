@@ -1,10 +1,10 @@
-"""What a Python script at a site is told of its job: the data of its `snakemake` object.
+"""Encode the `snakemake` object of a Python script for a site.
 
-Snakemake pickles its own object, which needs Snakemake where it is read. Here its values travel,
-and `onsite/mantik_script.py` makes an object of them that answers alike. Tables and arrays among
-the parameters travel as plain values, as they do with Snakemake: their packages may have other
-versions there. So do the numbers of NumPy, which rows of tables are made of, and which stay plain
-where there is no NumPy. Other values are pickled as they are.
+Snakemake pickles its own object, which needs Snakemake to load. Here only its values are pickled,
+and `onsite/mantik_script.py` builds an equivalent object from them. As in Snakemake, tables and
+arrays among the parameters are converted to plain values, since a site may have other versions of
+their packages. So are NumPy's numbers (from rows of tables), which stay plain at a site without
+NumPy. Other values are pickled as they are.
 """
 
 import base64
@@ -20,23 +20,23 @@ from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.rules.onsite import mantik_script
 
 RUNNER = Path(mantik_script.__file__)
-"""The file that makes the object of the data."""
+"""The file that builds the object from the data."""
 
 _NUMBERS = (bool, int, float, complex, str)
 _PROTOCOL = 4
-"""Python 3.7 knows no later one."""
+"""The latest protocol of Python 3.7."""
 
 
 class NodeTmpdir(str):
-    """Stands among the resources for the node's directory for temporary files."""
+    """Placeholder among the resources for the node's temporary directory."""
 
     __slots__ = ()
 
 
 class _Pickler(pickle.Pickler):
-    """Writes Snakemake's lists and strings so that no module of Snakemake is needed to read them.
+    """Pickles Snakemake's lists and strings so that loading them needs no module of Snakemake.
 
-    What it writes for them, `mantik_script._Unpickler` reads.
+    `mantik_script._Unpickler` loads them.
     """
 
     def persistent_id(self, obj: object) -> tuple[Any, ...] | None:
@@ -55,13 +55,12 @@ class _Pickler(pickle.Pickler):
 
 
 def encode_object(job: Snakemake) -> str:
-    """The data of a job, in letters that a shell leaves alone.
+    """Encode a job's data as base64, which needs no quoting in a shell.
 
-    Args:
-        job: what Snakemake would give a script.
+    `job` is the object that Snakemake would pass to a script.
 
     Raises:
-        UserError: a value of it cannot travel.
+        UserError: a value cannot be pickled.
     """
     values = {
         "input": job.input,
@@ -73,7 +72,7 @@ def encode_object(job: Snakemake) -> str:
         "config": job.config,
         "rule": job.rule,
         "bench_iteration": job.bench_iteration,
-        # Snakemake makes plain values of tables and arrays, and notes what they were.
+        # Snakemake converts tables and arrays to plain values, and notes their types.
         "params": job._params_store,
         "params_types": job._params_types,
     }
@@ -82,8 +81,8 @@ def encode_object(job: Snakemake) -> str:
         _Pickler(buffer, _PROTOCOL).dump(values)
     except (pickle.PicklingError, TypeError, AttributeError) as error:
         raise UserError(
-            f"params or config hold a value that a script cannot be given ({error})",
+            f"params or config contain a value that cannot be passed to a script ({error})",
             where=f"rule {job.rule}",
-            do="Give the rule plain values: text, numbers, lists, mappings",
+            do="Use plain values: text, numbers, lists, mappings",
         ) from error
     return base64.b64encode(buffer.getvalue()).decode()

@@ -1,4 +1,4 @@
-"""The script or notebook of a rule: its text, its language, and where it is at a site."""
+"""Read the script or notebook of a rule: its text, its language, and its path at a site."""
 
 import os
 import re
@@ -23,13 +23,12 @@ class ScriptFile:
     """A script or notebook, as it is when the run starts.
 
     Attributes:
-        name: its file's name.
+        name: base name of its file.
         text: its text.
-        language: as Snakemake calls it; of a notebook `jupyter_…`. None if nobody knows it.
-        directory: where it is here, or its copy in Snakemake's cache if it is from elsewhere.
-        inside: its directory relative to the working directory, if it is in there and goes up with
-            the sources.
-        origin: the URL of its directory, if it is no file of this machine.
+        language: Snakemake's name of the language, `jupyter_…` for a notebook, None if unknown.
+        directory: its directory on this machine, or that of its copy in Snakemake's cache.
+        inside: its directory relative to the working directory, if it is uploaded with the sources.
+        origin: the URL of its directory, if it is not a file of this machine.
     """
 
     name: str
@@ -41,29 +40,30 @@ class ScriptFile:
 
     @property
     def at_site(self) -> str:
-        """The directory in the workspace that holds what is beside it."""
+        """The directory in the workspace with the files beside the script."""
         if self.inside is not None:
             return self.inside
         identity = self.origin or str(self.directory)
-        # What `workflow.source_path` gives is in a cache that has another name in each run.
+        # Files of `workflow.source_path` are in a cache that has another name in each run.
         identity = re.sub(r".*/snakemake-runtime-cache/[^/]+", "", identity)
         return file_path(identity.encode(errors="surrogateescape"), self.directory.name or "root")
 
     def beside(
         self, file_limit: int, total_limit: int, include: Matching = NOTHING
     ) -> Iterator[tuple[str, Path]]:
-        """What is beside a script that is not in the working directory, with its place at the site.
+        """Yield paths in the workspace and local paths of files beside a script from elsewhere.
 
-        That is the files of its own directory up to a size, and the packages that it imports,
-        without what seems to hold a secret.
+        These are the files of the script's directory up to a size, and the packages that it
+        imports, but no files that seem to contain a secret. A script in the working directory
+        yields none.
 
         Args:
-            file_limit: bytes above which a file is left out.
-            total_limit: bytes that all may have together.
-            include: matches what goes along although it seems to hold a secret.
+            file_limit: larger files are skipped, in bytes.
+            total_limit: limit of the sum of sizes, in bytes.
+            include: matches files to upload even if they seem to contain a secret.
 
         Raises:
-            UserError: they have more.
+            UserError: the sum of sizes exceeds the limit.
         """
         if self.inside is not None:
             return
@@ -82,19 +82,19 @@ class ScriptFile:
             if total > total_limit:
                 raise UserError(
                     f"the files beside the script have more than {total_limit / MIB:.1f} MiB, and"
-                    " any of them may be one that it reads",
+                    " it may read any of them",
                     where=str(self.directory),
-                    do="Give the script a directory of its own, or move it into the workflow's",
+                    do="Move the script to a directory of its own, or into the working directory",
                 )
             yield f"{self.at_site}/{name}", path
         report_withheld(str(self.directory), str(withheld))
 
 
 def find_script_file(job: Job) -> ScriptFile:
-    """The script or notebook of a job.
+    """Read the script or notebook of a job.
 
     Raises:
-        WorkflowError: it is not there, or cannot be read.
+        WorkflowError: it does not exist, or cannot be read.
     """
     rule = job.rule
     written = rule.script if rule.is_script else rule.notebook

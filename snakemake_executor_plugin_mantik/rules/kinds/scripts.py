@@ -1,4 +1,4 @@
-"""`script:` and `notebook:` rules: what runs at a site, where there is no Snakemake."""
+"""Render the command of `script:` and `notebook:` rules for a site without Snakemake."""
 
 import json
 import os
@@ -38,22 +38,22 @@ from snakemake_executor_plugin_mantik.rules.paths.path_rewriting import rewrite_
 
 
 def script_mistake(job: Job) -> str | None:
-    """Why the script or notebook of a job can run nowhere, in words that follow "rule NAME"."""
+    """Return why a script or notebook cannot run, as words that follow "rule NAME", or None."""
     file = find_script_file(job)
     if job.rule.is_notebook and job.dag.is_edit_notebook_job(job):
-        return "has a notebook that is to be edited, which needs --executor local"
+        return "has a notebook to edit (--edit-notebook), which needs --executor local"
     if file.language != "python" and file.language not in LANGUAGES:
         known = ".ipynb of Python or R" if job.rule.is_notebook else ".py .R .Rmd .jl .rs .sh .xsh"
         return f"has {file.name}, whose language Snakemake does not know: it takes {known}"
     if file.language.startswith("jupyter") is not job.rule.is_notebook:
         return f"has {file.name} under the wrong directive: notebook: takes .ipynb, script: others"
     if file.language == "rmarkdown" and len(job.output) != 1:
-        return f"has {file.name}: R Markdown makes one output file, no more and no less"
+        return f"has {file.name}: R Markdown makes exactly one output file"
     return None
 
 
 def needs_snakemake(job: Job) -> list[str]:
-    """What the Python script or notebook of a job imports that is only to be had of Snakemake."""
+    """Return what a Python script or notebook imports that only Snakemake itself provides."""
     file = find_script_file(job)
     text = file.text
     if file.language == "jupyter_python":
@@ -72,39 +72,39 @@ def script_command(
     iteration: int | None,
     config: BackendConfig,
 ) -> tuple[str, tuple[Upload, ...]]:
-    """The text that runs a script or notebook, and the files that it needs.
+    """Return the text that runs a script or notebook, and the files that it needs.
 
     Args:
-        job: with a script that `script_mistake` says nothing of.
-        places: where its paths are at its site.
-        tmpdir: its directory for temporary files, `NODE_TMPDIR` for the node's.
-        iteration: which run of a script that is measured it is, from 0.
-        config: the site's, for the limits of what goes along beside a script elsewhere.
+        job: a job for which `script_mistake` returns None.
+        places: maps paths to those at the site.
+        tmpdir: the job's temporary directory, `NODE_TMPDIR` for the node's.
+        iteration: the number of the benchmark's repetition, from 0.
+        config: the site's, for limits of the files beside a script outside the working directory.
 
     Raises:
-        UserError: a value cannot be given to the script, or the limit is exceeded.
+        UserError: a value cannot be passed to the script, or a limit is exceeded.
     """
-    told = _told(job, places, tmpdir, iteration, config)
-    file = told.file
+    context = _told(job, places, tmpdir, iteration, config)
+    file = context.file
     limits = config.site.source_file_limit_bytes, config.site.sources_limit_bytes
     found = file.beside(*limits, Include(config.site.include))
-    beside = [*told.uploads, *(Upload(path, local) for path, local in found)]
+    beside = [*context.uploads, *(Upload(path, local) for path, local in found)]
     if file.language == "python":
         content = file.text.encode()
         source = Upload(script_path(content, file.name), content=content)
         text = load_template("pythonscript.sh.j2").render(
             runner=shlex.quote(runner_upload().path),
             source=shlex.quote(source.path),
-            place=quote_for_job(told.place),
+            place=quote_for_job(context.place),
             search=quote_for_job(f"{HOME_MARK}/{file.at_site}"),
-            data=encode_object(told.snakemake),
+            data=encode_object(context.snakemake),
             lacking=_lacking(file, "Python", ("python3", "python")),
         )
         return text, (runner_upload(), source, *beside)
     language = LANGUAGES[str(file.language)]
-    head, rest = write_preamble(language, told)
+    head, rest = write_preamble(language, context)
     source = make_upload(rest, file.name)
-    log = told.snakemake.log.get("notebook")
+    log = context.snakemake.log.get("notebook")
     text = load_template("anyscript.sh.j2").render(
         programs=language.programs,
         lacking=_lacking(file, language.name, language.programs),
@@ -113,7 +113,7 @@ def script_command(
         head=quote_for_job(head),
         rest=shlex.quote(source.path),
         command=language.command,
-        output=quote_for_job(_absolute(told.snakemake.output[0]))
+        output=quote_for_job(_absolute(context.snakemake.output[0]))
         if file.language == "rmarkdown"
         else "",
         log=quote_for_job(_absolute(log)) if log is not None else "",
@@ -182,8 +182,8 @@ def _see_determined(job: Job) -> None:
             raise UserError(
                 f"{which} is still to be determined (<TBD>)",
                 where=f"rule {job.rule.name}",
-                do="Make it independent of what is only known inside the job; a script finds the"
-                " directory for temporary files in snakemake.resources",
+                do="Make it independent of values that only the job knows. Use"
+                " snakemake.resources.tmpdir in the script for the temporary directory",
             )
 
 
@@ -194,5 +194,5 @@ def _absolute(path: str) -> str:
 def _lacking(file: ScriptFile, language: str, programs: tuple[str, ...]) -> str:
     return shlex.quote(
         f"{file.name} needs {language}, but on this node there is no {' or '.join(programs)}:"
-        " put it into the backend config's Environment"
+        " add it to the backend config's Environment"
     )

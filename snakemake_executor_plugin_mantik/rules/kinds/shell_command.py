@@ -1,9 +1,9 @@
-"""The command of a `shell:` rule, as it runs on another machine.
+"""Render the command of a `shell:` rule for another machine.
 
-Snakemake runs a shell command through `snakemake.shell` in its own process; here the same command
-is rendered for another machine. It differs from `job.shellcmd` (all of this was tried): rules of a
-module see their module's globals, `{resources.tmpdir}` is the node's, and the shell's prefix,
-suffix and name belong to the command. A value that is still to be determined is refused.
+Snakemake runs a shell command through `snakemake.shell` in its own process. The command rendered
+here differs from `job.shellcmd` (all of this was tested): rules of a module see the globals of
+their module, `{resources.tmpdir}` is the node's, and the shell's prefix, suffix and name belong to
+the command. Values that are not determined yet are refused.
 """
 
 import re
@@ -24,28 +24,28 @@ from snakemake_executor_plugin_mantik.rules.paths.job_paths import JobPaths
 from snakemake_executor_plugin_mantik.rules.paths.path_rewriting import rewrite_paths
 
 NODE_TMPDIR = "@mantik_tmpdir@"
-"""Stands in a command for the node's directory for temporary files: see `use_node_tmpdir`."""
+"""Placeholder in a command for the node's temporary directory: see `use_node_tmpdir`."""
 
 _RULE_NAMES = frozenset(
     {"input", "output", "params", "wildcards", "threads", "resources", "log", "rule", "jobid"}
 )
-"""Names in a command that mean the job's own things and no global of the workflow."""
+"""Names in a command that refer to the job, not to globals of the workflow."""
 
 
 def shell_command(
     job: Job, places: JobPaths, tmpdir: str = NODE_TMPDIR, iteration: int | None = None
 ) -> str:
-    """The text that the shell gets after `-c`: Snakemake's own for a local job, paths mapped.
+    """Return the shell's text after `-c`: as Snakemake's for a local job, but with mapped paths.
 
     Args:
         job: the Snakemake job.
-        places: where its paths are at its site.
-        tmpdir: its directory for temporary files.
-        iteration: which run of a command that is measured it is, from 0.
+        places: maps paths to those at the site.
+        tmpdir: the job's temporary directory.
+        iteration: the number of the benchmark's repetition, from 0.
 
     Raises:
-        UserError: a value in the command is not determined before the job runs, or it is not
-            certain which path is meant.
+        UserError: a value in the command is not determined before the job runs, or the meaning of
+            a path is uncertain.
     """
     rule = job.rule
     names = {name: value for name, value in rule.module_globals.items() if name not in _RULE_NAMES}
@@ -54,7 +54,7 @@ def shell_command(
     own = {"input": here.input, "output": here.output, "log": here.log, "params": here.params}
     own |= {"resources": resources, "bench_iteration": iteration}
     others = {"wildcards": job.wildcards, "threads": job.threads, "rule": rule.name}
-    # A member of a group may have no command: its outputs are touched.
+    # A member of a group may have no command. Its outputs are touched.
     given = {**own, **others, "jobid": job.jobid}
     declared = ":" if rule.shellcmd is None else _declared(job, given)
     text: str = job.format_wildcards(declared, **(names | own))
@@ -62,65 +62,62 @@ def shell_command(
         raise UserError(
             "a value in the shell command is still to be determined (<TBD>)",
             where=f"rule {rule.name}",
-            do="Make the parameter or resource independent of what is only known inside the job",
+            do="Make the parameter or resource independent of values that only the job knows",
         )
     return here.text(wrap_shell(job, text))
 
 
 def format_resources(job: Job, tmpdir: str) -> Any:
-    """The job's resources with its directory for temporary files, which is the node's to know."""
+    """Return the job's resources with `tmpdir` set."""
     return ResourceList(fromdict={**dict(job.resources.items()), "tmpdir": tmpdir})
 
 
 def _declared(job: Job, own: Mapping[str, object]) -> str:
-    """The command as the rule declares it for this job, before it is formatted.
+    """Evaluate the rule's `shell:` expression for this job, before it is formatted.
 
-    Snakemake evaluates what stands in `shell:` when it reads the Snakefile, which gives
-    `rule.shellcmd`, and in each job again: f-strings and conditions see the job's things there.
-
-    Args:
-        job: the Snakemake job.
-        own: the job's own things by their names.
+    Snakemake evaluates the expression when it reads the Snakefile, which gives `rule.shellcmd`, and
+    again in each job, where f-strings and conditions see the values of that job. `own` holds these
+    values by name.
 
     Raises:
-        UserError: it cannot be evaluated.
+        UserError: the expression cannot be evaluated.
     """
     run = job.rule.run_func
-    said: list[str] = []
+    commands: list[str] = []
 
     def take(command: str, **_: object) -> None:
-        said.append(command)
+        commands.append(command)
 
     in_job = FunctionType(run.__code__, {**run.__globals__, "shell": take}, closure=run.__closure__)
     try:
         in_job(*map(own.get, run.__code__.co_varnames[: run.__code__.co_argcount]))
     except Exception as error:  # noqa: BLE001 - it is code of the Snakefile
         raise UserError(
-            f"what stands in shell: cannot be evaluated: {type(error).__name__}: {error}",
+            f"the expression in shell: cannot be evaluated: {type(error).__name__}: {error}",
             where=f"rule {job.rule.name}",
             do="Correct the expression",
         ) from None
-    return said[0]
+    return commands[0]
 
 
 def wrap_shell(job: Job, text: str) -> str:
-    """A text as the rule's shell gets it: with what the workflow puts before and after each."""
-    # Snakemake keeps prefix and suffix in private fields only; there is no other way to them.
+    """Add the workflow's prefix and suffix for shell commands (`shell.prefix()`) to a text."""
+    # Snakemake keeps prefix and suffix in private fields only.
     prefix = shell._get_process_prefix(shell_executable(job))
     return " ".join((prefix, text, shell._process_suffix)).strip()
 
 
 def use_node_tmpdir(text: str, shell: str) -> tuple[str, str]:
-    """A command and its shell, with the directory for temporary files that the node has.
+    """Replace `NODE_TMPDIR` in a command, and return the command and its shell.
 
-    Snakemake puts its path into the text. A variable does the same, but where a shell does not
-    expand it: between single quotes, in a here-document, in another language. There the text is
-    changed by the node.
+    Snakemake writes the directory's path into the text. A variable has the same effect unless the
+    shell does not expand it: in single quotes, in a here-document, in another language. In these
+    cases, bash on the node replaces the placeholder before the command runs.
     """
     if NODE_TMPDIR not in text:
         return text, shell
     expands = _EXPANDS.fullmatch(shell) and not _UNEXPANDED.search(text)
-    if expands or len(text) > COMMAND_BYTES:  # more is no word of a command line
+    if expands or len(text) > COMMAND_BYTES:  # a longer text cannot be a word of a command line
         return text.replace(NODE_TMPDIR, "$TMPDIR"), shell
     change = f"mantik_text=${{mantik_text//{NODE_TMPDIR}/$TMPDIR}}"
     started = f'exec {shlex.quote(shell)} -c "$mantik_text"'
@@ -132,13 +129,13 @@ _UNEXPANDED = re.compile(r"'|<<")
 
 
 def shell_executable(job: Job) -> str | None:
-    """The path of the rule's own shell on this machine, or of the workflow's; None for bash."""
+    """Return the path of the rule's or the workflow's shell on this machine; None for bash."""
     chosen: str | None = job.resources.get("shell_exec") or shell.get_executable()
     return chosen
 
 
 def job_tmpdir(job: Job) -> str:
-    """The rule's own temporary directory, or the placeholder for the node's."""
+    """Return the rule's own temporary directory, or the placeholder for the node's."""
     declared = job.rule.resources.get("tmpdir")
     raw = getattr(declared, "raw", declared)
     if raw is None or raw == Resources.DEFAULTS["bare"]["tmpdir"]:

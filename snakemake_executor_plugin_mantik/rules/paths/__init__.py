@@ -1,1 +1,1 @@
-"""Where the files that a job names lie at its site, and how its own text names them there."""
+"""Map the paths of a job to those at its site, and rewrite the job's text accordingly."""

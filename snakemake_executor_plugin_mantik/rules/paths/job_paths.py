@@ -1,9 +1,9 @@
-"""Where the paths of a job are at its site, and how its command is told.
+"""Map paths on this machine to paths at a site.
 
-The workspace mirrors the working directory, so a relative path means the same at both ends. A path
-that is not below the working directory has a mirror in the workspace, `.mantik/outside/…`. What is
-written as an absolute path stays one, because the command may have changed its directory; what goes
-up from the working directory stays relative for the same reason.
+The workspace mirrors the working directory, so a relative path is the same at both ends. A path
+outside the working directory is mirrored below `.mantik/outside/` in the workspace. An absolute
+path stays absolute, because the command may change its directory. For the same reason a relative
+path with `..` stays relative.
 
     here, in /home/me/run               at the site, in the workspace /scratch/w
     data/x.csv                          data/x.csv
@@ -26,18 +26,18 @@ from snakemake_executor_plugin_mantik.rules.context import RuleContext
 from snakemake_executor_plugin_mantik.rules.resources import choose_site, given_resources
 
 _EVERYWHERE = ("/dev", "/proc", "/sys")
-"""What each machine has of its own: never staged, and called the same everywhere."""
+"""Directories that every machine has of its own. Never staged, and the same path everywhere."""
 
 
 class JobPaths:
-    """Where paths of this machine are at one site."""
+    """Maps paths of this machine to those at one site."""
 
     def __init__(self, workdir: Path, workspace: Callable[[], str]) -> None:
-        """Make the places of one site.
+        """Set both ends of the mapping.
 
         Args:
             workdir: the workflow's working directory, links resolved.
-            workspace: tells the absolute path of the workspace; asked only if that is needed.
+            workspace: returns the absolute path of the workspace; called only if needed.
         """
         self.workdir = str(workdir)
         self._tell_workspace = workspace
@@ -45,17 +45,16 @@ class JobPaths:
 
     @cached_property
     def workspace(self) -> str:
-        """The absolute path of the workspace at the site, without a slash at its end."""
+        """The absolute path of the workspace at the site, without a trailing slash."""
         return self._tell_workspace().rstrip("/")
 
     def place(self, path: object) -> str | None:
-        """The place of a path in the workspace; None for what every machine has of its own.
+        """Return a path relative to the workspace; None below `/dev`, `/proc` and `/sys`.
 
-        Args:
-            path: absolute, or relative to the working directory.
+        `path` is absolute, or relative to the working directory.
 
         Raises:
-            UserError: it is where our own things are at a site.
+            UserError: the path is in the executor's own directory at a site.
         """
         absolute = self._absolute(str(path))
         if _is_below(absolute, _EVERYWHERE):
@@ -65,22 +64,22 @@ class JobPaths:
             return outside_path(absolute)
         if _is_below(inside, (OURS,)):
             raise UserError(
-                f"the path {path} is where the executor's own files are at a site",
-                do=f"Give the directory {OURS} another name",
+                f"the path {path} is in the executor's own directory at a site",
+                do=f"Rename the directory {OURS}",
             )
         return inside
 
     def at_site(self, path: object) -> str:
-        """What a command at the site calls a path; the text itself where it means the same."""
+        """Return a path as a command at the site uses it; unchanged if it means the same there."""
         text = str(path)
         if not os.path.isabs(text):
-            # Neither `./` nor `//` is touched where nothing has to be.
+            # Keep `./` and `//` in paths that need no change.
             return text if ".." not in text.split("/") else self.place(text) or text
         place = self.place(text)
         return text if place is None else os.path.normpath(f"{self.workspace}/{place}")
 
     def _absolute(self, path: str) -> str:
-        """The absolute path, without `..`: as the kernel finds it, links before a `..` followed."""
+        """Return the absolute path without `..`. As in the kernel, `..` follows links before it."""
         parts = os.path.join(self.workdir, path).split("/")
         at = ""
         for part in parts:
@@ -91,7 +90,10 @@ class JobPaths:
         return at or "/"
 
     def _inside(self, absolute: str) -> str | None:
-        """The path relative to the working directory, if it is in it, be it through a link."""
+        """Return the path relative to the working directory, or None if it is outside.
+
+        A path that is in the working directory through a link counts as inside.
+        """
         folder, name = os.path.split(absolute)
         for path in (absolute, os.path.join(self._real(folder), name)):
             if path == self.workdir:
@@ -102,17 +104,17 @@ class JobPaths:
 
 
 def find_places(job: Job, context: RuleContext) -> JobPaths:
-    """The places of the site that a job runs at.
+    """Return the mapping of paths to the site that a job runs at.
 
     Raises:
-        UserError: the job names a site that there is not.
+        UserError: the job names an unknown site.
     """
     site = choose_site(given_resources(job), context.sites)
     return JobPaths(context.workdir, lambda: context.workspace(site))
 
 
 def is_kept_in_storage(path: Any) -> bool:
-    """Whether a path is that of a `storage(…, retrieve=False)`, which is the command's to fetch."""
+    """Return whether a path is a `storage(…, retrieve=False)`, which the command itself fetches."""
     is_storage = getattr(path, "is_storage", False)
     return bool(is_storage and path.should_not_be_retrieved_from_storage)
 

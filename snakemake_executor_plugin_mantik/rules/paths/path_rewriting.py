@@ -1,13 +1,13 @@
 """Rewrite a job's paths to those at its site: lists of paths, parameters, and any text.
 
-Lists are mapped path by path. Parameters that a function makes of paths are made again of the
-mapped ones, if the results differ in the paths only. In all other text, the command above all, a
-path is found where it stands as a whole path: one of the job's, what is below it or beside it, or
-what is below the working directory.
+Lists are mapped path by path. Functions of parameters are called again with the mapped paths, and
+their result is used if it differs in the paths only. All other text, above all the command, is
+searched for whole paths: the job's own, those below or beside them, and those below the working
+directory.
 
-With `snakemake --directory results` a workflow's scripts lie outside the working directory, and
-commands call them as `{workflow.basedir}/scripts/train.py`. Such a file is uploaded with what it
-may need: the files of its directory and the packages that it imports. Of a directory, all small
+With `snakemake --directory results` a workflow's scripts are outside the working directory, and
+commands call them as `{workflow.basedir}/scripts/train.py`. Such a file is uploaded with the files
+of its directory and the packages that it imports. If a command names a directory, all its small
 files are uploaded.
 """
 
@@ -39,9 +39,10 @@ from snakemake_executor_plugin_mantik.rules.paths.source_files import is_source_
 from snakemake_executor_plugin_mantik.staging import sources
 
 _SYSTEM = ("/bin", "/boot", "/etc", "/lib", "/opt", "/run", "/sbin", "/usr", "/var")
-"""Directories of which a site has its own: a text that names another file in one means that."""
+"""Directories that each site has of its own. A text that names other files there means the site's.
+"""
 
-# What stands before and behind a whole path. `-I/data` is an option with its value, `${A}/data` and
+# Context before and behind a whole path. `-I/data` is an option with its value. `${A}/data` and
 # `a/data` are other paths.
 _BEFORE = r"(?:(?<![\w.~/@%+\-)}\]*?])|(?<=\s-[A-Za-z])|(?<=file://))"
 _BEHIND = r"(?![\w.~@%+\-])"
@@ -49,7 +50,7 @@ _WHOLE = r"(?![\w.~@%+\-/])"
 _ONE_BELOW = rf"{_BEHIND}(?!/[^/\s'\"]+/[^\s'\"])"
 
 _LETTER = r"[^\s'\";|&<>()`]"
-"""What an unquoted path may hold."""
+"""Characters that an unquoted path may contain."""
 _NAME = r"[^\s'\";|&<>()`/]"
 
 _CHANGES_DIRECTORY = re.compile(r"(?<![\w./-])(?:cd|pushd)\s")
@@ -57,11 +58,11 @@ _CHANGES_DIRECTORY = re.compile(r"(?<![\w./-])(?:cd|pushd)\s")
 
 @dataclass(frozen=True)
 class RewrittenPaths:
-    """A job's things as they are called at its site.
+    """A job's files and parameters with the paths of its site.
 
     Attributes:
-        input, output, log: Snakemake's own kinds of lists, names kept, of plain texts.
-        params: the same of the parameters.
+        input, output, log: Snakemake's own lists, with their names, of plain strings.
+        params: the same for the parameters.
         text: maps the paths in a text.
     """
 
@@ -72,20 +73,20 @@ class RewrittenPaths:
     text: Callable[[str], str]
 
     def value(self, value: Any) -> Any:
-        """A value of any kind, the paths in its texts mapped."""
+        """Map the paths in all strings of a value."""
         return _each(value, self.text)
 
 
 def rewrite_paths(job: Job, places: JobPaths, resources: Any = None) -> RewrittenPaths:
-    """What a job's things are called at its site.
+    """Map a job's files and parameters to the paths of its site.
 
     Args:
         job: the Snakemake job.
-        places: where its paths are at its site.
-        resources: the job's, with what Snakemake leaves to the node; parameters that follow from
-            that are made again. None: they are taken as they are.
+        places: maps paths to those at the site.
+        resources: the job's resources, including those that only the node knows. Parameters that
+            depend on them are evaluated again. None: parameters are used as they are.
 
-    Its functions raise `UserError` where a text names a path and it is not certain which.
+    The functions of the result raise `UserError` if the meaning of a path in a text is uncertain.
     """
     moved: dict[str, str] = {}
     trees: set[str] = set()
@@ -116,31 +117,31 @@ def rewrite_paths(job: Job, places: JobPaths, resources: Any = None) -> Rewritte
 
 
 def replace_resources(job: Job, resources: Any) -> Any:
-    """The parameters of a job, made again with what `resources` say."""
+    """Evaluate the parameters of a job again, with other resources."""
     return _expanded(job, (job.input, job.output), resources)
 
 
 def _expanded(job: Job, lists: tuple[Any, Any], resources: Any) -> Any:
-    """The parameters, made again of other inputs and outputs, or with other resources."""
-    # Their resources are all that Snakemake looks at in a job there.
-    told = job if resources is None else SimpleNamespace(resources=resources)
-    made, _ = job.rule.expand_params(job.wildcards_dict, *lists, told)
+    """Evaluate the parameters again, with other inputs and outputs, or other resources."""
+    # `expand_params` reads only the resources of the job that it gets.
+    source = job if resources is None else SimpleNamespace(resources=resources)
+    made, _ = job.rule.expand_params(job.wildcards_dict, *lists, source)
     return made
 
 
 def _params(
     params: Any, with_mapped: Callable[[], Any], finder: "_Finder", moved: Mapping[str, str]
 ) -> Any:
-    """The parameters, made again of mapped paths where that changes the paths and nothing else."""
+    """Use parameters evaluated with mapped paths where these differ in the paths only."""
     again = params
-    # A function that reads the files does not find them under these names.
+    # Functions that read files do not find them under the mapped names.
     with suppress(WorkflowError, RuleException):
         again = with_mapped()
-    # Whatever stands before them: an entry point of an MLproject goes up from its own folder first.
+    # In any context: an entry point of an MLproject puts `../` before paths.
     back = _Pattern(((new, old, _BEHIND) for new, old in _stems(moved)), before="")
 
     def of_paths(made: Any, value: Any) -> bool:
-        # Values of any kind can be compared so, arrays among them.
+        # `repr` can compare values of any type, including arrays.
         return repr(made) != repr(value) == repr(_each(made, back.replace))
 
     values = iter(
@@ -151,7 +152,7 @@ def _params(
 
 
 def _stems(moved: Mapping[str, str]) -> Iterable[tuple[str, str]]:
-    """What is different at the beginning of each path: new and old, common endings left out."""
+    """Yield the new and old prefix of each path, without the common end of both."""
     for old, new in moved.items():
         olds, news = old.split("/"), new.split("/")
         while len(olds) > 1 and len(news) > 1 and olds[-1] == news[-1]:
@@ -160,7 +161,7 @@ def _stems(moved: Mapping[str, str]) -> Iterable[tuple[str, str]]:
 
 
 def _each(value: Any, change: Callable[[str], str]) -> Any:
-    """A value with all texts in it changed."""
+    """Return a value with `change` applied to all strings in it."""
     if isinstance(value, str) and not isinstance(value, TBDString):
         changed = change(value)
         return changed if changed != value else value
@@ -174,10 +175,10 @@ def _each(value: Any, change: Callable[[str], str]) -> Any:
 
 
 class _Pattern:
-    """Texts to be replaced, the longest first."""
+    """Replaces texts, the longest first."""
 
     def __init__(self, replacements: Iterable[tuple[str, str, str]], before: str = _BEFORE) -> None:
-        """Make it of what is replaced, by what, and the pattern that must follow."""
+        """Take triples of the old text, the new text, and the pattern that must follow."""
         self._replacements: dict[str, str] = {}
         alternatives: dict[str, str] = {}
         for old, new, behind in replacements:
@@ -189,13 +190,12 @@ class _Pattern:
         self._regex = re.compile(f"{before}(?:{choice})") if choice else None
 
     def replace(self, text: str) -> str:
-        """The text with everything replaced."""
         if self._regex is None:
             return text
         return self._regex.sub(lambda match: self._replacements[match[0]], text)
 
     def found(self, text: str) -> list[str]:
-        """What would be replaced."""
+        """Return the texts that `replace` would replace."""
         return self._regex.findall(text) if self._regex is not None else []
 
 
@@ -212,14 +212,14 @@ class _Finder:
         self._made: _Pattern | None = None
 
     def finds(self, value: Any) -> bool:
-        """Whether there may be anything to be found in a value."""
+        """Return whether a value may contain paths to map."""
         return bool(self._moved) or self._places.workdir in str(value)
 
     def text(self, text: str) -> str:
-        """A text with its paths mapped.
+        """Map the paths in a text.
 
         Raises:
-            UserError: it is not certain what a path in it means.
+            UserError: the meaning of a path in the text is uncertain.
         """
         if not self.finds(text):
             return text
@@ -228,17 +228,17 @@ class _Finder:
         upwards = [path for path in found if path.startswith("..")]
         if upwards and _CHANGES_DIRECTORY.search(text):
             raise UserError(
-                f"the command changes its directory and names {upwards[0]}, which is somewhere else"
+                f"the command changes its directory and names {upwards[0]}, which has another path"
                 " at a site",
                 where=f"rule {self._rule}",
-                do="Write {input} or {output} instead of the path, or an absolute path",
+                do="Use {input} or {output} instead of the path, or an absolute path",
             )
         return self._pattern.replace(text)
 
     def _plainly(self, text: str) -> str:
-        """A text without paths that go out of the working directory by way of it.
+        """Normalize paths such as `WORKDIR/../x` in a text.
 
-        `workflow.basedir` is one with `--snakefile ../workflow/Snakefile`.
+        With `--snakefile ../workflow/Snakefile`, `workflow.basedir` is such a path.
         """
         if f"{self._places.workdir}/" not in text or "/.." not in text:
             return text
@@ -259,7 +259,7 @@ class _Finder:
 
     def _replacements(self) -> Iterable[tuple[str, str, str]]:
         places = self._places
-        # It may lie below the working directory: a sandbox's does.
+        # The workspace may be below the working directory, as that of a sandbox.
         yield places.workspace, places.workspace, _BEHIND
         if places.workdir != "/":
             yield places.workdir, places.workspace, _BEHIND
@@ -269,13 +269,13 @@ class _Finder:
             beside = folder, os.path.dirname(new)
             if beside not in folders:
                 folders[beside] = self._reach(folder) if os.path.basename(new) == name else ""
-            # What the whole directory is replaced for needs no search of its own.
+            # Files need no pattern of their own if their whole directory is replaced.
             if folders[beside] != _BEHIND:
                 yield old, new, _BEHIND if old in self._trees else _WHOLE
         yield from ((*beside, behind) for beside, behind in folders.items() if behind)
 
     def _reach(self, folder: str) -> str:
-        """How much of a moved file's directory belongs to it; empty for nothing."""
+        """Return the pattern that must follow a moved file's directory in paths to map, or ''."""
         shared = folder in ("", "/", "/tmp") or not set(folder) - set("./")  # noqa: S108
         if shared or any(f"{folder}/".startswith(f"{root}/") for root in _SYSTEM):
             return ""
@@ -287,19 +287,19 @@ class _Finder:
 
 
 _BELOW = r"(?:/[^\s'\"`$;|&<>()*?\[{]*)?"
-"""What may follow the directory of a Snakefile, up to the end of the word or a pattern in it."""
+"""Pattern of the text behind a Snakefile's directory, up to the end of the word or a glob in it."""
 
 
 def upload_siblings(
     job: Job, text: str, places: JobPaths, config: BackendConfig
 ) -> tuple[str, tuple[Upload, ...]]:
-    """A command as the site knows it, and the files beside Snakefiles that it names.
+    """Rewrite the paths of files beside Snakefiles in a command, and return these files to upload.
 
     Args:
-        job: the Snakemake job whose command it is.
-        text: the command, with the paths of the job itself mapped.
-        places: where paths are at its site.
-        config: the site's, for limits and what is left out.
+        job: the Snakemake job that runs the command.
+        text: the command, with the job's own paths mapped already.
+        places: maps paths to those at the site.
+        config: the site's, for its limits and Exclude patterns.
 
     Raises:
         UserError: the files are too large together.
@@ -324,7 +324,7 @@ def upload_siblings(
 
 
 def _outside_folders(job: Job, places: JobPaths) -> list[str]:
-    """The directories of Snakefiles that are not in the working directory, the deepest first."""
+    """Return the directories of Snakefiles outside the working directory, the longest first."""
     included = [s for s in job.rule.workflow.included if isinstance(s, LocalSourceFile)]
     folders = {os.path.dirname(os.path.abspath(source.path)) for source in included}
     own = f"{places.workdir.rstrip('/')}/"

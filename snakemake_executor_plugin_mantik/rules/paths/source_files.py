@@ -1,8 +1,8 @@
-"""Files of `workflow.source_path()`: what lies beside a Snakefile, wherever that is.
+"""Upload files of `workflow.source_path()`, which are beside a Snakefile, wherever that is.
 
-Snakemake copies them into a cache and gives a rule the copy's path. The cache is of this machine
-and has another name in each run, so for a site each of its files is one that goes along with the
-job, and its name in a text is that of the file's place there.
+Snakemake copies them into a cache and gives a rule the copy's path. The cache exists on this
+machine only and has another name in each run. So each cached file that a command names is uploaded
+with the job, and its path in the command is replaced by the one at the site.
 """
 
 import os
@@ -21,29 +21,29 @@ from snakemake_executor_plugin_mantik.rules import Job
 
 
 def is_source_file(path: Any) -> bool:
-    """Whether a path of a rule is one that `workflow.source_path()` gave."""
+    """Return whether a path of a rule comes from `workflow.source_path()`."""
     return bool(is_flagged(path, "sourcecache_entry"))
 
 
 def upload_source_files(
     job: Job, text: str, workspace: Callable[[], str]
 ) -> tuple[str, tuple[Upload, ...]]:
-    """A command as a site knows it, and the source files that it names.
+    """Rewrite the paths of source files in a command, and return the files to upload.
 
     Args:
-        job: the Snakemake job whose command it is.
+        job: the Snakemake job that runs the command.
         text: the command with paths of this machine.
-        workspace: tells the absolute path of the workspace; without a slash at its end; asked
-            only if that is needed.
+        workspace: returns the absolute path of the workspace, without a trailing slash; called only
+            if needed.
 
     Raises:
-        UserError: it names something else in Snakemake's cache.
+        UserError: the command names a path in Snakemake's cache that is not a file.
     """
     uploads: dict[str, Upload] = {}
     for root in _cache_roots(job):
         if root not in text:
             continue
-        # Of source_path("../x") there is a `..` in the path.
+        # The path of source_path("../x") contains `..`.
         text = re.sub(
             rf"{re.escape(root)}[^\s'\"]*", lambda found: os.path.normpath(found[0]), text
         )
@@ -58,24 +58,24 @@ def upload_source_files(
                 text = text.replace(copy, there)
         if root in text:
             raise UserError(
-                f"the command names a place in Snakemake's cache of source files, {root}, and no"
-                " file in it",
+                f"the command names a path in Snakemake's cache of source files, {root}, that is"
+                " not a file",
                 where=f"rule {job.rule.name}",
-                do="Give each file to workflow.source_path() by itself; a blank or a quote in its"
-                " path needs {input:q} or {params.NAME:q}",
+                do="Pass each file to workflow.source_path() by itself. Use {input:q} or"
+                " {params.NAME:q} if its path contains a blank or a quote",
             )
     return text, tuple(uploads.values())
 
 
 def stable_paths(job: Job, text: str) -> str:
-    """A text that is the same in the next run, whose cache has another name."""
+    """Remove the caches' paths from a text, since they are different in the next run."""
     for root in _cache_roots(job):
         text = text.replace(root, "")
     return text
 
 
 def _cache_roots(job: Job) -> tuple[str, str]:
-    """The caches: of this run, which may lie in the other one, and of all runs."""
+    """Return the cache of this run, and that of all runs, which may contain the first."""
     cache = job.rule.workflow.sourcecache
     return f"{cache.runtime_cache_path}/", f"{cache.cache_path}/"
 

@@ -1,8 +1,8 @@
-"""Files in a storage: who fetches and stores them, this machine or the jobs themselves.
+"""Decide whether this machine or the jobs themselves fetch and store files of a storage.
 
-By default Snakemake fetches and stores here, and jobs get local copies like any other file. With
-`--shared-fs-usage none` it does neither for jobs that run at a site: each of them is a full one,
-whose own Snakemake reaches the storage from the node (9.27: `jobs.py` `postprocess`, `dag.py`
+By default Snakemake fetches and stores on this machine, and jobs get local copies like any other
+file. With `--shared-fs-usage none` it does neither for jobs at a site. Each of them is then a full
+job, whose own Snakemake reaches the storage from the node (9.27: `jobs.py` `postprocess`, `dag.py`
 `retrieve_storage_inputs`, `handle_storage`).
 """
 
@@ -17,20 +17,20 @@ from snakemake_executor_plugin_mantik.rules import Job
 from snakemake_executor_plugin_mantik.rules.paths.job_paths import is_kept_in_storage
 
 WORDS: Final = "files that its job fetches and stores itself (--shared-fs-usage)"
-"""Why a job is a full one, in words that follow "has"."""
+"""Why a job is a full job, as words that follow "has"."""
 
 _TOGETHER: Final = {
     "input-output": SharedFSUsage.INPUT_OUTPUT,
     "storage-local-copies": SharedFSUsage.STORAGE_LOCAL_COPIES,
 }
-"""With one of both, Snakemake fetches what it does not store, or the other way round."""
+"""With only one of them, Snakemake would fetch files that it does not store, or vice versa."""
 
 
 def check_shared(usage: Iterable[SharedFSUsage]) -> None:
-    """See to it that either this machine or the jobs fetch and store.
+    """Check that either this machine or the jobs both fetch and store.
 
     Raises:
-        UserError: neither would do all of it.
+        UserError: one would fetch and the other store.
     """
     given = [name for name, item in _TOGETHER.items() if item in usage]
     if len(given) == 1:
@@ -38,35 +38,37 @@ def check_shared(usage: Iterable[SharedFSUsage]) -> None:
         raise UserError(
             f"--shared-fs-usage names {given[0]} without {lacking}: files of a storage would be"
             " fetched on one machine and stored from the other",
-            do=f"Name {' and '.join(_TOGETHER)}, or leave the option out, and this machine fetches"
-            " and stores; name neither, as in --shared-fs-usage none, and the jobs do",
+            do=f"Add {lacking}, or remove the option, to let this machine fetch and store. Use"
+            " --shared-fs-usage none to let the jobs do both",
         )
 
 
 def jobs_use_storage(workflow: Any) -> bool:
-    """Whether jobs at a site fetch and store themselves."""
+    """Return whether jobs at a site fetch and store files of a storage themselves."""
     return SharedFSUsage.INPUT_OUTPUT not in workflow.storage_settings.shared_fs_usage
 
 
 def is_unstaged(job: Job, path: Any) -> bool:
-    """Whether a file of a job is neither sent nor fetched, because it is in a storage only."""
+    """Return whether a file is only in a storage, and so neither uploaded nor downloaded."""
     if not getattr(path, "is_storage", False):
         return False
     return jobs_use_storage(job.rule.workflow) or is_kept_in_storage(path)
 
 
 def storage_secrets(workflow: Any) -> dict[str, str]:
-    """What storage plugins read of the environment, if jobs need it: credentials above all."""
+    """Return variables that storage plugins read, credentials above all, if jobs need them."""
     if not jobs_use_storage(workflow):
         return {}
     return dict(workflow.spawned_job_args_factory.get_storage_provider_envvars())
 
 
 async def storage_versions(jobs: Iterable[Job]) -> str:
-    """When what `jobs` read from storages was changed, as text: files here would be compared.
+    """Return the modification times of what `jobs` read from storages, as text.
+
+    They detect changes of inputs, as the comparison of files does for inputs on this machine.
 
     Raises:
-        WorkflowError: a storage does not tell.
+        WorkflowError: a storage does not provide the times.
     """
     jobs = list(jobs)
     made = {path for job in jobs for path in job.output}
@@ -75,9 +77,9 @@ async def storage_versions(jobs: Iterable[Job]) -> str:
 
 
 def refresh_storage(jobs: Iterable[Job]) -> None:
-    """Forget what plugins remember of the directories that `jobs` have stored just now.
+    """Replace the cached storage objects of directories that `jobs` have just stored.
 
-    The S3 plugin (0.3.6) looks only once, here before the job, whether something is a directory.
+    The S3 plugin (0.3.6) checks only once, before the job, whether an object is a directory.
     """
     for job in jobs:
         made = {path for path in job.output if path.is_storage and path.is_directory}

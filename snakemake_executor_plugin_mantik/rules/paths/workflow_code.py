@@ -1,10 +1,10 @@
-"""What a workflow's code is made of beside the rule itself, and where that lies at a site.
+"""Collect the files of a workflow's code for a Snakemake at a site, and map their paths.
 
-Snakefiles, what they include, config files, scripts and wrappers. Those in the working directory
-have their place in the workspace, which mirrors it. Other local ones lie below `ELSEWHERE` under
-their whole path, so that one finds the other by a relative path as it does here. What is no local
-file (a module on GitHub, say) was fetched here and goes into the source cache of the site's
-Snakemake (`rules/onsite/full_job.py`): compute nodes need no way to it.
+The files are Snakefiles and their includes, config files, scripts and wrappers. Those in the
+working directory have the same path in the workspace. Other local files are below `ELSEWHERE`
+under their whole path, so that relative paths between them stay valid. Remote files (for example
+a module on GitHub) are fetched on this machine and go into the source cache of the site's Snakemake
+(`rules/onsite/full_job.py`), so compute nodes need no access to them.
 """
 
 import os
@@ -30,18 +30,18 @@ from snakemake_executor_plugin_mantik.rules.context import report_withheld
 from snakemake_executor_plugin_mantik.staging import sources
 
 ELSEWHERE = f"{FILES_DIRECTORY}/elsewhere"
-"""Holds local files that are not in the working directory, each under its whole path."""
+"""Directory of local files from outside the working directory, each under its whole path."""
 
 
 @dataclass
 class WorkflowCode:
-    """Files that the code of a workflow consists of, and what they are at a site.
+    """The files of a workflow's code, and their paths at a site.
 
     Attributes:
         workdir: the workflow's working directory.
-        inputs: those in it.
-        uploads: the others, by their paths in the workspace.
-        cached: where Snakemake's source cache looks for a source, and its path in the workspace.
+        inputs: files in the working directory.
+        uploads: other files, by their paths in the workspace.
+        cached: path of a source in Snakemake's source cache, and its path in the workspace.
     """
 
     workdir: Path
@@ -50,13 +50,13 @@ class WorkflowCode:
     cached: dict[str, str] = field(default_factory=dict)
 
     def place(self, path: str | os.PathLike[str]) -> str:
-        """The path in the workspace of a local file or directory."""
+        """Return the path of a local file or directory in the workspace."""
         absolute = os.path.abspath(path)
         inside = os.path.relpath(absolute, self.workdir)
         return ELSEWHERE + absolute if inside.split(os.sep)[0] == ".." else inside
 
     def add(self, path: str | os.PathLike[str]) -> str:
-        """Take a local file along; its path in the workspace."""
+        """Add a local file, and return its path in the workspace."""
         place = self.place(path)
         if place.startswith(ELSEWHERE):
             self.uploads[place] = Upload(place, local=Path(os.path.abspath(path)))
@@ -65,28 +65,26 @@ class WorkflowCode:
         return place
 
     def add_source(self, source: SourceFile, cache: Any) -> str:
-        """Take a source along, wherever it is; its path in the workspace.
+        """Add a local or remote source, and return its path in the workspace.
 
-        Args:
-            source: the source.
-            cache: Snakemake's source cache, that fetches what is no local file.
+        Snakemake's source `cache` fetches a remote one.
 
         Raises:
-            UserError: it cannot be had here.
+            UserError: the source cannot be fetched.
         """
         if isinstance(source, LocalSourceFile):
             absolute = source.abspath()
             place = self.add(absolute.path)
-            # For a path that the code names as a whole: it is another one at the site.
+            # The code may name the file by its absolute path, which is another one at the site.
             self.cached[absolute.get_cache_path()] = place
             return place
         try:
             local = Path(cache.get_path(source))
             return self._add_cached(source.get_cache_path(), local)
-        except Exception as error:  # of git, of any scheme's library
+        except Exception as error:  # from git, or from the library of any scheme
             raise UserError(
                 f"it cannot be fetched ({error})", where=str(source),
-                do="See whether it is there and can be reached from this machine",
+                do="Check that it exists and can be reached from this machine",
             ) from error  # fmt: skip
 
     def _add_cached(self, entry: str, local: Path) -> str:
@@ -96,13 +94,13 @@ class WorkflowCode:
         return place
 
     def add_directory(self, directory: Path, config: BackendConfig) -> None:
-        """Take along the small files of a directory elsewhere, as those of the working directory.
+        """Add the small files of a directory outside the working directory.
 
         Raises:
-            UserError: they are too large together.
+            UserError: the files are too large together.
         """
         if not self.place(directory).startswith(ELSEWHERE):
-            return  # they are sources already
+            return  # files of the working directory are uploaded as sources anyway
         chosen = sources.select_sources(
             directory, Exclude(config.exclude), products={os.path.relpath(self.workdir, directory)},
             file_limit=config.site.source_file_limit_bytes,
@@ -116,12 +114,12 @@ class WorkflowCode:
     def add_cache(
         self, cache: Any, included: Iterable[SourceFile], without: tuple[str, ...]
     ) -> None:
-        """Take along what Snakemake has in its source cache, as of `workflow.source_path()`.
+        """Add the files of Snakemake's source cache, for example of `workflow.source_path()`.
 
         Args:
-            cache: Snakemake's.
+            cache: Snakemake's source cache.
             included: the Snakefiles.
-            without: beginnings of entries that are left out.
+            without: prefixes of entries to skip.
         """
         runtime = Path(cache.runtime_cache_path)
         for path in _files(runtime):
@@ -133,7 +131,7 @@ class WorkflowCode:
                 self.add_source(LocalSourceFile(f"/{rest}"), cache)
             else:
                 self._add_cached(entry, path)
-        # What is cached for good lies elsewhere, beside that of other workflows.
+        # Persistently cached files are in another directory, which all workflows share.
         for source in included:
             if isinstance(source, HostingProviderFile) and source.is_persistently_cacheable():
                 kept = Path(cache.cache_path)
@@ -149,15 +147,15 @@ def _files(directory: Path) -> Iterator[Path]:
 
 
 def find_workflow_code(workflow: Any, workdir: Path, config: BackendConfig) -> WorkflowCode:
-    """What all jobs of a workflow need of its code.
+    """Collect the code that all jobs of a workflow need.
 
     Args:
         workflow: Snakemake's.
         workdir: the workflow's working directory.
-        config: of the site, for what is left out.
+        config: the site's, for its Exclude patterns and limits.
 
     Raises:
-        UserError: something of it cannot be had, or is too large.
+        UserError: a file cannot be fetched, or files are too large.
     """
     found = WorkflowCode(workdir)
     included = list(workflow.included)
@@ -175,17 +173,17 @@ def find_workflow_code(workflow: Any, workdir: Path, config: BackendConfig) -> W
 
 
 def _of_rules(workflow: Any) -> Iterator[str]:
-    """How entries of the source cache begin that single rules bring: scripts, environments.
+    """Yield prefixes of source cache entries that belong to single rules: scripts, environments.
 
-    They come into it as jobs are sent. With them a job would be another one in the next run, and
-    not be taken up again.
+    Snakemake adds these entries when jobs are submitted. If they counted as code of the workflow, a
+    job would look changed in the next run, and would not be taken up again.
     """
     prefix = workflow.workflow_settings.wrapper_prefix
     for rule in workflow.rules:
         named = [rule.script or rule.notebook, getattr(rule.conda_env, "file", None)]
         for path in filter(None, named):
             if "{" in str(path):
-                continue  # it is known for single jobs only
+                continue  # depends on the job's wildcards
             entry: str = infer_source_file(infer_source_file(path), rule.basedir).get_cache_path()
             yield entry.removesuffix(".yaml").removesuffix(".yml")
         if rule.is_wrapper:
@@ -193,7 +191,7 @@ def _of_rules(workflow: Any) -> Iterator[str]:
 
 
 def resolve_source(path: Any, job: Any) -> SourceFile:
-    """The source that a `script:`, `notebook:` or `cwl:` of a job names."""
+    """Return the source that a `script:`, `notebook:` or `cwl:` of a job names."""
     from snakemake.utils import format as formatted
 
     values = {"wildcards": job.wildcards, "params": job.params}

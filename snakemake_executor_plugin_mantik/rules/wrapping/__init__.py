@@ -1,1 +1,1 @@
-"""What is put around a command at a site: its environment, MPI, and a shadow directory."""
+"""Wrap a command at a site in its environment, MPI, and a shadow directory."""

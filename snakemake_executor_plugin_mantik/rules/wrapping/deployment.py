@@ -1,7 +1,7 @@
-"""A rule's own environment: `conda:`, `container:`, `envmodules:`, as far as the user wants it.
+"""Deploy a rule's own environment (`conda:`, `container:`, `envmodules:`) as far as requested.
 
-Snakemake's `--software-deployment-method` acts on this machine; what is deployed at the sites is a
-setting of ours with the same values. What Snakemake does locally is done at the site: modules in a
+Snakemake's `--software-deployment-method` acts on this machine. For sites there is
+`--mantik-software-deployment` with the same values. As Snakemake does locally, nest modules in a
 conda environment in a container, whichever of them the rule has.
 """
 
@@ -40,30 +40,30 @@ from snakemake_executor_plugin_mantik.rules.resources import choose_site, given_
 _OPTION = "--mantik-software-deployment"
 
 _BLOCKED = ("R_LIBS", "PYTHONPATH", "PERLLIB", "PERL5LIB")
-"""What Snakemake removes around a command in a conda environment (snakemake/shell.py)."""
+"""Variables that Snakemake unsets for a command in a conda environment (snakemake/shell.py)."""
 
 _IN_IMAGE = "/conda-envs"
-"""Where the image of `containerized:` holds its environments (snakemake/deployment)."""
+"""Directory of conda environments in an image of `containerized:` (snakemake/deployment)."""
 
 
 def parse_methods(words: Iterable[str]) -> frozenset[DeploymentMethod]:
-    """The methods that the setting names.
+    """Return the methods that the setting names.
 
     Raises:
-        UserError: it names something else.
+        UserError: a method is unknown.
     """
     known = {str(method): method for method in DeploymentMethod}
     if unknown := [word for word in words if word not in known]:
         raise UserError(
             f"there is no software deployment {', '.join(map(repr, unknown))}",
             where=_OPTION,
-            do=f"Choose among {', '.join(known)}; end the list with '--' if targets follow",
+            do=f"Use one of {', '.join(known)}; end the list with '--' if targets follow",
         )
     return frozenset(known[word] for word in words)
 
 
 def nested_options(methods: Collection[DeploymentMethod]) -> list[str]:
-    """What a nested Snakemake is given so that it deploys the same at the site."""
+    """Return the options with which a Snakemake at the site deploys the same methods."""
     if not methods:
         return []
     return ["--software-deployment-method", *sorted(map(str, methods))]
@@ -71,13 +71,13 @@ def nested_options(methods: Collection[DeploymentMethod]) -> list[str]:
 
 @dataclass(frozen=True)
 class RuleEnvironment:
-    """What a job has of its own; each part None if it has not, or if it is not wanted.
+    """A job's own environment. A part is None if the job has none, or if it is not requested.
 
     Attributes:
-        modules: `envmodules:`, names.
-        conda: `conda:`, Snakemake's specification of it.
-        container: `container:` or `containerized:`, a path or URL.
-        bare: whether it says `container: None`: it runs in no container, whoever names one.
+        modules: names of modules from `envmodules:`.
+        conda: Snakemake's specification from `conda:`.
+        container: path or URL from `container:` or `containerized:`.
+        bare: whether the rule has `container: None`, and so never runs in a container.
     """
 
     modules: tuple[str, ...] | None = None
@@ -90,7 +90,7 @@ class RuleEnvironment:
 
 
 def read_own(job: Job, methods: Collection[DeploymentMethod]) -> RuleEnvironment:
-    """The environment of its own that a job runs in."""
+    """Read a job's own environment, restricted to the requested methods."""
     modules = conda = container = None
     bare = False
     if DeploymentMethod.ENV_MODULES in methods and job.rule.env_modules:
@@ -99,16 +99,16 @@ def read_own(job: Job, methods: Collection[DeploymentMethod]) -> RuleEnvironment
         conda = job.conda_env_spec
     if DeploymentMethod.APPTAINER in methods:
         container = job.container_img_url or None
-        # Of `container: None` the rule itself keeps nothing.
+        # The rule itself does not keep `container: None`.
         bare = job.rule.ruleinfo.container_img is False
     return RuleEnvironment(modules, conda, container and str(container), bare)
 
 
 def wrap_deployment(payload: Payload, job: Job, context: RuleContext) -> Payload:
-    """The payload in the job's own environment.
+    """Wrap the payload in the job's own environment.
 
     Raises:
-        UserError: an environment file or image cannot be had.
+        UserError: an environment file or image is not available.
     """
     own = read_own(job, context.deployment)
     rule = job.rule.name
@@ -130,7 +130,7 @@ def wrap_deployment(payload: Payload, job: Job, context: RuleContext) -> Payload
 
 
 def _inside(payload: Payload) -> Payload:
-    """The payload as text for bash, in which something can stand before it."""
+    """Turn the payload into text for bash, so that commands can precede it."""
     if payload.shell == "bash":
         return payload
     start, uploads = start_words(payload)
@@ -138,7 +138,7 @@ def _inside(payload: Payload) -> Payload:
 
 
 def _conda(job: Job, own: RuleEnvironment) -> tuple[CondaFile | str, tuple[Upload, ...]]:
-    """A job's conda environment, and the files that it is made of."""
+    """Return a job's conda environment, and the files to upload for it."""
     spec = own.conda
     if not isinstance(spec, CondaEnvFileSpec):
         return str(getattr(spec, "path", None) or spec.name), ()
@@ -150,7 +150,7 @@ def _conda(job: Job, own: RuleEnvironment) -> tuple[CondaFile | str, tuple[Uploa
         raise UserError(
             f"the environment file {label} cannot be read",
             where=f"rule {job.rule.name}",
-            do="Correct its name in conda:, which is relative to the Snakefile",
+            do="Correct the path in conda:, which is relative to the Snakefile",
         )
     script = _beside(job, spec.file, ".post-deploy.sh")
     pins = {
@@ -159,7 +159,7 @@ def _conda(job: Job, own: RuleEnvironment) -> tuple[CondaFile | str, tuple[Uploa
         if (pin := _beside(job, spec.file, f".{platform}.pin.txt")) is not None
     }
     if own.container and job.is_containerized:
-        # As Snakemake names them in the image: by contents, of the platform it was made on.
+        # Snakemake names environments in the image by contents, for the platform of the image.
         parts = (script, pins.get("linux-64"), content)
         digest = hashlib.md5(b"".join(part or b"" for part in parts), usedforsecurity=False)
         return f"{_IN_IMAGE}/{digest.hexdigest()}", ()
@@ -183,7 +183,7 @@ def _conda(job: Job, own: RuleEnvironment) -> tuple[CondaFile | str, tuple[Uploa
 def deployment_files(
     job: Job, methods: Collection[DeploymentMethod]
 ) -> tuple[list[SourceFile], Path | None]:
-    """What a job's own environment is made of: its conda's files, and its image if it is a file."""
+    """Return the files of a job's conda environment, and its container image if that is a file."""
     own = read_own(job, methods)
     sources: list[SourceFile] = []
     if isinstance(own.conda, CondaEnvFileSpec):
@@ -204,7 +204,7 @@ def _interpreter(script: bytes) -> str:
 
 
 def _beside(job: Job, file: Any, suffix: str) -> bytes | None:
-    """What stands in the file of the same name with another suffix; None if there is none."""
+    """Read the file of the same name with another suffix; None if it does not exist."""
     other = file.replace_suffix([".yaml", ".yml"], suffix)
     return None if other is None else _read(job, other)
 
@@ -221,7 +221,7 @@ def _read(job: Job, file: Any) -> bytes | None:
 def _image(
     job: Job, source: str, context: RuleContext
 ) -> tuple[Image, tuple[Upload, ...], tuple[str, ...]]:
-    """A job's image; what has to be uploaded for it, and which files of the directory it is."""
+    """Return a job's image, the uploads for it, and its path if it is in the working directory."""
     site = choose_site(given_resources(job), context.sites)
     of_site = context.sites[site].config.environment.apptainer
     image = Image(
@@ -247,33 +247,30 @@ def _image(
 
 
 _IMAGE_ADVICE = (
-    "Name a file that is here, a file at the site by its absolute path, or a URL (docker://…)"
+    "Use a file on this machine, the absolute path of a file at the site, or a URL (docker://…)"
 )
 
 
 def _image_mistake(path: str, local: Path) -> str | None:
     if local.is_dir():
         return f"the container image {path} is a directory, not a file"
-    return None if local.exists() else f"the container image {path} is not there"
+    return None if local.exists() else f"the container image {path} does not exist"
 
 
 _URL = re.compile(r"[^:]*|[^:]+://.*|(file|docker-archive|oci|oci-archive):.*|.*/.*", re.DOTALL)
-"""What names an image: a path, a URL, a kind of archive and its path."""
+"""The name of an image: a path, a URL, or a kind of archive and its path."""
 
 
 def deployment_mistake(job: Job, context: RuleContext, made: Collection[str]) -> str | None:
-    """What is wrong with a job's own environment, in words that follow "rule NAME".
+    """Return what is wrong with a job's own environment, as words that follow "rule NAME".
 
-    Args:
-        job: the Snakemake job.
-        context: of the run.
-        made: paths that the workflow makes: an image may be among them.
+    `made` holds the paths that the workflow makes: an image may be among them.
     """
     own = read_own(job, context.deployment)
     if isinstance(own.conda, CondaEnvDirSpec) and not os.path.isabs(own.conda.path):
         return (
-            f"has the conda environment {own.conda.path}, a directory here that cannot go to a"
-            " site (name an environment file, or an environment at the site)"
+            f"has the conda environment {own.conda.path}, a directory on this machine that cannot"
+            " be uploaded to a site (use an environment file, or an environment at the site)"
         )
     if isinstance(own.conda, CondaEnvFileSpec):
         content = _read(job, own.conda.file)
@@ -282,12 +279,12 @@ def deployment_mistake(job: Job, context: RuleContext, made: Collection[str]) ->
         try:
             yaml.safe_load(content)
         except yaml.YAMLError as error:
-            told = " ".join(str(error).split())
-            return f"has the environment file {own.conda.file}, which is no YAML: {told}"
+            why = " ".join(str(error).split())
+            return f"has the environment file {own.conda.file}, which is not valid YAML: {why}"
     if own.container and _URL.fullmatch(own.container) is None:
         return (
-            f"cannot run: {own.container} is neither a file nor a URL (docker://{own.container} is"
-            " one)"
+            f"cannot run: {own.container} is neither a file nor a URL (did you mean"
+            f" docker://{own.container}?)"
         )
     if own.container and is_local_file(own.container):
         path = str(parse_uri(own.container).uri_path)
@@ -300,19 +297,19 @@ def deployment_mistake(job: Job, context: RuleContext, made: Collection[str]) ->
 def deployment_warnings(
     jobs: Iterable[Job], context: RuleContext, full: Callable[[Job], object]
 ) -> Iterator[str]:
-    """What a user should know of the rules' environments, once for each rule.
+    """Yield warnings about the rules' environments, once for each rule.
 
     Args:
         jobs: Snakemake's jobs.
-        context: of the run.
-        full: whether a Snakemake at the site makes the job's environment.
+        context: the context of the run.
+        full: returns whether a Snakemake at the site sets up the job's environment.
     """
-    told: set[str] = set()
+    checked: set[str] = set()
     for job in jobs:
         rule = job.rule
-        if rule.name in told:
+        if rule.name in checked:
             continue
-        told.add(rule.name)
+        checked.add(rule.name)
         everything = read_own(job, list(DeploymentMethod))
         own = read_own(job, context.deployment)
         for name, method in _DIRECTIVES.items():
@@ -334,7 +331,7 @@ _DIRECTIVES = {
 
 
 def describe_own(own: RuleEnvironment) -> str:
-    """An environment in words: `conda: env.yaml and container: docker://x`."""
+    """Describe an environment in words: `conda: env.yaml and container: docker://x`."""
     return " and ".join(_shown(own, name) for name in _DIRECTIVES if getattr(own, name))
 
 
@@ -355,7 +352,7 @@ def _winner(job: Job, own: RuleEnvironment, context: RuleContext) -> Iterator[st
     try:
         site = choose_site(resources, context.sites)
     except UserError:
-        return  # the site is not known yet, or told as a mistake
+        return  # the site is not known yet, or reported as a mistake
     if context.sites[site].config.environment.apptainer:
         yield (
             f"rule {job.rule.name} runs in its own environment, {describe_own(own)}, and not in the"
@@ -364,11 +361,11 @@ def _winner(job: Job, own: RuleEnvironment, context: RuleContext) -> Iterator[st
 
 
 def drop_unrequested(job: Job) -> None:
-    """Keep Snakemake from asking this machine's conda about an environment that is at a site.
+    """Keep Snakemake from calling this machine's conda for an environment that is at a site.
 
-    For its record of a finished job it exports environments that have no file (persistence,
-    `_conda_env`), whether they are used or not, and fails where there is no conda. It takes what
-    it knows already, in a private field: there is no other way.
+    For its record of a finished job Snakemake exports environments that have no file (persistence,
+    `_conda_env`), even unused ones, and fails without conda. It skips the export if a private field
+    is set already. There is no public way.
     """
     for member in job.jobs if job.is_group() else (job,):
         environment = member.conda_env

@@ -1,8 +1,9 @@
-"""Environment variables that jobs get from this machine: what a workflow asks for, and no more.
+"""Pass environment variables of this machine to jobs: those that a workflow requests, no others.
 
-`envvars:` names some. A Snakefile may as well set some (`os.environ["BLIS_ARCH"] = "zen3"`); a
-local job inherits these, and so does one at a site. Which ones is read from the code: by itself the
-environment does not tell them from those of the user's shell and of imported libraries.
+`envvars:` names variables. A Snakefile may also set variables (`os.environ["BLIS_ARCH"] = "zen3"`).
+Local jobs inherit these, and so do jobs at a site. Their names are read from the Snakefiles' code,
+because the environment does not distinguish them from variables of the user's shell and of
+imported libraries.
 """
 
 import re
@@ -17,31 +18,29 @@ _SET = re.compile(
     r"""(?:\]\s*\+?=(?!=)|,)""",
     re.MULTILINE,
 )
-"""A line that sets a variable."""
+"""Pattern of a line that sets a variable."""
 
 _OF_THE_MACHINE = re.compile(
     r"PATH|\w+_PATH|PYTHONPATH|PYTHONHOME|HOME|TMPDIR|TMP|TEMP|SHELL|USER|LOGNAME|PWD|CONDA_PREFIX"
 )
-"""Variables that say where things are, which is somewhere else at a site."""
+"""Variables with paths and names that are different at a site."""
 
 _OF_CONTROLLERS = ("SNAKEMAKE_", "MANTIK_", "MLFLOW_")
-"""Beginnings of variables that are for this process."""
+"""Prefixes of variables that are meant for this process."""
 
 
 def workflow_variables(workflow: Any, environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables of this process that jobs get, by name.
+    """Return the variables of this process's environment that jobs get.
 
-    Args:
-        workflow: Snakemake's. Its own list of variables has the credentials of storages as well,
-            which are for this machine alone.
-        environ: of this process.
+    Snakemake's own list of variables also has the credentials of storages, which must stay on this
+    machine.
     """
     names = {name for name in _set_by(workflow) if name in environ and _means_the_same(name)}
     return {name: environ[name] for name in sorted(names | set(workflow.envvars))}
 
 
 def _set_by(workflow: Any) -> Iterator[str]:
-    """The variables that the Snakefiles set."""
+    """Yield the names of the variables that the Snakefiles set."""
     for source in workflow.included:
         with workflow.sourcecache.open(source) as file:
             for found in _SET.finditer(file.read()):
@@ -49,7 +48,7 @@ def _set_by(workflow: Any) -> Iterator[str]:
 
 
 def _means_the_same(name: str) -> bool:
-    """Whether a variable means the same at a site, and may go there unasked."""
+    """Return whether a variable means the same at a site, and may be passed without `envvars:`."""
     return not (
         _OF_THE_MACHINE.fullmatch(name)
         or name.startswith(_OF_CONTROLLERS)

@@ -1,10 +1,10 @@
-"""MPI programs: who starts the tasks, the rule's command or the executor.
+"""Decide whether the rule's command or the executor starts the tasks of an MPI program.
 
-A command that begins `{resources.mpi} -n {resources.tasks} …` starts them itself. Without an image
-that is all: the command runs once, on the first node, and its launcher reaches the others. The
-image of a backend config is started with `srun`, once per task, so that MPI gets from its tasks to
-the scheduler without having it inside; a launcher inside such a command would start all tasks once
-more in each of them. A rule's own image is started once.
+A command that begins with `{resources.mpi} -n {resources.tasks} …` starts the tasks itself. Without
+an image, the command runs once, on the first node, and its launcher reaches the other nodes. The
+image of a backend config is started with `srun`, once per task, so that MPI reaches the scheduler
+from the tasks without a scheduler inside the image. A launcher inside such a command would start
+all tasks again in each task. A rule's own image is started once.
 """
 
 import os
@@ -25,13 +25,13 @@ _LAUNCHER: Final = re.compile(r"(?<!\{)(?:\{\{)*\{resources(?:\.mpi|\[mpi\])[}:!
 
 
 def has_launcher(job: Job) -> bool:
-    """Whether a rule's command starts its tasks itself, with its resource `mpi`."""
+    """Return whether a rule's command starts its tasks itself, with its resource `mpi`."""
     text = job.rule.shellcmd
     return bool(job.resources.get("mpi") and text and _LAUNCHER.search(text))
 
 
 def launcher_mistake(job: Job, context: RuleContext) -> str | None:
-    """Why a command does not find the launcher that it names, in words that follow "rule NAME"."""
+    """Return why a command cannot find its launcher, as words that follow "rule NAME", or None."""
     launcher = str(job.resources.get("mpi")).split()
     if not has_launcher(job) or not launcher or os.path.basename(launcher[0]) != "srun":
         return None
@@ -42,12 +42,12 @@ def launcher_mistake(job: Job, context: RuleContext) -> str | None:
         try:
             site = choose_site(given, context.sites)
         except UserError:
-            return None  # told with all that is wrong with resources
+            return None  # reported with all other mistakes in resources
         boxed = context.sites[site].config.environment.apptainer
     if not boxed:
         return None
     return (
-        "starts srun in an image, and srun is outside of it (leave {resources.mpi} and its options"
-        " out of the command: the image of a backend config is started with srun, once for each of"
-        " resources: tasks; or choose the image's own mpiexec, which reaches one node)"
+        "starts srun in an image, which does not contain it (remove {resources.mpi} and its options"
+        " from the command: srun starts the image of a backend config, once for each of resources:"
+        " tasks; or use the image's own mpiexec, which reaches one node)"
     )

@@ -1,8 +1,8 @@
-"""The `shadow:` directive: bash around a command that makes a shadow directory and removes it.
+"""Wrap a command of a rule with `shadow:` in bash that makes and removes a shadow directory.
 
-What the command makes there beside its outputs and logs is gone afterwards. Facts of Snakemake
-(jobs.py `Job.prepare`, dag.py `unshadow_output`): links to inputs of `minimal` are relative, those
-of `shallow` and `full` absolute; after a failure only logs are kept.
+Other files than outputs and logs are deleted with the directory. As in Snakemake (jobs.py
+`Job.prepare`, dag.py `unshadow_output`), links to inputs of `minimal` are relative, those of
+`shallow` and `full` absolute, and after a failure only logs are kept.
 """
 
 import os
@@ -19,13 +19,13 @@ from snakemake_executor_plugin_mantik.rules.units import job_identity, plain_pat
 def shadow_payload(
     payload: Payload, job: Job, iteration: int | None, also: tuple[str, ...] = ()
 ) -> Payload:
-    """The payload in its job's shadow directory, if the rule has a `shadow:`.
+    """Wrap the payload in its job's shadow directory, if the rule has a `shadow:`.
 
     Args:
-        payload: what runs there.
+        payload: the payload of the job.
         job: the Snakemake job.
-        iteration: which run of a command that is measured it is; all of them share the directory.
-        also: files of the workflow's directory that the command reads beside its inputs.
+        iteration: number of a benchmark's repetition. All repetitions share the directory.
+        also: files of the workflow's directory that the command reads in addition to its inputs.
     """
     depth = job.rule.shadow_depth
     if depth is None:
@@ -50,21 +50,21 @@ def shadow_payload(
 
 
 def _relative(paths: object) -> tuple[str, ...]:
-    """The paths that lie in the working directory; absolute ones are where they are."""
+    """Return the relative paths. Absolute ones are not moved to the shadow directory."""
     return tuple(dict.fromkeys(plain_path(p) for p in paths if not os.path.isabs(p)))  # type: ignore[attr-defined] # Snakemake's Namedlist
 
 
 @dataclass(frozen=True)
 class Shadow:
-    """A job's shadow directory; all paths are relative to the workspace.
+    """A job's shadow directory. All paths are relative to the workspace.
 
     Attributes:
-        place: where it is.
+        place: its path.
         depth: `minimal`, `copy-minimal`, `shallow` or `full`.
-        inputs: what the rule reads.
-        outputs: what is moved to its real place after a success.
-        logs: what is moved in any case.
-        also: what the command reads beside the inputs; linked where it is not there already.
+        inputs: the rule's inputs.
+        outputs: files that are moved out of it after a success.
+        logs: files that are moved out of it in any case.
+        also: further files that the command reads; linked unless they are there already.
     """
 
     place: str
@@ -78,15 +78,16 @@ class Shadow:
 def wrap_shadow(
     shadow: Shadow, start: str, *, rule: str, first: bool = True, last: bool = True
 ) -> str:
-    """A text for bash that runs a program in a shadow directory.
+    """Return a text for bash that runs a program in a shadow directory.
 
     Args:
         shadow: the directory.
         start: the program and its arguments, quoted.
         rule: the rule's name, for messages.
-        first: whether it is the first run there of a command that is measured: it makes the
-            directory, others find what the one before left.
-        last: whether it is the last one, unless one fails: it empties and removes the directory.
+        first: whether this is a benchmark's first repetition, which makes the directory. Later
+            ones reuse it.
+        last: whether this is the last repetition, which empties and removes the directory. A
+            repetition that fails does so, too.
     """
     folders = {os.path.dirname(path) for path in (*shadow.inputs, *shadow.outputs, *shadow.logs)}
     return load_template("shadow.sh.j2").render(
@@ -105,6 +106,6 @@ def wrap_shadow(
 
 
 def _linked(path: str, place: str) -> tuple[str, str]:
-    """The path, and what a link there in the shadow directory says of it; both quoted."""
+    """Return the path, and the target of a link at it in the shadow directory; both quoted."""
     back = os.path.relpath(path, os.path.dirname(os.path.join(place, path)))
     return shlex.quote(path), shlex.quote(back)

@@ -80,7 +80,7 @@ def test_every_rule_that_cannot_run_is_named_once(project: Project) -> None:
     for words in (
         "rule scripted has script.pl, whose language Snakemake does not know: it takes .py",
         "rule noted has notebook.ipynb, whose language",
-        "rule grouped asks for tasks=4 in a group, whose members all run on one node",
+        "rule grouped requests tasks=4 in a group, whose members all run on one node",
         "rule ours uses profiles/../.mantik/x: .mantik is the executor's own directory",
     ):
         assert said.count(words) == 1, words

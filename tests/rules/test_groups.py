@@ -105,7 +105,7 @@ def test_both_ends_of_a_pipe_run_for_the_longer_of_the_two() -> None:
     [
         ({"mantik_site": "two"}, {}, r"different sites: a at two; b at one"),
         ({"mantik_site": "there"}, {}, r"no site 'there'"),
-        ({"mantik_site": TBDString()}, {}, r"follows from a file that its own group makes"),
+        ({"mantik_site": TBDString()}, {}, r"depends on a file that its own group makes"),
         ({"qos": "x"}, {"qos": "y"}, r"qos is 'x' for a, 'y' for b"),
         ({"qos": "x"}, {}, r"qos is 'x' for a, not set for b"),
         ({"mem_mb": "lots"}, {"mem_mb": "lots"}, r"rule a: the resource mem_mb='lots'"),

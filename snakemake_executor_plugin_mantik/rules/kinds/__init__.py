@@ -1,1 +1,1 @@
-"""Each kind of rule, and what it runs: shell commands, scripts, groups, and full jobs."""
+"""Render the command of each kind of rule: shell commands, scripts, groups, and full jobs."""

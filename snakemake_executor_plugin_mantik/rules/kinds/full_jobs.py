@@ -1,13 +1,14 @@
-"""Full jobs: what only Snakemake itself can run is run by a Snakemake at the site.
+"""Render the command of a full job, which runs a Snakemake at the site.
 
-The command hands a description of the job to `rules/onsite/full_job.py`, which finds a Snakemake
-there and becomes it. It is started as Snakemake starts its own `run:` jobs (9.27:
-`snakemake/spawn_jobs.py`, `RemoteExecutor.format_job_exec`), with everything replaced that is of
-this machine, and with what is decided here: threads, resources and the attempt are this side's.
+The command passes a description of the job to `rules/onsite/full_job.py`, which finds a Snakemake
+at the site and replaces itself by it. That Snakemake gets the arguments with which Snakemake starts
+its own `run:` jobs (9.27: `snakemake/spawn_jobs.py`, `RemoteExecutor.format_job_exec`), without
+anything specific to this machine. Threads, resources and the attempt are fixed to the values of
+this machine.
 
-The mode is `subprocess`: such a Snakemake deletes no temp() file, stores nothing, keeps no
-metadata, loads no profile and says nothing but errors. Where jobs reach the storage themselves
-(`rules/paths/storage.py`) it is `remote`, in which it fetches before the job and stores after it.
+The mode is `subprocess`: the Snakemake at the site deletes no temp() file, stores nothing, keeps no
+metadata, loads no profile and prints only errors. Where jobs reach the storage themselves
+(`rules/paths/storage.py`) the mode is `remote`: it fetches before the job and stores after it.
 """
 
 import json
@@ -50,7 +51,7 @@ BOOTSTRAPPED: Final = f"{OURS}/snakemake-{__version__}"
 """The virtual environment in a workspace that `smk-mantik bootstrap` makes."""
 
 _COPIES: Final = f"{OURS}/storage"
-"""Where jobs have what they fetch from a storage themselves."""
+"""Directory of files that jobs fetch from a storage themselves."""
 
 _KINDS: Final = (
     ("is_wrapper", "wrapper:"),
@@ -76,15 +77,15 @@ mantik_python=$(command -v python3 || command -v python || command -v {venv}/bin
 
 
 def full_job_directive(job: Job) -> str | None:
-    """The directive for which a job needs a Snakemake at its site; None for those that do not."""
+    """Return the directive that makes a job need a Snakemake at its site, or None."""
     return next((name for kind, name in _KINDS if getattr(job.rule, kind)), None)
 
 
 def _way_out(site: str) -> str:
-    """What to do where a site has no fitting Snakemake."""
+    """Return the advice for a site without a fitting Snakemake."""
     return (
-        f"Put snakemake=={__version__} into the environment or image that the backend config names,"
-        f" or run: smk-mantik bootstrap {site}"
+        f"Install snakemake=={__version__} in the environment or image of the backend config, or"
+        f" run: smk-mantik bootstrap {site}"
     )
 
 
@@ -95,17 +96,17 @@ def full_job_command(
     config: BackendConfig,
     deployment: Collection[DeploymentMethod],
 ) -> tuple[str, tuple[Upload, ...], tuple[str, ...]]:
-    """What runs for a full job: the command, files to be sent, and further inputs.
+    """Return the command of a full job, the files to upload, and further inputs.
 
     Args:
         job: the Snakemake job.
         workdir: the workflow's working directory.
         site: the name of the site.
-        config: of the site.
-        deployment: which environments of rules are made at sites.
+        config: the backend config of the site.
+        deployment: which kinds of rules' own environments are deployed at sites.
 
     Raises:
-        UserError: something that the job needs cannot be had here.
+        UserError: something that the job needs is not available on this machine.
     """
     rule, workflow = job.rule, job.rule.workflow
     found = find_workflow_code(workflow, workdir, config)
@@ -113,7 +114,7 @@ def full_job_command(
     _add_environment(job, found, deployment)
     made = _checkpointed(job)
     for path in made:
-        # Where jobs fetch themselves, a copy of it here is for functions that were called here.
+        # If jobs fetch themselves, copies on this machine serve only functions that run here.
         if os.path.exists(path) and not jobs_use_storage(workflow):
             found.inputs[os.path.normpath(path)] = None
     order = {
@@ -151,7 +152,7 @@ def full_job_command(
 
 
 def _add_code(job: Job, found: WorkflowCode, config: BackendConfig) -> None:
-    """Take along what the rule's own directive names."""
+    """Add the code that the rule's own directive names."""
     rule, workflow = job.rule, job.rule.workflow
     code = rule.script or rule.notebook or rule.cwl
     if code:
@@ -166,7 +167,7 @@ def _add_code(job: Job, found: WorkflowCode, config: BackendConfig) -> None:
             raise UserError(
                 f"there is no wrapper {rule.wrapper}: {'; '.join(source.values())}",
                 where=f"rule {rule.name}",
-                do="Correct its name, or see whether it can be reached from this machine",
+                do="Correct the name, or check that it can be reached from this machine",
             )
         found.add_source(source, workflow.sourcecache)
 
@@ -174,7 +175,7 @@ def _add_code(job: Job, found: WorkflowCode, config: BackendConfig) -> None:
 def _add_environment(
     job: Job, found: WorkflowCode, deployment: Collection[DeploymentMethod]
 ) -> None:
-    """Take along what the rule's own environment is made of."""
+    """Add the files of the rule's own environment."""
     sources, image = deployment_files(job, deployment)
     for source in sources:
         found.add_source(source, job.rule.workflow.sourcecache)
@@ -183,7 +184,7 @@ def _add_environment(
 
 
 def _checkpointed(job: Job) -> list[str]:
-    """What checkpoints have made, if functions of the rule may ask for it."""
+    """Return the outputs of finished checkpoints, if the rule has functions that may read them."""
     rule = job.rule
     if not any(map(is_callable, [*rule.input, *rule.params])):
         return []
@@ -191,7 +192,7 @@ def _checkpointed(job: Job) -> list[str]:
 
 
 def _imports_us(workflow: Any) -> bool:
-    """Whether a Snakefile names this package, as one with entry points of MLprojects does."""
+    """Return whether a Snakefile names this package, for example for entry points of MLprojects."""
     for source in workflow.included:
         with workflow.sourcecache.open(source) as file:
             if _PACKAGE in file.read():
@@ -200,7 +201,7 @@ def _imports_us(workflow: Any) -> bool:
 
 
 def _arguments(job: Job, found: WorkflowCode) -> Iterator[str]:
-    """The arguments of the site's Snakemake."""
+    """Yield the arguments of the site's Snakemake."""
     rule, workflow = job.rule, job.rule.workflow
     execution, output = workflow.execution_settings, workflow.output_settings
     main = next(iter(workflow.included))
@@ -213,14 +214,14 @@ def _arguments(job: Job, found: WorkflowCode) -> Iterator[str]:
     yield from ("--force-use-threads", "--target-files-omit-workdir-adjustment")
     yield from ("--max-inventory-time", "0", "--retries", "0", "--attempt", str(job.attempt))
     yield from ("--nocolor", "--no-hooks", "--notemp", "--drop-metadata", "--scheduler", "greedy")
-    # The cache of sources is in the home directory otherwise, which a container may not have.
+    # Otherwise the source cache would be in the home directory, which a container may not have.
     yield from ("--shared-fs-usage", "software-deployment", "sources")
     if jobs_use_storage(workflow):
-        # All that it has to say a second time, and none of the job's errors.
+        # Suppresses repeated output, but not the job's errors.
         yield from ("--quiet", "progress", "rules", "host")
     else:
         yield from ("persistence", "input-output", "storage-local-copies")
-    # Beside what the workspace holds of this kind for other jobs.
+    # Apart from the environments and images that the workspace holds for thin jobs.
     yield from ("--conda-prefix", f"{OURS}/snakemake-conda")
     yield from ("--apptainer-prefix", f"{OURS}/snakemake-images")
     yield from _listed("--apptainer-args", _words(workflow.deployment_settings.apptainer_args))
@@ -243,7 +244,7 @@ def _arguments(job: Job, found: WorkflowCode) -> Iterator[str]:
     scatter = workflow.resource_settings.overwrite_scatter
     yield from _listed("--set-scatter", [f"{name}={n}" for name, n in scatter.items()])
     if (rule.is_run or job.is_shadow) and not rule.is_template_engine:
-        # Locally they run in a Snakemake of their own, too, which has all its built-in defaults.
+        # Locally, too, these run in a Snakemake of their own with all built-in defaults.
         yield from ("--default-resources", "tmpdir=system_tmpdir")
     yield from ("--set-threads", f"{rule.name}={job.threads}")
     yield from _listed("--set-resources", list(_pinned(job)))
@@ -254,7 +255,7 @@ def _arguments(job: Job, found: WorkflowCode) -> Iterator[str]:
 
 
 def _storage(workflow: Any) -> Iterator[str]:
-    """What a Snakefile's paths mean, where they lie in a storage: local copies of it are there."""
+    """Yield the storage options, so that a Snakefile's paths in a storage mean the same."""
     known = workflow.spawned_job_args_factory
     yield from shlex.split(known.get_default_storage_provider_args())
     for option in known.get_storage_provider_args():
@@ -264,9 +265,10 @@ def _storage(workflow: Any) -> Iterator[str]:
 
 
 def _copies(job: Job) -> dict[str, str] | None:
-    """Where local copies of files in a storage are here, and where a job that fetches has its own.
+    """Return the directories of local copies of storage files, here and for this job at the site.
 
-    Snakemake removes them after the job; jobs of one workspace must not do that to each other.
+    Each job has its own directory there, because Snakemake removes the copies after the job. None
+    if jobs do not fetch files themselves.
     """
     settings = job.rule.workflow.storage_settings
     if not jobs_use_storage(job.rule.workflow):
@@ -277,8 +279,8 @@ def _copies(job: Job) -> dict[str, str] | None:
 
 
 def _storage_plugins(workflow: Any) -> list[str]:
-    """The packages of the storage plugins that the Snakefile or an option names."""
-    used = workflow.storage_registry._storages.values()  # there is no public way
+    """Return the packages of the storage plugins that the Snakefile or an option names."""
+    used = workflow.storage_registry._storages.values()  # there is no public attribute
     return sorted({type(provider).__module__.partition(".")[0] for provider in used})
 
 
@@ -296,25 +298,26 @@ def _snakefile(main: SourceFile, found: WorkflowCode) -> str:
 
 
 def _configfiles(workflow: Any, found: WorkflowCode) -> list[str]:
-    """Config files to be named: those of the command line; all, if the code's cannot be found.
+    """Return the config files for the command line of the site's Snakemake.
 
-    A `configfile:` outside of the working directory has another path at the site.
+    These are the files of this run's command line. If a `configfile:` is outside the working
+    directory, and so has another path at the site, add those of the code.
     """
     given = [found.place(path) for path in workflow.overwrite_configfiles]
     declared = [found.place(path) for path in workflow.configfiles]
     declared = [path for path in declared if path not in given]
     elsewhere = any(path.startswith(ELSEWHERE) for path in declared)
-    # The same order as here, so that keys come in the same order, too.
+    # In the same order as on this machine, so that keys are in the same order, too.
     return [*given, *declared, *given] if elsewhere else given
 
 
 def _pinned(job: Job) -> Iterator[str]:
-    """The job's resources as they are here: a function may tell something else at the site."""
+    """Yield the job's resources with their values here. Functions may return others at the site."""
     resources = dict(job.resources.items())
     for name, value in resources.items():
         if name.startswith("_") or name in ("tmpdir", "shell_exec"):
             continue
-        # Of a size there are three names; Snakemake takes one.
+        # A size has three names, of which Snakemake accepts one.
         if f"{name}_mb" in resources or f"{name.removesuffix('_mib')}_mb" in resources:
             continue
         if isinstance(value, bool) or not isinstance(value, int | str):
@@ -322,15 +325,15 @@ def _pinned(job: Job) -> Iterator[str]:
         # Snakemake expands variables and `~` in a text before it evaluates that.
         if isinstance(value, str) and ("$" in value or value.startswith("~")):
             continue
-        if isinstance(value, TBDString):  # it follows from a file that the job's group makes
+        if isinstance(value, TBDString):  # depends on a file that the job's group makes
             continue
         yield f"{job.rule.name}:{name}={value!r}"
 
 
 def _target(job: Job) -> list[str]:
-    """The job as a target: its rule and wildcards, or where these are no plain text a file of it.
+    """Return the job as a target: its rule and wildcards, or an output for unusual wildcards.
 
-    Snakemake takes a comma for the end of a wildcard's value, and quotes around one away.
+    Snakemake ends a wildcard's value at a comma, and strips quotes around it.
     """
     wildcards = [f"{name}={value}" for name, value in job.wildcards_dict.items()]
     if job.output and not all(map(_PLAIN.fullmatch, job.wildcards_dict.values())):
@@ -339,10 +342,10 @@ def _target(job: Job) -> list[str]:
 
 
 def _told(job: Job) -> str:
-    """An output as the command line takes it: in the default storage, without that one's prefix.
+    """Return an output for the command line, which expects no prefix of the default storage.
 
     Raises:
-        UserError: there is none.
+        UserError: there is a default storage, and no output is in it.
     """
     settings = job.rule.workflow.storage_settings
     if settings.default_storage_provider is None:
@@ -357,5 +360,5 @@ def _told(job: Job) -> str:
         "its wildcards have values with special characters, and none of its outputs is in the"
         " default storage",
         where=f"rule {job.rule.name}",
-        do="Rename these files, or write an output without storage()",
+        do="Rename these files, or declare an output without storage()",
     )

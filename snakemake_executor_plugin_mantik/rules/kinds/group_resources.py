@@ -1,4 +1,4 @@
-"""What a group of Snakemake's jobs asks for: one site, and what its members need at a time."""
+"""Compute the resources that a group of jobs requests: one site, and its members' needs."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -25,7 +25,7 @@ from snakemake_executor_plugin_mantik.rules.resources import (
 from snakemake_executor_plugin_mantik.rules.units import list_layers, list_members, member_title
 
 ADDED: Final = ("runtime",)
-"""Resources that add up over members that follow each other, as in Snakemake's GroupJob."""
+"""Resources that add up over consecutive members, as in Snakemake's GroupJob."""
 
 
 class HasConfig(Protocol):
@@ -39,13 +39,13 @@ class HasConfig(Protocol):
 
 @dataclass(frozen=True)
 class GroupRequest:
-    """What a group asks for.
+    """The site and resources that a group requests.
 
     Attributes:
-        site: where it runs.
-        resources: what all of it asks for, as for a single rule.
-        threads: CPUs that its members use at the same time, at most.
-        of_members: what each member asks for, by its number; `_cores` are its CPUs.
+        site: the name of its site.
+        resources: the resources of the whole group, as for a single rule.
+        threads: maximum of CPUs that its members use at the same time.
+        of_members: the resources of each member, by its number; `_cores` are its CPUs.
     """
 
     site: str
@@ -55,22 +55,21 @@ class GroupRequest:
 
 
 def group_request(group: Job, sites: Mapping[str, HasConfig]) -> GroupRequest:
-    """What a group asks for: what its members do, gathered as Snakemake's GroupJob does.
+    """Combine the resources of a group's members as Snakemake's GroupJob does.
 
-    Three things differ, so that a group gets what its members would get each by itself: Snakemake's
-    built-in defaults do not count; CPUs and memory of a member are counted under one name each; and
-    where a member does not say what it needs of time, memory or GPUs, the group asks at least for
-    what the backend config does.
+    Three things differ, so that a group gets as much as its members would get alone. Snakemake's
+    built-in defaults do not count. CPUs and memory of a member are counted under one name each. If
+    a member sets no time, memory or GPUs, the group requests at least the backend config's value.
 
     Raises:
-        UserError: the members do not fit into one job, or an unknown site is named.
+        UserError: the members do not fit into one job, or a member names an unknown site.
     """
     layers = [[_asking(member, sites) for member in layer] for layer in list_layers(group)]
     asking = [each for layer in layers for each in layer]
     site = _one_site(group, asking, sites)
     try:
-        # With all that was said, as Snakemake does it when the group's turn comes: it ends the
-        # whole run where that fails.
+        # First with all of Snakemake's resources: it combines them itself when the group is ready,
+        # and ends the whole run if that fails.
         for gathered in ([[_Raw(m) for m in layer] for layer in list_layers(group)], layers):
             found = GroupResources.basic_layered(
                 toposorted_jobs=gathered, constraints=group.global_resources, run_local=False,
@@ -101,12 +100,12 @@ def group_request(group: Job, sites: Mapping[str, HasConfig]) -> GroupRequest:
 def unit_request(
     unit: Job, sites: Mapping[str, HasConfig]
 ) -> tuple[str | None, Mapping[str, object], int, frozenset[str]]:
-    """Site, resources and threads of a job or group, and which resources are not known yet.
+    """Return a job's or group's site, resources, threads, and the names of unknown resources.
 
-    The site is None where it follows from files that are still to be made.
+    The site is None if it depends on files that are not made yet.
 
     Raises:
-        UserError: they make no sense.
+        UserError: the members of a group do not fit into one job, or a job names an unknown site.
     """
     members = list_members(unit)
     if len(members) > 1:
@@ -123,7 +122,7 @@ def unit_request(
 
 @dataclass(frozen=True)
 class _Asking:
-    """A job as `GroupResources` looks at it."""
+    """A job as `GroupResources` reads it."""
 
     resources: Mapping[str, object]
     pipe_group: object
@@ -132,7 +131,7 @@ class _Asking:
 
 
 class _Raw:
-    """The same, with all that Snakemake itself counts."""
+    """The same, with all resources that Snakemake itself counts."""
 
     def __init__(self, job: Job) -> None:
         self.resources = dict(job.resources.items())
@@ -143,7 +142,7 @@ def _asking(member: Job, sites: Mapping[str, object]) -> _Asking:
     given, later = split_undetermined(given_resources(member))
     if SITE_RESOURCE in later:
         raise UserError(
-            f"its resource {SITE_RESOURCE} follows from a file that its own group makes",
+            f"its resource {SITE_RESOURCE} depends on a file that its own group makes",
             where=f"rule {member.rule.name}",
             do="Take the rule out of the group, or make the resource independent of the file",
         )
@@ -169,18 +168,19 @@ def _one_site(group: Job, asking: Iterable[_Asking], sites: Mapping[str, object]
     for each in asking:
         rules.setdefault(each.site, {})[each.rule] = None
     if len(rules) > 1:
-        told = "; ".join(f"{', '.join(names)} at {site}" for site, names in rules.items())
+        places = "; ".join(f"{', '.join(names)} at {site}" for site, names in rules.items())
         raise UserError(
-            f"its members are to run at different sites: {told}",
+            f"its members are to run at different sites: {places}",
             where=member_title(group),
-            do=f"A group is one job at one site: give them the same {SITE_RESOURCE} (without one"
-            f" it is {next(iter(sites))}), or other groups",
+            do=f"Set the same {SITE_RESOURCE} for all members (the default is"
+            f" {next(iter(sites))}), or put them into different groups: a group is one job at one"
+            " site",
         )
     return next(iter(rules))
 
 
 def _unlike(group: Job, error: Exception) -> UserError:
-    """What to say where Snakemake cannot gather the resources of a group."""
+    """Return the error for a group whose resources Snakemake cannot combine."""
     values: dict[str, dict[object, dict[str, None]]] = {}
     members = list_members(group)
     names = {name for m in members for name, value in m.resources.items() if _is_text(name, value)}
@@ -200,9 +200,9 @@ def _unlike(group: Job, error: Exception) -> UserError:
     return UserError(
         "; ".join(unlike) or str(error),
         where=member_title(group),
-        do="A group is one job: give all its rules the same"
+        do="Set the same value for all its rules: a group is one job"
         if unlike
-        else "Ask for less, or raise the limit in --resources",
+        else "Request less, or raise the limit in --resources",
     )
 
 

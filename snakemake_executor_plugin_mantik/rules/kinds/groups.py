@@ -1,8 +1,8 @@
-"""From a group of Snakemake's jobs to one JobRequest: its members run in one job on one node.
+"""Turn a group of Snakemake's jobs into one JobRequest. Its members run in one job on one node.
 
-Snakemake makes a group of rules with `group:`, and by itself of jobs that hand each other data by
-`pipe()`, use a `service()` or read `temp(…, group_jobs=True)` files. What each member runs is what
-it would run by itself, a full one a Snakemake of its own; one program (`jobs/group.py`) runs all.
+Snakemake groups jobs of rules with `group:`, and jobs connected by `pipe()`, a `service()` or
+`temp(…, group_jobs=True)` files. Each member runs the same command as it would alone; a full job
+runs its own Snakemake. One program (`jobs/group.py`) runs all members.
 """
 
 import hashlib
@@ -56,18 +56,18 @@ from snakemake_executor_plugin_mantik.rules.units import (
 )
 
 _REPORTS = ".snakemake/mantik/groups"
-"""Where it is told which members of a group failed, here and at the site, while it is read."""
+"""Directory of reports on failed members of groups, here and at the site, until they are read."""
 
 
 def group_obstacle(unit: Job, member: Job) -> str | None:
-    """Why a job cannot run as a member of a group, in words that follow "rule NAME"."""
+    """Return why a job cannot run in a group, as words that follow "rule NAME", or None."""
     if not unit.is_group() or len(unit) == 1:
         return None
     given = given_resources(member)
     for name in ("tasks", "tasks_per_node", "nodes"):
         if isinstance(number := given.get(name), int) and number > 1:
             return (
-                f"asks for {name}={number} in a group, whose members all run on one node (take it"
+                f"requests {name}={number} in a group, whose members all run on one node (take it"
                 " out of the group)"
             )
     if given.get("mpi"):
@@ -77,8 +77,8 @@ def group_obstacle(unit: Job, member: Job) -> str | None:
         )
     if member.pipe_group is not None and (directive := why_full_job(member)) is not None:
         return (
-            f"has {directive} and shares a pipe or service, of which the Snakemake that it needs"
-            " at the site would know nothing"
+            f"has {directive} and shares a pipe or service, which the Snakemake that it needs at"
+            " the site does not support (use a file instead)"
         )
     return None
 
@@ -86,13 +86,13 @@ def group_obstacle(unit: Job, member: Job) -> str | None:
 def make_group_request(
     group: Job, context: RuleContext, *, secrets: Mapping[str, str], forced: bool
 ) -> JobRequest:
-    """What the engine is asked for a group.
+    """Make the engine's request for a group.
 
     Args:
-        group: the GroupJob; old outputs of its members are removed already.
-        context: of the run.
+        group: the GroupJob, after the old outputs of its members were removed.
+        context: the context of the run.
         secrets: values of the workflow's `envvars:`.
-        forced: whether the user asked to run one of them whatever an earlier run finished.
+        forced: whether to run a member even if an earlier run has finished it (`--forcerun`).
 
     Raises:
         UserError: a value is not determined, or the members do not fit into one job.
@@ -153,28 +153,28 @@ def make_group_request(
 
 
 def _own_environment(group: Job, payloads: Iterable[Payload], *, image: bool) -> bool:
-    """Whether the group does without the backend config's image: all its members or none do."""
+    """Return whether the group runs without the backend config's image: all members, or none."""
     found = {payload.own_environment for payload in payloads}
     if image and len(found) > 1:
         raise UserError(
             "some of its rules run in environments of their own, the others in the image of the"
             " backend config",
             where=member_title(group),
-            do="A group is one job, in the image or not: give all its rules an environment, or"
-            " put them into different groups",
+            do="Add an environment to all its rules, or put them into different groups: a group is"
+            " one job, in the image or not",
         )
     return True in found
 
 
 class _Files:
-    """Which files of a group come, go, and stay in it; paths in the workspace.
+    """Files of a group, as paths in the workspace.
 
     Attributes:
-        outputs: what comes back.
-        from_outside: what goes up.
-        temporary: what does not outlive the group.
+        outputs: files to download.
+        from_outside: inputs that no member makes.
+        temporary: files that are deleted before the group ends.
         pipes: named pipes between members.
-        services: what services make.
+        services: outputs of services.
     """
 
     def __init__(
@@ -192,7 +192,7 @@ class _Files:
         self.services: set[str] = set()
         for member, run in zip(members, runs, strict=True):
             for output in run.outputs:
-                # Where a later member updates what an earlier one makes, the earlier one is first.
+                # If a later member updates an earlier one's output, the earlier declaration counts.
                 outputs.setdefault(output.path, output)
             for path in member.output:
                 place, service = self.place(path) or str(path), is_flagged(path, "service")
@@ -217,20 +217,20 @@ class _Files:
 
 
 def _evaluate_anew(group: Job, members: Sequence[Job]) -> None:
-    """Forget what was read from old versions of files that the group itself makes.
+    """Discard values that may come from old versions of files that the group itself makes.
 
-    Snakemake evaluates parameters and resources before the old outputs are removed; now a function
-    that opens such a file finds none, and its value is still to be determined.
+    Snakemake evaluates parameters and resources before the old outputs are removed. Now a function
+    that opens such a file finds none, and its value is not determined yet.
     """
     for member in members:
         if any(path in group.all_products for path in member.input):
             member.attempt = member.attempt
-            member._params = member._non_derived_params = None  # there is no public way
+            member._params = member._non_derived_params = None  # there is no public method
 
 
 def _runs(group: Job, member: Job, context: RuleContext) -> ResolvedJob:
     if member.is_norun:
-        # What it reads need not go up; what it touches other members may read.
+        # Its inputs need no upload. Other members may read the files that it touches.
         return ResolvedJob((), outputs=tuple(list_outputs(member, find_places(member, context))))
     try:
         return find_runs(member, context)
@@ -253,16 +253,11 @@ def _program(
     settled: frozenset[str],
     report: str,
 ) -> GroupProgram:
-    """The program that runs the members.
+    """Make the program that runs the members.
 
-    Args:
-        group: the GroupJob.
-        members: in the order of their numbers.
-        runs: what runs for each of them.
-        wanted: what the group asks for.
-        files: its files.
-        settled: variables that the backend config sets: they win over those of rules.
-        report: where failed members are told.
+    `members` are in the order of their numbers, as `runs`. `settled` names the variables that the
+    backend config sets, which take precedence over those of rules. `report` is the path of the
+    report on failed members.
     """
     numbers = {member: i for i, member in enumerate(members)}
     teams: dict[object, list[Job]] = {}
@@ -323,7 +318,7 @@ def _member(
 def _limits(
     teams: Iterable[Sequence[Job]], numbers: Mapping[Job, int], wanted: GroupRequest
 ) -> dict[str, int]:
-    """The CPUs that the group was given, and of what all teams together would want more of."""
+    """Return the group's CPUs, and its resources that all teams together would exceed."""
     return {
         "_cores": wanted.threads,
         **{

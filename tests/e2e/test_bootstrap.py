@@ -83,4 +83,4 @@ def test_without_and_with_a_way_to_packages_and_again(bare: Project) -> None:
     tells(said.output, "Asking hpc1 which Python it has", "Fetching wheels", "has Snakemake")
     bare.run().ok()
     assert bare.read("out.txt").strip().startswith(str(bare.workspace / ".mantik" / "snakemake-"))
-    tells(bootstrap(bare).ok().output, "is there already")
+    tells(bootstrap(bare).ok().output, "already exists")

@@ -1,1 +1,1 @@
-"""What travels to a site and runs there, with no more than Python 3.7 and its standard library."""
+"""Programs that are uploaded to a site and run there with Python 3.7 and its standard library."""

@@ -1,21 +1,21 @@
-"""Runs one job of a workflow with the Snakemake of a site.
+"""Run one job of a workflow with the Snakemake of a site.
 
-It reads from its standard input what `rules/kinds/full_jobs.py` wrote (JSON, one line), looks for
-a fitting Snakemake, and becomes it. It needs Python 3.7 and no more: the first Python that a node
-has may be an old one.
+This file reads the order of `rules/kinds/full_jobs.py` (JSON, one line) from standard input, finds
+a fitting Snakemake, and replaces itself by it. It supports Python 3.7, because the first Python on
+a node may be an old one.
 
-Some things of Snakemake are changed in its process, because a site has not all that is here:
+It changes Snakemake in its process, because not everything on the user's machine is at a site:
 
-- Rules that were not asked for are left out also where a workflow has checkpoints: their inputs
-  are not at the site. What checkpoints have made is known from here.
-- The job's files must be those that it has here. A Snakefile that looks for files while it is read
-  (`glob_wildcards`) finds the site's, and a job of half the inputs would succeed.
-- Sources that are not files of the workspace come from a cache that is filled before.
-- Files of a storage are their local copies: a node has the storage's credentials as little as a way
-  to it, and this side fetches and stores. Unless the job is to do it: then its copies are its own.
-- Environments of rules are made by one job at a time: Snakemake itself counts on its one process.
-- The document of a `cwl:` rule has the address that Snakemake gives it from Python 3.14 on. With an
-  older one it is `file:/…`, which cwltool refuses.
+- Rules other than the job's are left out also if a workflow has checkpoints, because their inputs
+  are not at the site. The order lists the outputs of finished checkpoints.
+- The job must have the same files as on the user's machine. A Snakefile that searches for files
+  (`glob_wildcards`) finds those of the site, and a job with half its inputs would succeed.
+- Sources outside the workspace come from a cache that is filled before.
+- Files of a storage are replaced by their local copies: a node has neither credentials nor access,
+  and the user's machine fetches and stores. If the job does this itself, it has its own copies.
+- Only one job at a time makes environments of rules: Snakemake assumes that it is the only process.
+- The document of a `cwl:` rule has the address that Snakemake uses from Python 3.14 on. Before, it
+  is `file:/…`, which cwltool refuses.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from typing import Any
 from urllib.parse import quote
 
 UNFIT = 78
-"""Exit code where no Snakemake fits (EX_CONFIG of sysexits.h)."""
+"""Exit code if no Snakemake fits (EX_CONFIG of sysexits.h)."""
 
 LACK = "mantik: there is no fitting Snakemake:"
-"""How the line begins that says so."""
+"""Prefix of the message that no Snakemake fits."""
 
 _ASK = """\
 import sys
@@ -49,9 +49,9 @@ except Exception:
 
 
 def fits(found: str, wanted: str) -> bool:
-    """Whether a Snakemake can stand in for another: the same major release, and not an older one.
+    """Return whether Snakemake `found` can replace `wanted`: same major release, and not older.
 
-    A newer minor release runs what an older one ran; what is new in one is missing before it.
+    A newer minor release runs workflows of older ones. An older release lacks new features.
     """
     try:
         there, here = ([int(part) for part in text.split(".")[:2]] for text in (found, wanted))
@@ -61,10 +61,10 @@ def fits(found: str, wanted: str) -> bool:
 
 
 def own_version() -> str:
-    """The version of Snakemake that this Python has; empty for none."""
+    """Return the version of Snakemake in this Python's environment, empty if not installed."""
     try:
         from importlib.metadata import PackageNotFoundError, version
-    except ImportError:  # before Python 3.8, which no Snakemake of today runs with
+    except ImportError:  # before Python 3.8, which no current Snakemake supports
         return ""
     try:
         return version("snakemake")
@@ -73,7 +73,7 @@ def own_version() -> str:
 
 
 def snakemake_version(python: str) -> str:
-    """The version of Snakemake that another Python has; empty for none."""
+    """Return the version of Snakemake in another Python's environment, empty if not installed."""
     try:
         answer = subprocess.run([python, "-c", _ASK], stdout=subprocess.PIPE, check=False)
     except OSError:
@@ -82,7 +82,7 @@ def snakemake_version(python: str) -> str:
 
 
 def main() -> None:
-    """Find a Snakemake and run the job."""
+    """Find a fitting Snakemake and run the job."""
     text = sys.stdin.read()
     order = json.loads(text)
     wanted = order["snakemake"]
@@ -102,7 +102,7 @@ def main() -> None:
 
 
 def _become(python: str, text: str) -> None:
-    """Start this file once more, with another Python."""
+    """Replace this process by one that runs this file with another Python."""
     with tempfile.TemporaryFile() as handed:
         handed.write(text.encode())
         handed.seek(0)
@@ -122,9 +122,9 @@ def _unfit(order: dict[str, Any], found: dict[str, str]) -> None:
 
 
 def _lack(what: str) -> None:
-    """End, and let the job's marker say that it failed before its command."""
+    """Exit, and record for the job's marker that the job failed before its command."""
     sys.stderr.write(f"{LACK} {what}\n")
-    # A container need not have the directory that it lies in.
+    # A container may not have the directory of this file.
     place = os.environ.get("MANTIK_STATE", os.devnull)
     with contextlib.suppress(OSError), open(place, "a") as state:
         state.write("step=own\n")
@@ -138,18 +138,18 @@ def run_full_job(order: dict[str, Any]) -> None:
     copies = order["copies"]
     if copies:
         copies["there"] = there = os.path.expandvars(copies["there"])
-        shutil.rmtree(there, ignore_errors=True)  # of a try that was killed
+        shutil.rmtree(there, ignore_errors=True)  # left over from a try that was killed
         order["arguments"][:0] = ["--local-storage-prefix", there]
         for kind in ("input", "output", "checkpointed"):
             order[kind] = [moved(path, copies["here"], there) for path in order[kind]]
-    # Snakemake takes a directory with `metadata` but no `incomplete` for one of an old release,
-    # and several jobs that migrated it at the same time would be in each other's way.
+    # Snakemake migrates a directory with `metadata` but no `incomplete`, as from an old release.
+    # Several jobs that migrate it at the same time would conflict.
     os.makedirs(os.path.join(".snakemake", "incomplete"), exist_ok=True)
     sys.path[0] = os.getcwd()  # as `python -m snakemake` has it
     sys.argv = ["snakemake", *order["arguments"]]
     cache = tempfile.mkdtemp(prefix="mantik-sources-")
     sys.argv[1:1] = ["--runtime-source-cache-path", cache]
-    # First of all: its modules import each other, and only this order works.
+    # Import this module first: Snakemake's modules import each other, and only this order works.
     from snakemake.cli import main as snakemake
 
     try:
@@ -172,7 +172,7 @@ def _require(package: str, order: dict[str, Any]) -> None:
 
 
 def _fill(cache: str, entries: dict[str, str]) -> None:
-    """Copy sources to where Snakemake's cache would have put them."""
+    """Copy sources to their paths in Snakemake's source cache."""
     for entry, path in entries.items():
         target = os.path.join(cache, entry)
         os.makedirs(os.path.dirname(target), exist_ok=True)
@@ -180,7 +180,7 @@ def _fill(cache: str, entries: dict[str, str]) -> None:
 
 
 def _adapt(order: dict[str, Any]) -> None:
-    """Change in Snakemake what the docstring of this module says."""
+    """Change Snakemake as described in the docstring of this module."""
     from snakemake import cwl, sourcecache, storage
     from snakemake.checkpoints import Checkpoints
     from snakemake.dag import DAG
@@ -201,7 +201,7 @@ def _adapt(order: dict[str, Any]) -> None:
         self._created_output.update(order["checkpointed"])
 
     def split(path: str) -> Any:
-        """Snakemake looks for the repository on the disk; what is needed of it is in the cache."""
+        """Split a path without looking for its repository on the disk: its files are cached."""
         file, _, revision = re.sub("^git[+]file:/+", "/", path).rpartition("@")
         for root in order["repositories"]:
             if file.startswith(f"{root}/"):
@@ -238,11 +238,11 @@ def _adapt(order: dict[str, Any]) -> None:
 
 
 def one_at_a_time(act: Any) -> Any:
-    """The same as `act`, but when no other job of the workspace does it."""
+    """Wrap `act` in a lock, so that only one job of the workspace runs it at a time."""
 
     def locked(*args: Any, **more: Any) -> Any:
         with open(os.path.join(".snakemake", "mantik.lock"), "a") as lock:
-            with contextlib.suppress(OSError):  # of a file system without locks
+            with contextlib.suppress(OSError):  # on a file system without locks
                 fcntl.flock(lock, fcntl.LOCK_EX)
             return act(*args, **more)
 
@@ -250,16 +250,16 @@ def one_at_a_time(act: Any) -> Any:
 
 
 def moved(path: str | None, here: str, there: str) -> str | None:
-    """A path, below the directory `there` if it was below `here`."""
+    """Return a path, moved below the directory `there` if it is below `here`."""
     if path is None or not path.startswith(f"{here}/"):
         return path
     return there + path[len(here) :]
 
 
 def differing(kind: str, there: list[str], here: list[str | None]) -> str:
-    """What is wrong where a job has other files at the site than it has here; empty for nothing.
+    """Return an error if a job has other files at the site than on the user's machine, else ''.
 
-    None stands for a file that each Snakemake has in its own cache of sources.
+    None stands for a file that each Snakemake has in its own source cache.
     """
     own = {number for number, path in enumerate(here) if path is None}
     theirs = [path for number, path in enumerate(there) if number not in own]
@@ -274,9 +274,9 @@ def differing(kind: str, there: list[str], here: list[str | None]) -> str:
     elif more:
         what = "has also " + ", ".join(more[:5]) + (", …" if len(more) > 5 else "")
     return (
-        f"the job's {kind} at the site {what}. It follows from something that is not the same"
-        " there: a Snakefile that looks for files while it is read (glob_wildcards, os.listdir)"
-        " sees those of the site. Take the list from a file instead, a sample sheet or a config"
+        f"the job's {kind} at the site {what}. It depends on something that is different there: a"
+        " Snakefile that searches for files (glob_wildcards, os.listdir) finds those of the site."
+        " Read the list from a file instead, such as a sample sheet or a config"
     )
 
 

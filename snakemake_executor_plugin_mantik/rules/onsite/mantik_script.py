@@ -1,15 +1,14 @@
-"""Runs a Python script of a rule at a site, with a `snakemake` object like Snakemake's own.
+"""Run a Python script of a rule at a site, with a `snakemake` object like Snakemake's own.
 
-This file travels with the jobs: it needs Python 3.7 and the standard library, no Snakemake.
+This file is uploaded with the jobs. It needs Python 3.7 and the standard library, no Snakemake.
 
     python3 mantik_script.py SCRIPT PLACE SEARCH < DATA
 
-SCRIPT holds the script's text, PLACE is what the script takes for its file, SEARCH is where it
-finds the modules beside it, and DATA is what `rules/kinds/python_object.py` made of the job. The
-script is compiled under the name PLACE: a traceback names its own file and lines.
+SCRIPT holds the script's text, PLACE is the script's own path as it sees it, SEARCH is the
+directory of modules beside it, and DATA is the job as `rules/kinds/python_object.py` encoded it.
+The script is compiled under the name PLACE, so that tracebacks name its own file and lines.
 
-What the object answers follows Snakemake's documentation of scripts; tests compare it with
-Snakemake's own, question by question.
+The object follows Snakemake's documentation of scripts. Tests compare it with Snakemake's own.
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 if TYPE_CHECKING:
-    # Python 3.7 knows such types in annotations only.
+    # Python 3.7 supports these types in annotations only.
     from collections.abc import Callable, Iterable, Iterator
     from typing import NoReturn
 
     Names = Iterable[tuple[str, tuple[int, int | None]]]
-    """Names with the index of their item, or the beginning and end of their items."""
+    """Names with the index of their item, or with the start and end of their items."""
 
 
 def _guard(name: str) -> Callable[..., NoReturn]:
@@ -49,7 +48,7 @@ def _guard(name: str) -> Callable[..., NoReturn]:
 
 
 class Namedlist(list):  # type: ignore[type-arg] # list[Any] is no class in Python 3.7
-    """A list whose items, or ranges of them, may have names."""
+    """A list whose items, or ranges of items, may have names."""
 
     if TYPE_CHECKING:
 
@@ -76,7 +75,6 @@ class Namedlist(list):  # type: ignore[type-arg] # list[Any] is no class in Pyth
         return iter(self._names.items())
 
     def update(self, items: dict[str, Any]) -> None:
-        """Append named items."""
         for name, value in items.items():
             if name in self._names:
                 raise ValueError(f"Key {name} already exists in Namedlist")
@@ -84,16 +82,15 @@ class Namedlist(list):  # type: ignore[type-arg] # list[Any] is no class in Pyth
             self._set_name(name, len(self) - 1)
 
     def keys(self) -> Iterable[str]:
-        """The names."""
         return self._names.keys()
 
     def items(self) -> Iterator[tuple[str, Any]]:
-        """Names and what they mean: an item or a list of items."""
+        """Yield names, each with its item or list of items."""
         for name in self._names:
             yield name, getattr(self, name)
 
     def get(self, key: str, default_value: Any = None) -> Any:
-        """What a name means, or the default."""
+        """Return the item or list of items of a name, or the default."""
         value = self.__dict__.get(key, default_value)
         return default_value if value is not None and value is self._guards.get(key) else value
 
@@ -107,7 +104,7 @@ class Namedlist(list):  # type: ignore[type-arg] # list[Any] is no class in Pyth
         return " ".join(map(str, self))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # The guards cannot be pickled; values and names say it all.
+        # The guards cannot be pickled. Values and names are sufficient.
         return _restored, (type(self).__name__, list(self), list(self._get_names()))
 
 
@@ -148,7 +145,7 @@ def _restored(kind: str, values: list[Any], names: Names) -> Namedlist:
 
 
 class ReportHref:
-    """A link to another item of the report, as `report_href` gives it."""
+    """A link to another item of the report, as `report_href` returns it."""
 
     def __init__(
         self,
@@ -157,7 +154,7 @@ class ReportHref:
         url_args: dict[str, str] | None = None,
         anchor: str | None = None,
     ) -> None:
-        import hashlib  # takes longer than all else here, and few scripts make links
+        import hashlib  # a slow import, and few scripts make links
 
         self._parent = parent
         self._id: str = parent._id if parent else hashlib.sha256(str(path).encode()).hexdigest()
@@ -166,15 +163,15 @@ class ReportHref:
         self._anchor = anchor
 
     def child_path(self, path: Any) -> ReportHref:
-        """A link to something below it."""
+        """Return a link to an item below this one."""
         return ReportHref(path, parent=self)
 
     def url_args(self, **args: str) -> ReportHref:
-        """The same link with arguments."""
+        """Return this link with arguments."""
         return ReportHref(self._path, self._parent, args)
 
     def anchor(self, anchor: str) -> ReportHref:
-        """The same link to a place in the page."""
+        """Return this link with an anchor in the page."""
         return ReportHref(self._path, self._parent, self._url_args, anchor)
 
     def __str__(self) -> str:
@@ -185,7 +182,7 @@ class ReportHref:
 
 
 class Snakemake:
-    """The job, as the script sees it."""
+    """The job as a script sees it."""
 
     def __init__(self, values: dict[str, Any], scriptdir: str) -> None:
         self.input: InputFiles = values["input"]
@@ -203,7 +200,7 @@ class Snakemake:
 
     @property
     def params(self) -> Params:
-        """The parameters; tables and arrays are made anew at each look, as Snakemake does it."""
+        """The parameters. As in Snakemake, each access makes new tables and arrays."""
         values = list(self._params_store)
         for index, kind in self._params_types.items():
             values[index] = _converted(kind, values[index])
@@ -212,11 +209,11 @@ class Snakemake:
         return made
 
     def report_href(self, path: Any) -> ReportHref:
-        """A link to what the report has of `path`."""
+        """Return a link to the report's item for `path`."""
         return ReportHref(path)
 
     def log_fmt_shell(self, stdout: bool = True, stderr: bool = True, append: bool = False) -> str:
-        """What sends the output of a shell command to the log; nothing if there is no log."""
+        """Return a redirection of a shell command's output to the log; empty without a log."""
         log = str(self.log)
         if not log:
             return ""
@@ -229,14 +226,14 @@ class Snakemake:
 
 
 def _converted(kind: str, value: Any) -> Any:
-    """A table or an array, of the plain values that it travelled as."""
+    """Make a table or an array from its plain values."""
     package = {"pd": "pandas", "np": "numpy", "pl": "polars"}[kind.partition(".")[0]]
     try:
         module = importlib.import_module(package)
     except ImportError as error:
         raise ImportError(
-            f"a parameter of the rule is a {kind}, but {package} is not in the environment of the"
-            f" site's Python, {sys.executable}: {error}"
+            f"a parameter of the rule is a {kind}, but the site's Python, {sys.executable}, has no"
+            f" {package} ({error}): add it to the backend config's Environment"
         ) from error
     make: dict[str, Callable[[], Any]] = {
         "pd.DataFrame": lambda: module.DataFrame.from_dict(value),
@@ -250,10 +247,9 @@ def _converted(kind: str, value: Any) -> Any:
 
 
 class _Unpickler(pickle.Unpickler):
-    """Reads what `rules/kinds/python_object.py` wrote."""
+    """Unpickles the data that `rules/kinds/python_object.py` wrote."""
 
     def persistent_load(self, pid: Any) -> Any:
-        """A value of Snakemake's own, or one that only the node knows."""
         kind, *rest = pid
         if kind == "str":
             return rest[0]
@@ -265,7 +261,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _number(kind: str, value: Any) -> Any:
-    """A number of NumPy's kind, or the plain one where there is no NumPy."""
+    """Return a number of NumPy's type, or the plain number without NumPy."""
     try:
         numpy = importlib.import_module("numpy")
     except ImportError:
@@ -279,14 +275,14 @@ STUBS: dict[str, tuple[str, ...]] = {
     "snakemake.iocontainers": ("snakemake", "Snakemake", "ReportHref", *_LISTS),
     "snakemake.logging": ("logger",),
 }
-"""What a script may import of Snakemake where there is none."""
+"""Names that a script may import from Snakemake at a site without it."""
 
 
 def _offer_stubs(names: dict[str, Any]) -> None:
     if importlib.util.find_spec("snakemake") is not None:
         return
     for module, offered in STUBS.items():
-        stub = types.ModuleType(module, "Stands in for Snakemake, which is not at this site.")
+        stub = types.ModuleType(module, "Replaces Snakemake, which is not at this site.")
         stub.__dict__.update({name: names[name] for name in offered})
         stub.__path__ = []
         sys.modules[module] = stub
@@ -296,40 +292,40 @@ def _offer_stubs(names: dict[str, Any]) -> None:
 
 
 def names(data: bytes, place: str, search: str) -> dict[str, Any]:
-    """The global names that a script finds, and a search path for the modules beside it.
+    """Return the globals of a script, and add the directory of its modules to the search path.
 
     Args:
-        data: the job.
-        place: what the script takes for its file: a path or a URL.
-        search: the directory of the modules beside it.
+        data: the encoded job.
+        place: the script's own path as it sees it, or a URL.
+        search: the directory of modules beside it.
     """
     try:
         values = _Unpickler(BytesIO(base64.b64decode(data))).load()
     except (ImportError, AttributeError) as error:
         sys.exit(
-            "mantik: params or config of the rule hold a value of a Python class that is not in"
-            f" the environment of this site's Python, {sys.executable} ({error}): put its package"
-            " into the backend config's environment, or give the rule plain values"
+            "mantik: params or config of the rule contain a value of a Python class that this"
+            f" site's Python, {sys.executable}, does not have ({error}): add its package to the"
+            " backend config's Environment, or use plain values"
         )
     snakemake = Snakemake(values, os.path.dirname(place))
     logger = logging.getLogger("snakemake.logging")
     found = {"snakemake": snakemake, "Snakemake": Snakemake, "logger": logger}
     _offer_stubs({**found, **_LISTS, "ReportHref": ReportHref})
     sys.path.append(search)
-    # Snakemake's own preamble leaves these two behind, and scripts use them.
+    # Snakemake's own preamble defines these two modules, and scripts use them.
     return {**found, "sys": sys, "pickle": pickle}
 
 
 def run_script(script: str, place: str, search: str, data: bytes) -> None:
-    """Run a script as Snakemake does; what it raises ends the process.
+    """Run a script as Snakemake does. An exception in it ends the process.
 
     Args:
         script: the file that holds its text.
-        place: what it takes for its file.
-        search: the directory of the modules beside it.
-        data: the job.
+        place: the script's own path as it sees it, or a URL.
+        search: the directory of modules beside it.
+        data: the encoded job.
     """
-    # As text: what a line says of its encoding was true of the file that the text comes from.
+    # Compile text, not bytes: an encoding line in it refers to the original file.
     with open(script, encoding="utf-8-sig") as file:
         source = file.read()
     main = types.ModuleType("__main__")
@@ -338,13 +334,13 @@ def run_script(script: str, place: str, search: str, data: bytes) -> None:
     sys.modules["__main__"] = main
     sys.argv = [script]
     lines = [f"{line}\n" for line in source.split("\n")]
-    # The script need not lie at its place; a traceback shows its lines all the same.
+    # The script may not exist at its place. Cache its lines for tracebacks.
     linecache.cache[place] = (len(source), None, lines, place)
     try:
         exec(compile(source, place, "exec", dont_inherit=True), main.__dict__)  # noqa: S102
     except SystemExit:
         raise
-    except BaseException as error:  # noqa: BLE001 - told as Python tells it, and the process ends
+    except BaseException as error:  # noqa: BLE001 - reported as Python does, then the process ends
         own = error.__traceback__
         below = own.tb_next if own else None
         if sys.excepthook is sys.__excepthook__:
@@ -355,10 +351,10 @@ def run_script(script: str, place: str, search: str, data: bytes) -> None:
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     with open(0, "rb", closefd=False) as file:
         data = file.read()
-    # The script itself has nothing to read, as everywhere at a site.
+    # Scripts at a site have no standard input.
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
@@ -367,7 +363,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    # Under its own name, so that what the script pickles of it is found again.
+    # Import it under its own name, so that scripts can unpickle its classes again.
     here = os.path.dirname(os.path.abspath(__file__))
     if here not in sys.path:
         sys.path.insert(0, here)

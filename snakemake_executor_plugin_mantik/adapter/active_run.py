@@ -23,11 +23,7 @@ class ActiveRun:
     """A run that has started.
 
     Attributes:
-        engine: runs the jobs.
-        checked: the workflow, checked before the run started.
-        states: logs each job's states.
         tracker: makes MLflow runs of jobs and of the workflow.
-        dag: Snakemake's jobs.
         notify: writes a line to the user's log.
         requested: numbers of the jobs that were requested from the engine.
         measured: by number of a request, its jobs whose benchmark file is written on this machine,
@@ -88,12 +84,7 @@ class ActiveRun:
             self.checked.missing_snakemake.note(site, outcome.log)
 
     def close(self, how: Ending, *, tidy: bool) -> None:
-        """Close the engine, then report the rest to MLflow.
-
-        Args:
-            how: how this run of Snakemake ends.
-            tidy: whether to take the time for work that a later run could do.
-        """
+        """Close the engine, then the tracker. Skip work that a later run can do unless `tidy`."""
         self.engine.close(tidy=tidy)
         if self.tracker.shows_pipeline:
             self.tracker.set_pipeline(describe_pipeline(self.dag))

@@ -19,12 +19,9 @@ def benchmark_path(identity: str) -> str:
 
 
 def write_benchmark(job: Any, measured: Path, *, extended: bool) -> None:
-    """Write the benchmark file of a Snakemake job from what was measured at the site.
+    """Write a job's benchmark file, with the columns of `--benchmark-extended` if `extended`.
 
-    Args:
-        job: the Snakemake job.
-        measured: a file with a line for each run of the command (`jobs/benchmark.sh.j2`).
-        extended: whether to write the extended columns (`--benchmark-extended`).
+    The file `measured` has a line for each run of the command (`jobs/benchmark.sh.j2`).
 
     Raises:
         MantikError: the measurements are missing or incomplete, or the file cannot be written.

@@ -120,7 +120,8 @@ def check_workflow(workflow: Any, dag: Any, options: Any, logger: Any) -> Checke
     `workflow`, `dag` and `logger` are Snakemake's, `options` are the executor's settings.
 
     Raises:
-        UserError: something is wrong with the configs or the workflow.
+        UserError: something is wrong with the configs or the workflow. `ConfigError` and
+            `WorkflowNotRunnable` list all mistakes of their kind.
     """
     workdir = Path.cwd()
     asked = read_options(workflow)
@@ -174,11 +175,7 @@ def check_workflow(workflow: Any, dag: Any, options: Any, logger: Any) -> Checke
 
 
 def _check_environments(jobs: list[Any], context: RuleContext, products: frozenset[str]) -> None:
-    """Check the rules' own environments, as far as that is possible on this machine.
-
-    Raises:
-        WorkflowNotRunnable: lists each rule whose environment is not available.
-    """
+    """Check the rules' own environments, as far as that is possible on this machine."""
     found = {
         job.rule.name: mistake
         for job in jobs
@@ -194,11 +191,7 @@ def _check_environments(jobs: list[Any], context: RuleContext, products: frozens
 
 
 def _check_projects(jobs: list[Any], configs: Mapping[str, LoadedConfig]) -> None:
-    """Check that the entry points that jobs run get valid values and find their project.
-
-    Raises:
-        ConfigError: lists all mistakes.
-    """
+    """Check that the entry points that jobs run get valid values and find their project."""
     mistakes: dict[Mistake, None] = {}
     exclude = {name: Exclude(loaded.config.exclude) for name, loaded in configs.items()}
     for job in jobs:

@@ -237,7 +237,7 @@ class Executor(RemoteExecutor):
             self._tell_of_job(job_info.job, msg, **kwargs)
 
     def _tell_of_job(self, job: _Job, msg: str | None, **kwargs: Any) -> None:
-        """Do what a job's `log_error` does, which however reports every command as failed."""
+        """Log as a job's `log_error`, but without its claim that the command failed by itself."""
         self.logger.error(
             f"Error in rule {job.rule.name}, jobid: {job.jobid}",
             extra=_of_its_command(job.get_log_error_info(msg, **kwargs), **kwargs),
@@ -246,9 +246,9 @@ class Executor(RemoteExecutor):
     def _tell_of_group(
         self, group: _Job, msg: str, aux_logs: list[str] | None = None, **kwargs: Any
     ) -> None:
-        """Do what a group's `log_error` does, which however omits the message.
+        """Log as a group's `log_error`, which omits the message and lists all members.
 
-        `log_error` lists all members. This lists only those known to have failed, if there are any.
+        List only members known to have failed, if there are any.
         """
         from snakemake_interface_logger_plugins.common import LogEvent
 

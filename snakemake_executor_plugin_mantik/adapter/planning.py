@@ -35,11 +35,8 @@ from snakemake_executor_plugin_mantik.sites.base import QueueLimits
 def plan_workflow(workflow: Any, options: Any, logger: Any, *, connect: bool) -> JobPlan:
     """Forecast the jobs that a workflow would submit and the files that it would upload.
 
-    Args:
-        workflow: Snakemake's, with a complete DAG; its directory is the current one.
-        options: the executor's settings.
-        logger: Snakemake's.
-        connect: whether to read the limits of queues from the sites.
+    Snakemake's `workflow` has a complete DAG, and its directory is the current one. With `connect`,
+    read the limits of queues from the sites.
 
     Raises:
         MantikError: lists all mistakes that a run would report at its start.

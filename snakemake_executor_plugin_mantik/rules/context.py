@@ -82,11 +82,6 @@ def start_words(payload: Payload) -> tuple[list[str], tuple[Upload, ...]]:
 
 @cache
 def report_withheld(directory: str, withheld: str) -> None:
-    """Warn once that files of a directory are not uploaded.
-
-    Args:
-        directory: the directory.
-        withheld: which files, why, and what to do (`Sources.withheld`). Empty: no warning.
-    """
+    """Warn once that files of a directory are not uploaded, unless `Sources.withheld` is empty."""
     if withheld:
         logger.warning(f"Files of {directory}: {withheld}.")

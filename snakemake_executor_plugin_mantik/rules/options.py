@@ -141,7 +141,7 @@ _UNUSED: tuple[tuple[str, str, str, tuple[object, ...], str], ...] = (
         "images are in the workspace; set Site: Workspace in the backend config to move it",
     ),
 )
-"""Ignored options: name, group and name of the setting in Snakemake, its defaults, an advice."""
+"""Ignored options: name, group and name of Snakemake's setting, its defaults, and advice."""
 
 
 def ignored_options(workflow: Any) -> Iterator[str]:

@@ -43,11 +43,8 @@ def make_payload(
 ) -> Payload:
     """Make the payload of a single job, accepted by `preflight.refuse_jobs`.
 
-    Args:
-        job: the Snakemake job.
-        context: the context of the run.
-        tmpdir: the job's temporary directory, `shell_command.NODE_TMPDIR` for the node's.
-        iteration: the number of the benchmark's repetition, from 0.
+    `tmpdir` is the job's temporary directory, `shell_command.NODE_TMPDIR` for the node's.
+    `iteration` is the number of the benchmark's repetition, from 0.
 
     Raises:
         UserError: a value in the command is not determined before the job runs, a script's files

@@ -46,11 +46,8 @@ def find_mistakes(
 ) -> dict[str, str]:
     """Render the command of one job of each rule, and return the errors by rule.
 
-    Args:
-        dag: Snakemake's graph of jobs. Its local jobs are checked too: they also end a run.
-        units: jobs and groups that run at sites.
-        context: the context of the run.
-        linemaps: Snakemake's, which map its generated code to lines of Snakefiles.
+    `units` run at sites. Local jobs of `dag` are checked too, because they also end a run.
+    Snakemake's `linemaps` map its generated code to lines of Snakefiles.
     """
     found: dict[str, str] = {}
     seen: set[str] = set()

@@ -35,13 +35,10 @@ THREAD_VARIABLES = (
 def make_request(
     job: Job, context: RuleContext, *, secrets: Mapping[str, str], forced: bool
 ) -> JobRequest:
-    """Make the engine's request for a job.
+    """Make the engine's request for a single job, accepted by `preflight.refuse_jobs`.
 
-    Args:
-        job: a single Snakemake job, accepted by `preflight.refuse_jobs`.
-        context: the context of the run.
-        secrets: values of the workflow's `envvars:`.
-        forced: whether to run the job even if an earlier run has finished it (`--forcerun`).
+    `secrets` are the values of the workflow's `envvars:`. With `forced`, run the job even if an
+    earlier run has finished it (`--forcerun`).
 
     Raises:
         UserError: a value is not determined, or the job names an unknown site.

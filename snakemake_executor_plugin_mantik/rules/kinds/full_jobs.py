@@ -82,7 +82,6 @@ def full_job_directive(job: Job) -> str | None:
 
 
 def _way_out(site: str) -> str:
-    """Return the advice for a site without a fitting Snakemake."""
     return (
         f"Install snakemake=={__version__} in the environment or image of the backend config, or"
         f" run: smk-mantik bootstrap {site}"
@@ -97,13 +96,6 @@ def full_job_command(
     deployment: Collection[DeploymentMethod],
 ) -> tuple[str, tuple[Upload, ...], tuple[str, ...]]:
     """Return the command of a full job, the files to upload, and further inputs.
-
-    Args:
-        job: the Snakemake job.
-        workdir: the workflow's working directory.
-        site: the name of the site.
-        config: the backend config of the site.
-        deployment: which kinds of rules' own environments are deployed at sites.
 
     Raises:
         UserError: something that the job needs is not available on this machine.
@@ -152,7 +144,6 @@ def full_job_command(
 
 
 def _add_code(job: Job, found: WorkflowCode, config: BackendConfig) -> None:
-    """Add the code that the rule's own directive names."""
     rule, workflow = job.rule, job.rule.workflow
     code = rule.script or rule.notebook or rule.cwl
     if code:
@@ -175,7 +166,6 @@ def _add_code(job: Job, found: WorkflowCode, config: BackendConfig) -> None:
 def _add_environment(
     job: Job, found: WorkflowCode, deployment: Collection[DeploymentMethod]
 ) -> None:
-    """Add the files of the rule's own environment."""
     sources, image = deployment_files(job, deployment)
     for source in sources:
         found.add_source(source, job.rule.workflow.sourcecache)
@@ -201,7 +191,6 @@ def _imports_us(workflow: Any) -> bool:
 
 
 def _arguments(job: Job, found: WorkflowCode) -> Iterator[str]:
-    """Yield the arguments of the site's Snakemake."""
     rule, workflow = job.rule, job.rule.workflow
     execution, output = workflow.execution_settings, workflow.output_settings
     main = next(iter(workflow.included))

@@ -32,9 +32,7 @@ class HasConfig(Protocol):
     """Something that has a site's backend config."""
 
     @property
-    def config(self) -> BackendConfig:
-        """The config."""
-        ...
+    def config(self) -> BackendConfig: ...
 
 
 @dataclass(frozen=True)

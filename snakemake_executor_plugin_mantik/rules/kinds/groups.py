@@ -86,13 +86,10 @@ def group_obstacle(unit: Job, member: Job) -> str | None:
 def make_group_request(
     group: Job, context: RuleContext, *, secrets: Mapping[str, str], forced: bool
 ) -> JobRequest:
-    """Make the engine's request for a group.
+    """Make the engine's request for a group, after the old outputs of its members were removed.
 
-    Args:
-        group: the GroupJob, after the old outputs of its members were removed.
-        context: the context of the run.
-        secrets: values of the workflow's `envvars:`.
-        forced: whether to run a member even if an earlier run has finished it (`--forcerun`).
+    `secrets` are the values of the workflow's `envvars:`. With `forced`, run the group even if an
+    earlier run has finished a member (`--forcerun`).
 
     Raises:
         UserError: a value is not determined, or the members do not fit into one job.
@@ -253,11 +250,10 @@ def _program(
     settled: frozenset[str],
     report: str,
 ) -> GroupProgram:
-    """Make the program that runs the members.
+    """Make the program that runs the members, in the order of their numbers.
 
-    `members` are in the order of their numbers, as `runs`. `settled` names the variables that the
-    backend config sets, which take precedence over those of rules. `report` is the path of the
-    report on failed members.
+    `settled` names the variables that the backend config sets, which take precedence over those of
+    rules. `report` is the path of the report on failed members.
     """
     numbers = {member: i for i, member in enumerate(members)}
     teams: dict[object, list[Job]] = {}

@@ -203,7 +203,7 @@ def quote_for_job(text: str) -> str:
 
 
 def make_upload(text: str, name: str) -> Upload:
-    """Return the upload of a file with this text."""
+    """Return the upload of a file `name` with the content `text`."""
     content = text.encode()
     return Upload(file_path(content, name), content=content)
 

@@ -25,12 +25,7 @@ class MissingSnakemake:
     """Records, by site, the message of a full job that found no fitting Snakemake."""
 
     def __init__(self, state: Path, environments: Mapping[str, str]) -> None:
-        """Read the records.
-
-        Args:
-            state: the executor's local directory.
-            environments: the environment of each site, as text.
-        """
+        """Read the records. `environments` has the environment of each site as text."""
         self._path = state / _NAME
         self._environments = {
             name: hashlib.sha256(f"{__version__}\0{text}".encode()).hexdigest()[:16]

@@ -54,16 +54,11 @@ class ScriptFile:
         """Yield paths in the workspace and local paths of files beside a script from elsewhere.
 
         These are the files of the script's directory up to a size, and the packages that it
-        imports, but no files that seem to contain a secret. A script in the working directory
-        yields none.
-
-        Args:
-            file_limit: larger files are skipped, in bytes.
-            total_limit: limit of the sum of sizes, in bytes.
-            include: matches files to upload even if they seem to contain a secret.
+        imports, but no files that seem to contain a secret unless `include` matches them. A script
+        in the working directory yields none. Both limits are in bytes.
 
         Raises:
-            UserError: the sum of sizes exceeds the limit.
+            UserError: the sum of sizes exceeds `total_limit`.
         """
         if self.inside is not None:
             return

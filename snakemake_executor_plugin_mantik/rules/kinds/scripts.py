@@ -74,12 +74,8 @@ def script_command(
 ) -> tuple[str, tuple[Upload, ...]]:
     """Return the text that runs a script or notebook, and the files that it needs.
 
-    Args:
-        job: a job for which `script_mistake` returns None.
-        places: maps paths to those at the site.
-        tmpdir: the job's temporary directory, `NODE_TMPDIR` for the node's.
-        iteration: the number of the benchmark's repetition, from 0.
-        config: the site's, for limits of the files beside a script outside the working directory.
+    `script_mistake` returns None for the job. `config` limits the files beside a script outside the
+    working directory.
 
     Raises:
         UserError: a value cannot be passed to the script, or a limit is exceeded.

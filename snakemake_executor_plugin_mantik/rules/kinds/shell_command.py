@@ -37,12 +37,6 @@ def shell_command(
 ) -> str:
     """Return the shell's text after `-c`: as Snakemake's for a local job, but with mapped paths.
 
-    Args:
-        job: the Snakemake job.
-        places: maps paths to those at the site.
-        tmpdir: the job's temporary directory.
-        iteration: the number of the benchmark's repetition, from 0.
-
     Raises:
         UserError: a value in the command is not determined before the job runs, or the meaning of
             a path is uncertain.
@@ -76,11 +70,7 @@ def _declared(job: Job, own: Mapping[str, object]) -> str:
     """Evaluate the rule's `shell:` expression for this job, before it is formatted.
 
     Snakemake evaluates the expression when it reads the Snakefile, which gives `rule.shellcmd`, and
-    again in each job, where f-strings and conditions see the values of that job. `own` holds these
-    values by name.
-
-    Raises:
-        UserError: the expression cannot be evaluated.
+    again in each job, where f-strings and conditions see that job's values (here `own`).
     """
     run = job.rule.run_func
     commands: list[str] = []

@@ -292,12 +292,9 @@ def _offer_stubs(names: dict[str, Any]) -> None:
 
 
 def names(data: bytes, place: str, search: str) -> dict[str, Any]:
-    """Return the globals of a script, and add the directory of its modules to the search path.
+    """Return the globals of a script, and add `search` to the search path for modules.
 
-    Args:
-        data: the encoded job.
-        place: the script's own path as it sees it, or a URL.
-        search: the directory of modules beside it.
+    `data` is the encoded job, `place` the script's own path as it sees it, or a URL.
     """
     try:
         values = _Unpickler(BytesIO(base64.b64decode(data))).load()
@@ -317,13 +314,9 @@ def names(data: bytes, place: str, search: str) -> dict[str, Any]:
 
 
 def run_script(script: str, place: str, search: str, data: bytes) -> None:
-    """Run a script as Snakemake does. An exception in it ends the process.
+    """Run a script (a file) as Snakemake does. An exception in it ends the process.
 
-    Args:
-        script: the file that holds its text.
-        place: the script's own path as it sees it, or a URL.
-        search: the directory of modules beside it.
-        data: the encoded job.
+    The other arguments are those of `names`.
     """
     # Compile text, not bytes: an encoding line in it refers to the original file.
     with open(script, encoding="utf-8-sig") as file:

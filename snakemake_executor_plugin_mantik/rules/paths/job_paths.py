@@ -33,12 +33,7 @@ class JobPaths:
     """Maps paths of this machine to those at one site."""
 
     def __init__(self, workdir: Path, workspace: Callable[[], str]) -> None:
-        """Set both ends of the mapping.
-
-        Args:
-            workdir: the workflow's working directory, links resolved.
-            workspace: returns the absolute path of the workspace; called only if needed.
-        """
+        """Map `workdir`, with links resolved, to `workspace()`, which is called only if needed."""
         self.workdir = str(workdir)
         self._tell_workspace = workspace
         self._real = lru_cache(maxsize=None)(os.path.realpath)

@@ -80,13 +80,9 @@ class RewrittenPaths:
 def rewrite_paths(job: Job, places: JobPaths, resources: Any = None) -> RewrittenPaths:
     """Map a job's files and parameters to the paths of its site.
 
-    Args:
-        job: the Snakemake job.
-        places: maps paths to those at the site.
-        resources: the job's resources, including those that only the node knows. Parameters that
-            depend on them are evaluated again. None: parameters are used as they are.
-
-    The functions of the result raise `UserError` if the meaning of a path in a text is uncertain.
+    If `resources` are given, including those that only the node knows, parameters that depend on
+    them are evaluated again. The functions of the result raise `UserError` if the meaning of a path
+    in a text is uncertain.
     """
     moved: dict[str, str] = {}
     trees: set[str] = set()
@@ -295,11 +291,8 @@ def upload_siblings(
 ) -> tuple[str, tuple[Upload, ...]]:
     """Rewrite the paths of files beside Snakefiles in a command, and return these files to upload.
 
-    Args:
-        job: the Snakemake job that runs the command.
-        text: the command, with the job's own paths mapped already.
-        places: maps paths to those at the site.
-        config: the site's, for its limits and Exclude patterns.
+    In `text`, the command, the job's own paths are mapped already. Limits and Exclude patterns are
+    those of `config`.
 
     Raises:
         UserError: the files are too large together.

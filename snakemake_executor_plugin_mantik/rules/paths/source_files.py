@@ -28,13 +28,9 @@ def is_source_file(path: Any) -> bool:
 def upload_source_files(
     job: Job, text: str, workspace: Callable[[], str]
 ) -> tuple[str, tuple[Upload, ...]]:
-    """Rewrite the paths of source files in a command, and return the files to upload.
+    """Rewrite the paths of source files in a command (`text`), and return the files to upload.
 
-    Args:
-        job: the Snakemake job that runs the command.
-        text: the command with paths of this machine.
-        workspace: returns the absolute path of the workspace, without a trailing slash; called only
-            if needed.
+    `workspace`, called only if needed, returns its absolute path without a trailing slash.
 
     Raises:
         UserError: the command names a path in Snakemake's cache that is not a file.

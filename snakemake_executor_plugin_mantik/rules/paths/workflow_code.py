@@ -116,10 +116,7 @@ class WorkflowCode:
     ) -> None:
         """Add the files of Snakemake's source cache, for example of `workflow.source_path()`.
 
-        Args:
-            cache: Snakemake's source cache.
-            included: the Snakefiles.
-            without: prefixes of entries to skip.
+        `included` are the Snakefiles, `without` prefixes of entries to skip.
         """
         runtime = Path(cache.runtime_cache_path)
         for path in _files(runtime):
@@ -147,12 +144,7 @@ def _files(directory: Path) -> Iterator[Path]:
 
 
 def find_workflow_code(workflow: Any, workdir: Path, config: BackendConfig) -> WorkflowCode:
-    """Collect the code that all jobs of a workflow need.
-
-    Args:
-        workflow: Snakemake's.
-        workdir: the workflow's working directory.
-        config: the site's, for its Exclude patterns and limits.
+    """Collect the code that all jobs of a workflow need, with the site's Exclude and limits.
 
     Raises:
         UserError: a file cannot be fetched, or files are too large.

@@ -299,10 +299,7 @@ def deployment_warnings(
 ) -> Iterator[str]:
     """Yield warnings about the rules' environments, once for each rule.
 
-    Args:
-        jobs: Snakemake's jobs.
-        context: the context of the run.
-        full: returns whether a Snakemake at the site sets up the job's environment.
+    `full` returns whether a Snakemake at the site sets up the job's environment.
     """
     checked: set[str] = set()
     for job in jobs:

@@ -21,11 +21,8 @@ def shadow_payload(
 ) -> Payload:
     """Wrap the payload in its job's shadow directory, if the rule has a `shadow:`.
 
-    Args:
-        payload: the payload of the job.
-        job: the Snakemake job.
-        iteration: number of a benchmark's repetition. All repetitions share the directory.
-        also: files of the workflow's directory that the command reads in addition to its inputs.
+    All repetitions (`iteration`) of a benchmark share the directory. `also` lists files of the
+    workflow's directory that the command reads in addition to its inputs.
     """
     depth = job.rule.shadow_depth
     if depth is None:
@@ -80,14 +77,8 @@ def wrap_shadow(
 ) -> str:
     """Return a text for bash that runs a program in a shadow directory.
 
-    Args:
-        shadow: the directory.
-        start: the program and its arguments, quoted.
-        rule: the rule's name, for messages.
-        first: whether this is a benchmark's first repetition, which makes the directory. Later
-            ones reuse it.
-        last: whether this is the last repetition, which empties and removes the directory. A
-            repetition that fails does so, too.
+    `start` is the program and its arguments, quoted. The `first` repetition of a benchmark makes
+    the directory, which later ones reuse. The `last` one, or one that fails, removes it.
     """
     folders = {os.path.dirname(path) for path in (*shadow.inputs, *shadow.outputs, *shadow.logs)}
     return load_template("shadow.sh.j2").render(

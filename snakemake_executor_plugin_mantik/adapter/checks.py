@@ -124,9 +124,9 @@ def check_workflow(workflow: Any, dag: Any, options: Any, logger: Any) -> Checke
             `WorkflowNotRunnable` list all mistakes of their kind.
     """
     workdir = Path.cwd()
-    asked = read_options(workflow)
-    for told in ignored_options(workflow):
-        logger.warning(told)
+    run_options = read_options(workflow)
+    for warning in ignored_options(workflow):
+        logger.warning(warning)
     storage.check_shared(workflow.storage_settings.shared_fs_usage)
     configs = _configs(options.backend_config, workdir)
     for config in configs.values():
@@ -134,7 +134,7 @@ def check_workflow(workflow: Any, dag: Any, options: Any, logger: Any) -> Checke
             logger.warning(f"{config.path}: {warning}")
     here = frozenset(workflow.deployment_settings.deployment_method)
     wanted = deployment.parse_methods(options.software_deployment)
-    context = RuleContext(configs, workdir, wanted, options=asked)
+    context = RuleContext(configs, workdir, wanted, options=run_options)
     settings = _Settings(
         tuple(here - wanted),
         DeploymentMethod.CONDA in here,
@@ -152,10 +152,10 @@ def check_workflow(workflow: Any, dag: Any, options: Any, logger: Any) -> Checke
     units = [unit for unit in units if unit.is_group() or resources.are_resources_known(unit)]
     jobs = [job for unit in units for job in list_members(unit)]
     _check_environments(jobs, context, find_products(dag))
-    for told in capped_options(workflow, jobs):
-        logger.warning(told)
-    for told in resources.resource_warnings(jobs, workflow.global_resources):
-        logger.warning(told)
+    for warning in capped_options(workflow, jobs):
+        logger.warning(warning)
+    for warning in resources.resource_warnings(jobs, workflow.global_resources):
+        logger.warning(warning)
     for remark in deployment.deployment_warnings(jobs, context, why_full_job):
         logger.info(remark)
     _check_projects(jobs, configs)

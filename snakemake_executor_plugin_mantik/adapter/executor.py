@@ -35,8 +35,8 @@ _CHECK_S = 0.2
 class Executor(RemoteExecutor):
     """Runs each job at the site that its rule names.
 
-    Snakemake's waiting thread starts calling `check_active_jobs` before `__post_init__` ends.
-    Snakemake would never hear again of a job that `check_active_jobs` neither yields nor reports.
+    Snakemake's waiting thread starts calling `check_active_jobs` before `__post_init__` ends. A job
+    that it neither yields nor reports would be lost for ever.
     """
 
     _run: "ActiveRun | None" = None

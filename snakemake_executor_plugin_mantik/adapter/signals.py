@@ -35,7 +35,7 @@ _LONGEST_ANSWER = 100
 
 
 def is_disk_full(error: BaseException | None) -> bool:
-    """Return whether an error, or one of its causes, means that this machine's disk is full."""
+    """Return whether an error or its cause means that nothing can be written on this machine."""
     while error is not None:
         if isinstance(error, JournalError):
             return True

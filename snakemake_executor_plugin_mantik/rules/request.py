@@ -38,7 +38,7 @@ def make_request(
     """Make the engine's request for a single job, accepted by `preflight.refuse_jobs`.
 
     `secrets` are the values of the workflow's `envvars:`. With `forced`, run the job even if an
-    earlier run has finished it (`--forcerun`).
+    earlier run has finished it (`--forceall`, `--forcerun`).
 
     Raises:
         UserError: a value is not determined, or the job names an unknown site.

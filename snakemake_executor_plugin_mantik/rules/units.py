@@ -36,7 +36,7 @@ def member_title(job: Job) -> str:
 
 
 def unit_name(unit: Job) -> str:
-    """Return a job's name; for a group, its rules and the wildcards that all members share."""
+    """Return a job's name; for a group, its rules and the wildcards that have a single value."""
     members = list_members(unit)
     if len(members) == 1:
         return job_display_name(members[0])

@@ -195,7 +195,7 @@ def _arguments(job: Job, found: WorkflowCode) -> Iterator[str]:
     execution, output = workflow.execution_settings, workflow.output_settings
     main = next(iter(workflow.included))
     yield from ("--snakefile", _snakefile(main, found))
-    # `workdir:` has had its effect: the workspace mirrors that directory.
+    # `workdir:` has already taken effect: the workspace mirrors that directory.
     yield from ("--directory", ".", "--workflow-profile", "none", "--executor", "local")
     yield from ("--mode", "remote" if jobs_use_storage(workflow) else "subprocess")
     yield from ("--force", "--nolock", "--ignore-incomplete")

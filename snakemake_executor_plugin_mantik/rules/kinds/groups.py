@@ -89,7 +89,7 @@ def make_group_request(
     """Make the engine's request for a group, after the old outputs of its members were removed.
 
     `secrets` are the values of the workflow's `envvars:`. With `forced`, run the group even if an
-    earlier run has finished a member (`--forcerun`).
+    earlier run has finished a member (`--forceall`, `--forcerun`).
 
     Raises:
         UserError: a value is not determined, or the members do not fit into one job.

@@ -1,4 +1,4 @@
-"""From a try's end to the job's outcome: what it made comes here, or the reason is told."""
+"""Conclude tries: fetch a job's outputs, or report why it failed."""
 
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
@@ -28,16 +28,16 @@ from snakemake_executor_plugin_mantik.jobs.script import STEPS
 from snakemake_executor_plugin_mantik.journal import FileRecord, Journal, TryRecord, TryState
 
 _MOST_TOLD = 5
-"""Files that a line names at most."""
+"""Most files that a message names."""
 _BEFORE_INPUTS = STEPS[: STEPS.index("inputs")]
-"""Steps of a script in which what it carried may not have been unpacked."""
+"""Steps of a script at whose failure its bundles may not have been unpacked."""
 
 _LOG_END_BYTES = 16 << 10
-"""How much of a log file is looked at for its last lines."""
+"""How much of a log file to read for its last lines."""
 
 
 class Finalizer:
-    """Concludes the tries at one site. All methods belong to the event loop's thread."""
+    """Conclude the tries at one site. Call all methods from the event loop's thread."""
 
     def __init__(
         self,
@@ -53,20 +53,6 @@ class Finalizer:
         logs: Path,
         notify: Callable[[str], None],
     ) -> None:
-        """Make a concluder; the arguments are the other steps' workers at the same site.
-
-        Args:
-            journal: of the workflow.
-            stager: sends files there.
-            submitter: submits there.
-            fetcher: fetches from there.
-            canceller: tidies up there.
-            classifier: asks the scheduler there.
-            observer: looks on.
-            workdir: the workflow's directory.
-            logs: where the jobs' logs go.
-            notify: writes a line to the user's log.
-        """
         self._journal = journal
         self._stager = stager
         self._submitter = submitter
@@ -81,13 +67,9 @@ class Finalizer:
     async def conclude(
         self, request: JobRequest, attempt: Attempt, end: TryEnd, runtime_s: int | None
     ) -> Outcome | None:
-        """The job's outcome from its try's end; None if it is to be tried again at once.
+        """Return the job's outcome, or None if it is to be submitted again at once.
 
-        Args:
-            request: the job.
-            attempt: its try.
-            end: how that ended.
-            runtime_s: its walltime, where known.
+        `runtime_s` is the job's walltime, where known.
         """
         record = attempt.record
         path = log_path(self._logs, record)
@@ -115,7 +97,7 @@ class Finalizer:
             return None
         self._journal.files.landed(record.id)
         self._journal.secrets_gone(record.id)  # its script removes them however it ends
-        # Of several submissions it is not known which one ran, and so what it unpacked.
+        # Of several submissions, which one ran and what it unpacked is unknown.
         if marker.failed_step not in _BEFORE_INPUTS and attempt.sent == len(attempt.staged) == 1:
             self._stager.confirm(attempt.staged[0])
         if marker.exit_code != 0:
@@ -126,10 +108,9 @@ class Finalizer:
     async def _command_succeeded(
         self, request: JobRequest, attempt: Attempt, marker: Marker, path: Path
     ) -> Outcome:
-        """The job itself says that it succeeded; now its outputs have to come here."""
         record = attempt.record
-        # If this process dies when they are here, the next one sees by it that they are this job's
-        # (`SiteRunner._updated_already`), and does not do again what has been done to them.
+        # If this process dies after the download, the next one recognises the outputs as this job's
+        # (`SiteRunner._updated_already`), and does not update them a second time.
         self._stager.made(_updated(request, attempt, marker))
         try:
             fetched = await self._outputs(request, attempt, marker)
@@ -151,23 +132,23 @@ class Finalizer:
         return self._succeeded(request, attempt, marker, fetched, path)
 
     def _unfetched(self, request: JobRequest, attempt: Attempt, why: str) -> Outcome:
-        """The job succeeded, and what it made may be had later: the next run fetches it."""
+        """Fail a job that succeeded but whose outputs only the next run may fetch."""
         words = (
             f"The job succeeded, but its outputs could not be fetched: {why} They are still at the"
             " site: start again, and they are fetched, not computed again. To compute them again"
             f" all the same type: snakemake --forcerun {request.rule}\n"
         )
-        # Open, so that it is taken up, but over: a run that is forced makes another one.
+        # The try stays open, to be adopted, but ended: a forced run makes another one.
         self._journal.ended(attempt.record.id, "succeeded", waited=None, ran=None, log="")
         return self._failed(request, attempt, words, None, None, reason=Reason.OUTPUTS, keep=True)
 
     async def _outputs(
         self, request: JobRequest, attempt: Attempt, marker: Marker
     ) -> tuple[FileRecord, ...]:
-        """Fetch the outputs: if need be without what an observer asked for.
+        """Fetch the outputs, if necessary without the observer's directory.
 
         Raises:
-            MantikError, OSError: an output cannot be had.
+            MantikError, OSError: an output cannot be fetched.
         """
         record, added = attempt.record, attempt.extras
         if added is None or not added.directory:
@@ -186,7 +167,7 @@ class Finalizer:
         return tuple(file for file in fetched.files if not file.path.startswith(below))
 
     def _without_links(self, record: TryRecord, marker: Marker, below: str) -> Marker:
-        """A link that a job makes could lead whoever reads what it logged to anything here."""
+        # A job's link could lead a reader of its logged files to any local file.
         links = [e for e in marker.files if e.type == "l" and e.path.startswith(below)]
         if not links:
             return marker
@@ -197,7 +178,7 @@ class Finalizer:
         return replace(marker, files=tuple(e for e in marker.files if e not in links))
 
     async def _what_there_is(self, request: JobRequest, record: TryRecord, marker: Marker) -> None:
-        """Bring the rule's own log files of a job whose outputs are not all there, or those too."""
+        """Fetch the log files of a job that lacks outputs; also its other outputs, if requested."""
         wanted, files = request.outputs, marker.files
         if not request.incomplete:
             wanted = tuple(output for output in wanted if output.kind == "log")
@@ -225,7 +206,7 @@ class Finalizer:
         return self._failed(request, attempt, words, path if log else None, None, reason=reason)
 
     async def again(self, attempt: Attempt, why: str) -> None:
-        """A try is over and is nobody's failure; the job gets another one."""
+        """Close a try whose end is not the job's failure; the job gets another one."""
         self._observer.ended(attempt.record, JobEnd("killed", why))
         await self._canceller.remove_secrets(attempt.record)
         self._journal.abandoned(attempt.record.id, f"failed: {why}")
@@ -234,7 +215,7 @@ class Finalizer:
     async def _command_failed(
         self, request: JobRequest, attempt: Attempt, marker: Marker, path: Path, limit: int | None
     ) -> Outcome:
-        """The job itself says that it failed; trouble with its logs does not change that."""
+        # Trouble with the job's files does not change that it failed.
         with suppress(MantikError, OSError):
             if not marker.bare:
                 await self._outputs(request, attempt, marker)
@@ -249,9 +230,9 @@ class Finalizer:
         return replace(outcome, failed=tuple(member.job for member, _ in members))
 
     def _failed_members(self, request: JobRequest) -> list[tuple[GroupJob, int]]:
-        """The members of a group that failed, and their exit codes, as the group itself reported.
+        """Return the failed members of a group and their exit codes, from the group's report.
 
-        What it reports is its own user's: what makes no sense is left out.
+        The user's jobs can write to the report, so lines that make no sense are ignored.
         """
         if request.group is None:
             return []
@@ -269,27 +250,27 @@ class Finalizer:
         return [(request.group.members[number], code) for number, code in found.items()]
 
     def _lost(self, request: JobRequest, attempt: Attempt, end: TryEnd) -> str | None:
-        """Why a try without a marker is nobody's failure and is to be run again; None if it is."""
+        """Return why a try without a marker is to be run again; None if the job failed."""
         if end.kind is TryEndKind.REVOKED:
             return "given up before it started"
         if attempt.record.state is TryState.ENDED:
             return "its results are no longer at the site"
         if end.claimed or end.state is None or end.state.reason is not Reason.SUCCESS:
             return None
-        # The script ends well without a claim only where the directory for it has gone.
+        # The script succeeds without a claim only if the directory for claims is gone.
         self._notify(f"{request.name}: the workspace at {request.site} has lost files; sent again.")
         self._stager.purged()
         self._submitter.purged()
         return "the workspace was purged"
 
     def _purged(self, attempt: Attempt, marker: Marker) -> bool:
-        """Whether the job did not find what was to be there; then that is sent again."""
+        """Check whether files for the job had disappeared, and mark them for another upload."""
         if marker.missing_inputs:
             self._stager.lost(marker.missing_inputs)
             return True
         if marker.failed_step != "bundles" or marker.signal:
             return False
-        if not attempt.staged:  # what an earlier run's script carried is not known
+        if not attempt.staged:  # submitted by an earlier run: the files it carried are unknown
             self._stager.purged()
             return True
         bundles = [bundle for staged in attempt.staged for bundle in staged.bundles]
@@ -297,7 +278,7 @@ class Finalizer:
         return bool(bundles)
 
     async def _log(self, record: TryRecord, marker: Marker | None, path: Path) -> bytes:
-        """The end of the job's log; trouble with it does not change how the job ended."""
+        """Return the end of the job's log; trouble with it does not change how the job ended."""
         try:
             return await self._fetcher.log(record, marker, path)
         except (SiteError, OSError) as error:
@@ -337,7 +318,7 @@ class Finalizer:
         reason: Reason,
         keep: bool = False,
     ) -> Outcome:
-        """A failure; with `keep` the try stays open, so that the next run fetches its results."""
+        """Return a failure; `keep` leaves the try open for the next run to fetch its results."""
         waited, ran = attempt.times(marker) if marker is not None else (None, None)
         log = path if path is not None and path.exists() else None
         if keep:
@@ -357,7 +338,7 @@ class Finalizer:
     def _log_files(
         self, request: JobRequest, chosen: Collection[str] | None = None
     ) -> Iterator[tuple[str, bytes]]:
-        """The rule's own log files that came back, and their ends; the chosen ones only, if any."""
+        """Yield the paths and ends of the rule's downloaded log files, or of the chosen ones."""
         for output in request.outputs:
             path = local_path(output.path, self._workdir)
             if chosen is not None and output.path not in chosen:
@@ -369,14 +350,14 @@ class Finalizer:
                         yield display_path(output.path), end
 
     def _shown(self, path: Path) -> Path | None:
-        """A log's path as the user reads it; None if there is none."""
+        """Return a log's path for messages; None if there is no log."""
         if not path.exists():
             return None
         return path.relative_to(self._workdir) if path.is_relative_to(self._workdir) else path
 
 
 def _updated(request: JobRequest, attempt: Attempt, marker: Marker) -> list[FileRecord]:
-    """What a job has made of the outputs that its rule updates, as it lies in the workspace."""
+    """Return the records of the files that the job updated, as they are in the workspace."""
     added = attempt.extras.directory if attempt.extras is not None else None
     below = tuple(f"{output.path}/" for output in request.updated if output.path != added)
     return [

@@ -1,8 +1,8 @@
-"""Places: workspace directories with an identity of their own, and what belongs to them.
+"""Open and lead places: workspace directories with an identity of their own.
 
-A place has the manifest, uploads under way, the directories of tries, and the cleanup. A site is a
-way to run jobs at a place: sites that see the same directory share the place and its files. Before
-its first job a place gets the workflow's sources, the files that no rule names.
+A place has the manifest, the running uploads, the directories of tries, and the cleanup. A site is
+a way to run jobs at a place: sites that see the same directory share the place and its files.
+Before its first job a place gets the workflow's sources, the files that no rule names.
 """
 
 import asyncio
@@ -37,26 +37,24 @@ from snakemake_executor_plugin_mantik.staging.bundle import FileChanged
 from snakemake_executor_plugin_mantik.staging.local import LocalFiles
 
 _SHORTEST_WAIT_S = 60
-"""Seconds that a controller has to answer another one's question, at least."""
+"""Least seconds that a controller has to answer another one's question."""
 _TIDY_WAIT_S = 30.0
-"""Seconds that tidying up at the end of a run may take; what is left goes at the next run's."""
+"""Most seconds for tidying up at the end of a run; the next run removes the rest."""
 
 
 def takeover_wait_s(settings: SiteSettings) -> int:
-    """Seconds within which a controller that looks as often as is set answers a question."""
+    """Return the seconds within which a controller with these settings answers a question."""
     return max(_SHORTEST_WAIT_S, 2 * settings.poll_max_s + _SHORTEST_WAIT_S // 2)
 
 
 @dataclass(frozen=True)
 class PlaceContext:
-    """What all places of a workflow need of it.
+    """The parts of a workflow that all its places share.
 
     Attributes:
-        journal: its journal.
-        workdir: its directory.
-        state: our own local directory, for things on their way.
+        state: our own local directory, for files in transfer.
         notify: writes a line to the user's log.
-        give_up: sees to it that tries, at whatever site, are over and will never run.
+        give_up: ends tries, at whatever site, and makes certain that they never run.
     """
 
     journal: Journal
@@ -67,7 +65,7 @@ class PlaceContext:
 
     @property
     def about(self) -> str:
-        """Who and where it is, for people."""
+        """Describe this controller for messages: directory, host and process."""
         return f"{self.workdir} on {platform.node()}, process {os.getpid()}"
 
 
@@ -75,19 +73,18 @@ class Place:
     """One workspace directory that this controller leads.
 
     Attributes:
-        id: its identity.
-        stager: knows what lies there and sends what is missing.
-        cleanup: removes what is no longer here.
-        conflicts: makes way for the jobs of this run.
-        sources: checksums of the sources that have gone up, by path.
-        leftovers: what an observer has there that goes at the end of the run.
-        deposed: what to say if another controller has taken over.
+        stager: uploads missing files.
+        cleanup: removes files there that no longer exist here.
+        conflicts: ends tries of earlier runs that could overwrite files of this run.
+        sources: checksums of the uploaded sources, by path.
+        leftovers: an observer's directories there, removed at the end of the run.
+        deposed: the error to raise if another controller has taken over.
     """
 
     def __init__(
         self, lease: Lease, leases: Leases, site: Site, workflow: PlaceContext, local: LocalFiles
     ) -> None:
-        """Make it; `site` is the one that files of the place go through."""
+        """Make a place whose files are transferred through `site`."""
         self.id = lease.place
         self.sources: dict[str, str] = {}
         self.leftovers: set[str] = set()
@@ -106,7 +103,7 @@ class Place:
         scratch = workflow.state / "transfers" / quote(site.name, safe="")
         scratch.mkdir(parents=True, exist_ok=True)
         for left in scratch.iterdir():
-            left.unlink()  # of a run that was killed
+            left.unlink()  # left by a killed run
         self.scratch = scratch
         retry = make_retry(site, workflow.notify)
         self.stager = Stager(site, self.id, journal, retry, scratch, term=lease.term)
@@ -116,14 +113,14 @@ class Place:
     # Sources
 
     async def send_sources(self, paths: Iterable[str]) -> None:
-        """Send the working directory's sources; those that went up for another name stay."""
+        """Upload the working directory's sources; keep those of other names of the site."""
         async with self._sending:
             wanted = [*self.sources, *(path for path in paths if path not in self.sources)]
             if not self.sources or len(wanted) > len(self.sources):
                 self.sources = await send_sources(wanted, self._local, self.stager, self._notify)
 
     async def look_again(self, path: str) -> None:
-        """A source may have changed since it went up: it goes up again with the next job."""
+        """Read a source that may have changed again; the next job uploads the new content."""
         if path in self.sources:
             with suppress(UserError):  # it is gone
                 for file in await self._local.look_at([(path, None)], source=True):
@@ -134,19 +131,19 @@ class Place:
 
     @property
     def term(self) -> int:
-        """The term of our lease, which the scripts of jobs hold."""
+        """Return the term of our lease, which job scripts contain."""
         return self._lease.term
 
     def on_deposed(self, act: Callable[[PlaceTaken], None]) -> None:
-        """Call `act` if another controller takes over."""
+        """Register `act` to be called if another controller takes over."""
         self._on_deposed.append(act)
 
     def doubt(self) -> None:
-        """Something went another way than it should: look before anything is sent again."""
+        """Make the next `assure` list the leases, after something unexpected."""
         self._seen = -math.inf
 
     def saw(self, directory: str, entries: Iterable[Entry]) -> None:
-        """A directory was listed in which other controllers leave their questions."""
+        """Answer the questions of other controllers in a directory's listing."""
         self._seen = self._clock()
         for entry in entries:
             asker = entry.name.removeprefix(ASK_PREFIX)
@@ -161,15 +158,15 @@ class Place:
             await self._leases.answer(asker, directory)
 
     async def assure(self) -> None:
-        """Before something is sent: see to it that this controller leads.
+        """Check before a submission that this controller leads.
 
-        That costs a request only if nothing was listed for a while.
+        This takes a request only if nothing was listed for a while.
 
         Raises:
             PlaceTaken: another controller has taken over.
         """
         if self.deposed is None and self._clock() - self._seen > self._lease.wait_s / 2:
-            with suppress(SiteError):  # the submission will tell
+            with suppress(SiteError):  # the submission fails then
                 await self._look()
         if self.deposed is not None:
             raise self.deposed
@@ -181,7 +178,7 @@ class Place:
         if last.term > self._lease.term:
             raise self._depose(self._leases.deposed_by(last))
         if not any(lease.instance == self._lease.instance for lease in leases):
-            try:  # it was swept, and somebody else may have come
+            try:  # our lease was purged, and another controller may have come
                 await self._leases.settle(self._lease)
             except PlaceTaken as error:
                 raise self._depose(error) from None
@@ -194,7 +191,7 @@ class Place:
         return error
 
     async def keep(self) -> None:
-        """Answer other controllers' questions also while nothing runs there; until cancelled."""
+        """Answer other controllers' questions even while no job runs, until cancelled."""
         while self.deposed is None:
             await asyncio.sleep(self._lease.wait_s / 4)
             if self._clock() - self._seen > self._lease.wait_s / 3:
@@ -204,10 +201,10 @@ class Place:
     # Tidying
 
     async def tidy(self) -> None:
-        """At the end of a run: remove what nobody needs any more, as far as the site answers.
+        """Remove files that are no longer needed at the end of a run, as far as the site answers.
 
-        That is what our own journal made, once no try is open there, and the place's copies of
-        files that are no longer here (`temp()` outputs, mostly).
+        These are the files of our own journal, once no try is open there, and the place's copies of
+        files that no longer exist here (`temp()` outputs, mostly).
         """
         if self.deposed is not None:
             return
@@ -245,14 +242,13 @@ class Place:
         await asyncio.gather(*map(one, buckets))
 
     async def close(self) -> None:
-        """Leave it."""
         for task in self._answering:
             task.cancel()
         await asyncio.gather(*self._answering, return_exceptions=True)
 
 
 class Places:
-    """The places of a workflow's sites. All methods belong to the event loop's thread."""
+    """The places of a workflow's sites. Call all methods from the event loop's thread."""
 
     def __init__(self, workflow: PlaceContext) -> None:
         self.workflow = workflow
@@ -262,19 +258,15 @@ class Places:
         self._known: dict[str, Place] = {}
 
     async def at(self, site: Site, facts: SiteFacts, settings: SiteSettings, url: str) -> Place:
-        """The place of a site.
+        """Return the place of an opened site.
 
-        Args:
-            site: its client, opened.
-            facts: what it told.
-            settings: the site's.
-            url: what the journal knows the site's API by.
+        `url` is the address of the site's API in the journal.
 
         Raises:
-            PlaceTaken: its workspace is another's.
+            PlaceTaken: another workflow or controller uses its workspace.
             TimeoutError: the site does not answer.
         """
-        async with self._opening:  # of two sites at one place the second finds what the first made
+        async with self._opening:  # of two sites at one place the second finds the first one's
             if (place := self._of_client.get(id(site))) is None:
                 place = self._of_client[id(site)] = await self._open(site, facts, settings, url)
         return place
@@ -282,7 +274,7 @@ class Places:
     async def _open(self, site: Site, facts: SiteFacts, settings: SiteSettings, url: str) -> Place:
         journal = self.workflow.journal
         same = [s for s in journal.sites().values() if s.workspace == facts.workspace]
-        # Where no version with places has been, the directory is all that is known.
+        # Versions without places left only the directory in the journal.
         known = next((s.place for s in same if s.place and s.url == url), "")
         leases = Leases(
             site, facts.workspace, journal, make_retry(site, self.workflow.notify),
@@ -294,22 +286,22 @@ class Places:
             if r.site in names and r.place in ("", *(s.place for s in same))
         ]  # fmt: skip
         old = known or ("old" if any(not s.place for s in same) else "")
-        lease, told = await leases.take(takeover_wait_s(settings), known, mine, fresh=not old)
-        if told:
-            self.workflow.notify(told)
+        lease, message = await leases.take(takeover_wait_s(settings), known, mine, fresh=not old)
+        if message:
+            self.workflow.notify(message)
         if (place := self._known.get(lease.place)) is None:
             place = self._known[lease.place] = Place(lease, leases, site, self.workflow, self.local)
         return place
 
     def __iter__(self) -> Iterator[Place]:
-        """Those that are open."""
+        """Iterate over the open places."""
         return iter(list(self._known.values()))
 
 
 def make_retry(
     site: Site, notify: Callable[[str], None], missing_s: float = 0.0, insist_s: float = INSIST_S
 ) -> SiteRetry:
-    """What repeats what a site does not answer; see `SiteRetry`."""
+    """Make a `SiteRetry` for a site, whose proof is to make the directory of tries."""
     return SiteRetry(
         site.name, notify, asyncio.get_running_loop().time,
         missing_s=missing_s, insist_s=insist_s, proof=lambda: site.make_directory(TRIES),
@@ -317,25 +309,19 @@ def make_retry(
 
 
 UNSTEADY = 3
-"""How often a source may change while it is being sent before it is left out."""
+"""How often a source may change during its upload before it is left out."""
 
 
 async def send_sources(
     paths: Iterable[str], local: LocalFiles, stager: Stager, notify: Callable[[str], None]
 ) -> dict[str, str]:
-    """Send the sources; what changes all the time is somebody's log, and stays here.
+    """Upload the sources, except those that keep changing, such as logs.
 
-    Args:
-        paths: relative to the working directory.
-        local: looks at them.
-        stager: of the site.
-        notify: writes a line to the user's log.
-
-    Returns:
-        The checksums of what was sent, by path.
+    `paths` are relative to the working directory. Return the checksums of the uploaded files, by
+    path.
 
     Raises:
-        MantikError: they cannot be sent.
+        MantikError: they cannot be uploaded.
     """
     left = dict.fromkeys(paths, UNSTEADY)
     while True:

@@ -1,11 +1,11 @@
-"""Asking the scheduler about tries that the markers say nothing of.
+"""Query the scheduler about tries that have no marker.
 
-Its word counts only where the job itself can write nothing any more, or never started: what is
-unknown, missing or unreachable never ends a try.
+Its state counts only if the job can write nothing any more, or never started. An unknown, missing
+or unreachable state never ends a try.
 
-A try is asked about when it is not claimed soon, and when its first heartbeat is missing; then
-again and again, at a pace that depends on how long it has been waiting and on how many others are
-asked about, not on luck. With the defaults an end without a marker is known within half a minute.
+The first query about a try comes when it has no claim soon, or misses its first heartbeat. The
+interval of further queries depends on how long the try has been waiting and on how many others are
+queried. With the defaults an end without a marker is known within half a minute.
 """
 
 import asyncio
@@ -31,48 +31,48 @@ from snakemake_executor_plugin_mantik.sites.base import JobState, Phase, Site
 
 _CHECK_GROWTH = 3.0
 _CHECK_S = 20.0
-"""Seconds between two questions about a try, once it has been asked about a few times."""
+"""Seconds between two queries about a try, after the first few."""
 SPACING_S = 0.5
-"""Seconds between two questions, if a site is asked about each try with a request of its own: the
-load that we are for a site does not grow with the number of jobs."""
+"""Seconds between two queries if each try takes a request of its own: the load on a site must not
+grow with the number of jobs."""
 _WAITED_SHARE = 20.0
-"""A try that has been waiting for a long time is asked about after a twentieth of it, ..."""
+"""A long-waiting try is queried again after a twentieth of the time that it has waited, ..."""
 _LONGEST_CHECK_S = 300.0
-"""... but after so many seconds at the latest."""
+"""... but after at most this many seconds."""
 _TOGETHER_S = 5.0
-"""Tries that are due within so many seconds are asked about together: a site may need one request
-for all of them."""
+"""Tries that are due within this many seconds are queried together: a site may need one request for
+all of them."""
 _LATE_BEATS = 1.25
-"""Heartbeats after which one is missing."""
+"""Heartbeat intervals after which a heartbeat is missing."""
 _DETAILS_AT_ONCE = 5
-"""Jobs whose details are asked for together, at a site whose states lag behind its scheduler's."""
+"""Jobs per query for details, at a site whose states lag behind its scheduler's."""
 _ABNORMAL_GRACE_S = 10.0
-"""How long to wait at most for the marker of a job of which the scheduler says that something ended
-it. What the file system of the site's server may not show yet, it shows after a write of its own:
+"""Longest wait for the marker of a job that was ended from outside, by the scheduler's report. A
+marker that the file system of the site's server does not show yet appears after a write of its own:
 an NFS client reads a directory again once it has changed it."""
 _USUAL_ENDS = frozenset({None, Reason.SUCCESS, Reason.EXIT_CODE})
-"""Ends of jobs that write a marker; it is waited for as long as the user has set."""
+"""Ends of jobs that write a marker; the configured grace applies to it."""
 LOST_S = 1800.0
 """Seconds without a heartbeat, and with the site denying the job, after which a try is lost.
 
-Only seconds in which the site let us look count: after an outage everything seems silent.
+Only seconds in which the site could be listed count: after an outage everything seems silent.
 """
 _LOST_LOOKS = 5
-"""Looks that must have found no heartbeat by then: a site may well deny a directory once."""
+"""Listings that must have shown no heartbeat by then: a site may deny a directory once."""
 
 
 LOOK = ".look"
-"""A file that is written to a directory of claims before it is listed for the last time."""
+"""A file that is written to a directory of claims before its last listing."""
 
 
 class PollTarget(Protocol):
-    """What the poller does to the tries that are watched."""
+    """The watcher's methods that the poller calls."""
 
     async def look(self, records: Iterable[TryRecord]) -> None:
         """List the markers of `records` again."""
 
     def alive(self, watched: Watched) -> None:
-        """Note a sign of life."""
+        """Record a sign of life."""
 
     def hurry(self) -> None:
         """Look again soon."""
@@ -82,7 +82,7 @@ class PollTarget(Protocol):
 
 
 class SchedulerPoller:
-    """Asks the scheduler, whose word comes second to a marker's, on the event loop's thread."""
+    """Query the scheduler, whose state yields to a marker, from the event loop's thread."""
 
     def __init__(
         self,
@@ -95,7 +95,6 @@ class SchedulerPoller:
         on_waiting: Callable[[TryRecord, str], None],
         clock: Callable[[], float],
     ) -> None:
-        """Make it; the arguments are those of the watcher, and the watcher itself."""
         self._site = site
         self._settings = settings
         self._retry = retry
@@ -105,16 +104,16 @@ class SchedulerPoller:
         self._clock = clock
 
     def _overdue(self, watched: Watched, now: float) -> bool:
-        # With many buckets the look at one may be older than the try.
+        # With many buckets the last listing of one may be older than the try.
         if now < watched.next_check or not watched.looked:
             return False
         return not watched.claimed or watched.silent > _LATE_BEATS * self._settings.heartbeat_s
 
     async def examine(self, tries: Iterable[Watched]) -> None:
-        """Ask the scheduler about those of `tries` that are overdue.
+        """Query the scheduler about those of `tries` that are overdue.
 
         Raises:
-            SiteError: it could not be asked; nothing has changed.
+            SiteError: the site did not answer; nothing has changed.
         """
         now = self._clock()
         tries = list(tries)
@@ -136,14 +135,17 @@ class SchedulerPoller:
         await self.each(stuck, self._give_up)
         over = await self.each(over, self._certain)
         if over:
-            # A marker may have come in the meantime: it wins, and so does a new sign of life.
+            # A marker that has appeared meanwhile wins, and so does a new sign of life.
             await self._watching.look(w.record for w in over)
             await self.each([w for w in over if w.ended_since is not None], self._explain)
 
     async def each(
         self, tries: Sequence[Watched], act: Callable[[Watched], Awaitable[bool]]
     ) -> list[Watched]:
-        """Do `act` for all; those for which it said yes. One's trouble does not stop the others."""
+        """Call `act` for all tries; return those for which it returns True.
+
+        An error of one does not stop the others.
+        """
         answers = await asyncio.gather(*map(act, tries), return_exceptions=True)
         for answer in answers:
             if isinstance(answer, SiteError):
@@ -153,7 +155,7 @@ class SchedulerPoller:
         return [w for w, yes in zip(tries, answers, strict=True) if yes is True]
 
     async def identify(self, tries: Sequence[Watched]) -> list[Watched]:
-        """Find out the owners and the ids of tries; those of which we know whom to ask about."""
+        """Look up the owners and ids of tries; return the tries that can be queried."""
         known = await self.each(tries, self._own)
         incomplete = {w.record.id: w for w in known if len(w.ids) < w.sent}
         if not incomplete:
@@ -164,7 +166,7 @@ class SchedulerPoller:
             if _is_silent(error) or isinstance(error, SiteNotFound):
                 self._retry.failed(error)
                 return [watched for watched in known if watched.record.id not in incomplete]
-            # It answers, and cannot list jobs: waiting for that could take for ever.
+            # The site answers but cannot list jobs, and may never be able to.
             self._retry.note(
                 "It cannot list your jobs. Submissions that it did not confirm are made again"
                 f" without looking for them; each job runs once all the same. {error}"
@@ -178,7 +180,6 @@ class SchedulerPoller:
         return known
 
     async def _own(self, watched: Watched) -> bool:
-        """See to it that we know who holds the claim of a try, if it has one."""
         if watched.claimed and watched.owner is None:
             watched.owner = await claims.read_owner(self._site, watched.record)
         return True
@@ -192,7 +193,7 @@ class SchedulerPoller:
         except SiteError as error:
             if _is_silent(error):
                 raise
-            return {}  # it lists directories, and cannot speak of these jobs
+            return {}  # it lists directories, but has no states of these jobs
         if self._site.states_lag:
             return states | await self._current(tries, states)
         return states
@@ -200,14 +201,14 @@ class SchedulerPoller:
     async def _current(
         self, tries: list[Watched], states: dict[str, JobState]
     ) -> dict[str, JobState]:
-        """What the scheduler itself says of some jobs of which the site tells no end.
+        """Return the scheduler's own states of some jobs that the site does not report as ended.
 
-        Those whose heartbeats are missing come first; the others take turns, after some time.
+        Jobs with missing heartbeats come first; the others take turns, after some time.
         """
 
         def open_ids(watched: Watched) -> list[str]:
-            told = ((i, states.get(i, UNKNOWN)) for i in watched.ids)
-            known = ((i, s) for i, s in told if s.phase is not Phase.UNKNOWN or s.scheduler_id)
+            found = ((i, states.get(i, UNKNOWN)) for i in watched.ids)
+            known = ((i, s) for i, s in found if s.phase is not Phase.UNKNOWN or s.scheduler_id)
             return [i for i, s in known if s.phase is not Phase.ENDED]
 
         doubtful = [w for w in tries if (w.claimed or w.waited >= _CHECK_S) and open_ids(w)]
@@ -227,9 +228,9 @@ class SchedulerPoller:
         return current
 
     def _judge(self, watched: Watched, states: dict[str, JobState], now: float) -> bool:
-        """Whether the scheduler's word is that the try ended, for some time already.
+        """Check whether the scheduler has reported the try as ended for the grace period.
 
-        What the site does not know proves nothing: wait, and longer if the job has started.
+        A job that the site does not know proves nothing: wait, and longer if the job has started.
         """
         known = dict(states)
         if watched.claimed and watched.owner is not None:
@@ -265,17 +266,17 @@ class SchedulerPoller:
         return False
 
     def _hears_why_it_waits(self, watched: Watched, states: Mapping[str, JobState]) -> bool:
-        """Report why a try cannot start, once; whether it never will."""
+        """Report a new reason why a try cannot start; return whether it never will."""
         known = [states[i] for i in watched.ids if i in states]
         waiting = [state for state in known if state.phase is Phase.WAITING]
-        told = [state.waits for state in waiting if state.waits is not None]
-        if watched.claimed or not told or len(waiting) < len(known):
+        reasons = [state.waits for state in waiting if state.waits is not None]
+        if watched.claimed or not reasons or len(waiting) < len(known):
             return False
-        why = told[-1]
+        why = reasons[-1]
         if why != watched.waits:
             watched.waits = why
             self._on_waiting(watched.record, why)
-            return False  # an odd answer alone ends nothing
+            return False  # a single odd answer must not end a try
         return all(state.never for state in waiting)
 
     async def _give_up(self, watched: Watched) -> bool:
@@ -290,15 +291,18 @@ class SchedulerPoller:
         return True
 
     def _grace_s(self, watched: Watched) -> float:
-        """How long the marker of a try may still come whose end the scheduler has told."""
+        """Return the seconds to wait for a marker after the scheduler reports the end of a try."""
         usual = watched.word[1].reason in _USUAL_ENDS
         limit = self._settings.marker_grace_s
         return limit if usual else min(limit, _ABNORMAL_GRACE_S)
 
     async def _certain(self, watched: Watched) -> bool:
-        """Whether nothing can come of the try any more; one that has not started is revoked."""
+        """Revoke a try that has not started; return False if it has started after all.
+
+        For one that has started, make the file system show a marker that may be there already.
+        """
         if watched.claimed:
-            with suppress(SiteRejected):  # no room, say: then what is listed has to do
+            with suppress(SiteRejected):  # no room, for example: rely on the plain listing
                 await self._site.put(f"{watched.record.paths.tries}/{LOOK}", b"\n")
             return True
         watched.revoked = True
@@ -308,7 +312,7 @@ class SchedulerPoller:
         return False
 
     async def _explain(self, watched: Watched) -> bool:
-        """End a try with the scheduler's word, and its own details where it has some."""
+        """End a try with the scheduler's state, in detail where it has details."""
         if watched.future.done():
             return False
         job_id, state = watched.word
@@ -322,13 +326,13 @@ class SchedulerPoller:
 
 
 def _is_silent(error: SiteError) -> bool:
-    """Whether a site did not answer at all, or refuses us: then nothing follows from that."""
+    """Check whether a site did not answer or refused our credentials, which proves nothing."""
     if isinstance(error, SiteUnreachable):
         return error.status is None
     return isinstance(error, SiteBusy | SiteUnauthorized)
 
 
 def _longest_delay(watched: Watched, number: int) -> float:
-    """Seconds until a try is asked about again, at most; `number` tries are asked about now."""
+    """Return the most seconds until the next query about a try, with `number` tries queried now."""
     passed = watched.silent if watched.claimed else watched.waited
     return min(_LONGEST_CHECK_S, max(_CHECK_S, SPACING_S * number, passed / _WAITED_SHARE))

@@ -1,4 +1,4 @@
-"""All work at one site: the life of a job from the request to its outcome."""
+"""Run jobs at one site, from the request to the outcome."""
 
 import asyncio
 import random
@@ -46,17 +46,17 @@ from snakemake_executor_plugin_mantik.staging.local import LocalFile
 from snakemake_executor_plugin_mantik.staging.transfers import OutputStaging
 
 _FULL_FIRST_S = 30.0
-"""Seconds until a job is submitted again that was one too many; doubled up to `LONGEST_BUSY_S`."""
+"""Seconds before resubmitting a job that exceeded a limit on jobs; doubles to `LONGEST_BUSY_S`."""
 _AWAY_FIRST_S = 5.0
-"""Seconds until a job is submitted again that a site lost because a part of it was away; doubled,
-too. The site answers by then, or its loss of the job would not be certain."""
+"""Seconds before resubmitting a job that a site lost while a part of it was down; doubles, too. The
+site answers by then, or the loss of the job would not be certain."""
 _RESENT = 2
-"""How often a job is sent again because files at the site were not those that it was sent for,
-while those here stay the same."""
+"""How often a job is resubmitted because files at the site differ from those that it was submitted
+with, while the local files stay the same."""
 
 
 class SiteRunner:
-    """The jobs of one site. All methods belong to the event loop's thread."""
+    """Run the jobs of one site. Call all methods from the event loop's thread."""
 
     def __init__(
         self,
@@ -68,16 +68,6 @@ class SiteRunner:
         *,
         observer: Observer | None = None,
     ) -> None:
-        """Make the work of an opened site.
-
-        Args:
-            site: opened.
-            facts: what it told.
-            planner: knows its config.
-            place: where its jobs run.
-            places: all that there are, of the workflow whose jobs they are.
-            observer: looks on.
-        """
         self._observer = observer or Observer()
         settings = planner.config.site
         self.site = site
@@ -124,17 +114,17 @@ class SiteRunner:
         self._slots = asyncio.Semaphore(settings.max_jobs)
 
     async def run(self, request: JobRequest) -> Outcome:
-        """The whole life of a job; returns when its end is known and its outputs are here.
+        """Run a job; return when its end is known and its outputs are local.
 
         Raises:
-            MantikError: it cannot be run at all, with nothing left at the site.
+            MantikError: the job cannot be run at all; nothing of it is left at the site.
         """
         async with self._slots:
             resent, pause, before = 0, 0.0, frozenset[FileRecord]()
             while resent <= _RESENT:
                 files = await self._files(request)
                 contents = frozenset(file.record for file in files)
-                # What the user has edited meanwhile is no sign of trouble at the site.
+                # Inputs that the user has edited meanwhile are no sign of trouble at the site.
                 resent, before = (resent if contents == before else 0), contents
                 outcome, later = await self._once(request, files)
                 if outcome is not None:
@@ -155,10 +145,13 @@ class SiteRunner:
     async def _once(
         self, request: JobRequest, files: list[LocalFile]
     ) -> tuple[Outcome | None, tuple[Attempt, JobState] | None]:
-        """The outcome of one try, if it has one; or its life and why it is to be sent later."""
+        """Run one try: return its outcome, or the attempt and the state that delays the next one.
+
+        Both are None if the job is to be submitted again at once.
+        """
         record = await self._try(request, files)
         self.place.conflicts.own(record)
-        # An earlier run may have submitted it once more than it could write down.
+        # An earlier run may have died before it recorded the id of its last submission.
         times = len(record.site_jobs) + 1 if record.state is not TryState.PLANNED else 0
         submitted_at = record.submitted or time.time()
         attempt = Attempt(record, list(record.site_jobs), submitted_at, times, record.sent)
@@ -169,7 +162,7 @@ class SiteRunner:
         except FileChanged as error:
             self._unfetch(request, record)
             await self.place.look_again(error.path)
-            if attempt.sent:  # it left no trace, but may come: the record is older than that
+            if attempt.sent:  # it left no trace, but may still start; `record` is from before
                 sent = replace(record, state=TryState.SUBMITTED, site_jobs=tuple(attempt.ids))
                 await self._give_up([sent])
             else:
@@ -182,7 +175,7 @@ class SiteRunner:
             raise
         finally:
             await self._live.stop(record)
-        if end.exit_code is None:  # another controller may have taken it up, and tidied up after it
+        if end.exit_code is None:  # another controller may have adopted it and removed its marker
             await self._assure()
         if end.state is not None and end.state.later and not end.claimed:
             return None, (attempt, end.state)
@@ -192,14 +185,14 @@ class SiteRunner:
         elif outcome.succeeded:
             self.local.settled(self._made(request))
             await self._tell_changed(request, files)
-        elif not outcome.try_id:  # another one may have changed what it made
+        elif not outcome.try_id:  # another controller may have changed its outputs
             await self._assure()
         if outcome is None or not outcome.succeeded:
             self._unfetch(request, record)
         return outcome, None
 
     async def _assure(self) -> None:
-        """See to it that this controller still leads, whatever was listed a moment ago.
+        """Check with the site that this controller still leads, however recent the last listing.
 
         Raises:
             PlaceTaken: another controller has taken over.
@@ -208,11 +201,11 @@ class SiteRunner:
         await self.place.assure()
 
     def _unfetch(self, request: JobRequest, record: TryRecord) -> None:
-        """Remove what a run that was killed had fetched already of a try that is over."""
+        """Remove outputs of a finished try that a killed run had already downloaded."""
         OutputStaging(self._workdir, record.id, [o.path for o in request.outputs]).clear()
 
     async def _wait_to_submit(self, attempt: Attempt, state: JobState, pause: float) -> None:
-        """The site runs no more jobs just now: this try is over, another one comes later."""
+        """End this try and sleep until the site may take the next one."""
         if state.reason is Reason.REJECTED:
             self._retry.note(
                 f"it takes no more jobs just now ({state.detail}); they are submitted again until"
@@ -229,7 +222,7 @@ class SiteRunner:
         await asyncio.sleep(pause * random.uniform(1.0, 1.25))  # noqa: S311
 
     def _waiting(self, record: TryRecord, why: str) -> None:
-        """A job waits for something else than its turn, or no longer does."""
+        """Record why a job cannot start, or with an empty `why` that it only waits its turn."""
         self._journal.waiting(record.id, why)
         self._observer.waiting(record, why)
         if why:
@@ -246,7 +239,7 @@ class SiteRunner:
         return [*await self.local.look_at(wanted), *starmap(LocalFile.holding, made)]
 
     async def _try(self, request: JobRequest, files: list[LocalFile]) -> TryRecord:
-        """The try to go on with: one of an earlier run, or a new one."""
+        """Return an open try of an earlier run to adopt, or a new one."""
         inputs = {file.path: file.sha256 for file in files}
         code = self._code(request, inputs)
         made_of = request.made_of(inputs, self.planner.environment, code)
@@ -257,18 +250,18 @@ class SiteRunner:
         )  # fmt: skip
         left = self._journal.left_tries(request.jobs, self.place.id)
         gone = (*choice.unwanted, *left)
-        for told in filter(None, (why_unwanted(request, record, made_of) for record in gone)):
-            self._notify(told)
+        for message in filter(None, (why_unwanted(request, record, made_of) for record in gone)):
+            self._notify(message)
         await self._give_up(choice.unwanted)
-        # Whatever their site's name means now, they are in this workspace.
+        # They are in this workspace, even if their site's name means another one now.
         await self.canceller.give_up(left)
         for record in gone:
             self._unfetch(request, record)
         if choice.adopted is not None:
-            if told := kept_message(choice.adopted, resources):
-                self._notify(told)
-            if told := stale_message(choice.adopted, sources):
-                self._retry.note(told)
+            if message := kept_message(choice.adopted, resources):
+                self._notify(message)
+            if message := stale_message(choice.adopted, sources):
+                self._retry.note(message)
             return choice.adopted
         return self._journal.new_try(
             site=request.site, job=request.job, rule=request.rule, name=request.name,
@@ -277,12 +270,12 @@ class SiteRunner:
         )  # fmt: skip
 
     def _code(self, request: JobRequest, inputs: Container[str]) -> dict[str, str]:
-        """Checksums of the sources that a job's command names, inputs left out."""
+        """Return the checksums of the sources that a job's command names, without its inputs."""
         sources = {p: sha for p, sha in self.place.sources.items() if p not in inputs}
         return named_checksums(_text(request), sources)
 
     def _updated_already(self, request: JobRequest, files: list[LocalFile]) -> bool:
-        """Whether all that the job updates is here as the last job at the site left it."""
+        """Check that the local updated outputs are as the last job at the site left them."""
         ledger, place = self._journal.files, self.place.id
         there: set[FileRecord] = set()
         for output in request.updated:
@@ -297,7 +290,7 @@ class SiteRunner:
         return {name: str(value) for name, value in asdict(asked).items() if value is not None}
 
     async def _tell_changed(self, request: JobRequest, files: Sequence[LocalFile]) -> None:
-        """Say so if inputs are others than those that a job was sent with."""
+        """Warn if inputs have changed since the job was submitted."""
         known = {file.path: file for file in files if file.content is None and not file.directory}
         if not known:
             return
@@ -317,7 +310,7 @@ class SiteRunner:
     async def _observed(
         self, request: JobRequest, attempt: Attempt
     ) -> tuple[JobRequest, list[LocalFile]]:
-        """The request with what an observer adds to it, and that one's files."""
+        """Return the request with an observer's additions, and the observer's files."""
         attempt.extras = added = await self._observer.prepare(
             request, attempt.record, self.facts.workspace
         )
@@ -351,7 +344,7 @@ class SiteRunner:
             if end.kind is not TryEndKind.VANISHED:
                 return end
             self._notify(f"{request.name}: no trace of it at {request.site}, submitted again.")
-            # Perhaps it left none because the directory for claims was purged.
+            # The directory for claims may have been purged.
             self._submitter.purged()
             submit = True
 
@@ -367,8 +360,8 @@ class SiteRunner:
         made = [output.path for output in request.outputs if output.kind == "output"]
         code = self._code(request, {file.path for file in files})
         files = [*files, *self.place.stager.code(code)]
-        for told in await self.place.conflicts.make_way(files, made):
-            self._notify(told)
+        for message in await self.place.conflicts.make_way(files, made):
+            self._notify(message)
         limit = self.planner.config.site.inline_limit_bytes
         staged = await self.place.stager.stage(
             files, request.inputs, outputs, own, inline_limit=limit
@@ -376,7 +369,7 @@ class SiteRunner:
         spec = self.planner.spec(request, attempt.record, self.facts, staged, term=self.place.term)
         spec = replace(spec, live=attempt.live)
         submission = make_submission(spec)
-        # From now on the job may change them there, whether it succeeds or not.
+        # From now on the job may change its outputs at the site, whether it succeeds or not.
         self.place.stager.lost(outputs)
         self.place.stager.carry(attempt.record.id, staged, made)
         if not attempt.sent:
@@ -386,7 +379,7 @@ class SiteRunner:
             site_job = await self._submitter.submit(attempt.record, submission, request.secrets)
         except SiteRejected as error:
             if attempt.sent and not await self._revoke(attempt.record):
-                return  # an earlier submission of it runs, after all
+                return  # an earlier submission of it has started after all
             self._unsendable(attempt, error)
             await self.canceller.remove_secrets(attempt.record)
             raise
@@ -400,7 +393,7 @@ class SiteRunner:
             self._observer.submitted(attempt.record, site_job, spec.resources.queue or "")
 
     def _unsent(self, attempt: Attempt, error: MantikError) -> None:
-        """A try that could not be sent and never was is over; the next run makes another one."""
+        """End a try that was never submitted; the next run makes another one."""
         if (
             isinstance(error, UserError)
             and not attempt.sent
@@ -413,13 +406,12 @@ class SiteRunner:
         self._journal.abandoned(attempt.record.id, f"failed: {error.what}")
 
     async def _revoke(self, record: TryRecord) -> bool:
-        """Whether a try is certain never to run from now on."""
         return await self._retry.found(lambda: claims.revoke_try(self.site, record))
 
     async def commit(self, outcome: Outcome, request: JobRequest, *, taken: bool = True) -> None:
-        """Snakemake knows the outcome: nothing of the try is needed any more.
+        """Close a try whose outcome Snakemake knows.
 
-        With `taken=False` the outputs of a success are not what the rule wants.
+        `taken=False` marks outputs of a success that do not meet the rule's requirements.
         """
         if outcome.try_id and not taken:
             self._journal.spoiled(outcome.try_id)
@@ -434,7 +426,7 @@ class SiteRunner:
             )  # fmt: skip
 
     def _made(self, request: JobRequest) -> list[FileRecord]:
-        """What a job that succeeded has made, as it lies there and here."""
+        """Return the records of a succeeded job's outputs, which are the same there and here."""
         ledger, place = self._journal.files, self.place.id
         files = [ledger.remote_file(place, output.path) for output in request.outputs]
         below = [ledger.remote_files(place, below=o.path) for o in request.outputs if o.directory]
@@ -442,7 +434,7 @@ class SiteRunner:
 
 
 def _text(request: JobRequest) -> str:
-    """All that a job's shells are told to do."""
+    """Return the commands and generated files of a job as one text."""
     made = [u.content.decode(errors="replace") for u in request.uploads if u.content is not None]
     return "\n".join([request.command, *made])
 

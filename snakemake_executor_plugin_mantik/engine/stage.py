@@ -1,4 +1,4 @@
-"""Staging in: see to it that the workspace holds what a job needs, each content sent once."""
+"""Stage in: upload what a job needs and the workspace lacks, each content once."""
 
 import asyncio
 import uuid
@@ -17,21 +17,21 @@ from snakemake_executor_plugin_mantik.staging.bundle import pack, pack_to
 from snakemake_executor_plugin_mantik.staging.local import LocalFile
 
 _NUMBERS = 10**9
-"""How many numbers of contents there are for each term."""
+"""How many numbers of contents each term has."""
 _COMPRESSION = 4
-"""How much smaller files may get by packing; larger ones are not even tried for the script."""
+"""Highest expected compression ratio; files that are too large even so are not packed inline."""
 
 
 @dataclass(frozen=True)
 class Staged:
-    """What a job's script has to unpack and to check before its command starts.
+    """The files that a job's script unpacks and checks before its command starts.
 
     Attributes:
-        bundles: uploaded bundles that the job unpacks unless another one already has.
-        inline: a bundle that travels in the script.
+        bundles: uploaded bundles that the job unpacks unless another job already has.
+        inline: a bundle inside the script.
         carried: the files in `inline`.
-        inputs: what must lie in the workspace after that.
-        numbers: by path, the number of what `bundles` and `inline` bring, where it has one.
+        inputs: the files that must be in the workspace after unpacking.
+        numbers: by path, the numbers of the contents in `bundles` and `inline` that have one.
     """
 
     bundles: tuple[str, ...]
@@ -42,13 +42,14 @@ class Staged:
 
 
 class Stager:
-    """Knows what lies at one place and sends what is missing.
+    """Upload the files that one place lacks.
 
     Attributes:
-        sent: the bundles that it has sent.
+        sent: the bundles that it has uploaded.
 
-    A file counts as there when a job that unpacked it has told so; until then, small files travel
-    with each job that needs them and large ones in one uploaded bundle that each such job names.
+    A file counts as present when a job has reported unpacking it. Until then, small files travel
+    in the script of each job that needs them, and large ones in one uploaded bundle that each such
+    job names.
     """
 
     def __init__(
@@ -61,16 +62,7 @@ class Stager:
         *,
         term: int = 1,
     ) -> None:
-        """Make a stager.
-
-        Args:
-            site: what files go through.
-            place: the place's identity.
-            journal: of the workflow; it holds the manifest.
-            retry: repeats what the site does not answer.
-            scratch: a local directory for bundles on their way.
-            term: of the lease; what earlier ones have numbered is not known.
-        """
+        # The contents that earlier terms numbered are unknown.
         self._floor = _NUMBERS * (term - 1)
         self._site = site
         self._place = place
@@ -79,7 +71,7 @@ class Stager:
         self._retry = retry
         self._scratch = scratch
         self.sent: set[str] = set()
-        # By path: the checksum and the bundle of what is on its way; one content at a time.
+        # By path: checksum and bundle of the content that is not unpacked yet; one at a time.
         self._pending: dict[str, tuple[str, str]] = {}
         self._uploads: dict[str, asyncio.Task[None]] = {}
         self._old: dict[str, list[FileRecord]] = {}
@@ -94,7 +86,7 @@ class Stager:
             self._pending |= {file.path: (file.sha256, bundle) for file in files}
 
     def _distrust(self) -> None:
-        """Compare with the site, before it counts, what the manifest says now."""
+        """Make each record of the manifest be compared with the site before it counts."""
         old = defaultdict(list)
         for file in self._ledger.remote_files(self._place):
             old[_directory(file.path)].append(file)
@@ -102,10 +94,9 @@ class Stager:
         self._comparisons = {}
 
     async def send_sources(self, sources: Sequence[LocalFile]) -> int:
-        """Send what is new of the sources in one bundle; the number of files that it holds.
+        """Upload new sources in one bundle; return the number of files in it.
 
-        Sources of an earlier run that are no longer here are removed at the site, so that nothing
-        imports them there.
+        Remove sources of an earlier run that no longer exist here, so that no job imports them.
         """
         self._source_files = {file.path: file for file in sources}
         here = {file.path: file.sha256 for file in sources}
@@ -130,11 +121,11 @@ class Stager:
         return len(fresh)
 
     def code(self, paths: Iterable[str]) -> list[LocalFile]:
-        """The sources at these paths, as they go up."""
+        """Return the current versions of the sources at these paths."""
         return [self._source_files[path] for path in paths if path in self._source_files]
 
     def renew(self, source: LocalFile) -> None:
-        """A source is another one by now."""
+        """Replace a source that has changed."""
         self._source_files[source.path] = source
 
     async def stage(
@@ -146,14 +137,14 @@ class Stager:
         *,
         inline_limit: int,
     ) -> Staged:
-        """Send what is missing of `files`.
+        """Upload those of `files` that are missing, or pack them for the script.
 
         Args:
-            files: all that the job needs, directories already walked.
-            named: the inputs' own paths as the rule names them, directories included.
-            makes: paths of what the job makes, or of directories in which it does.
-            own: small files that this try needs besides, and no other one; in its script.
-            inline_limit: bytes of a packed bundle up to which it travels in the script.
+            files: all files that the job needs, directories already walked.
+            named: the inputs' paths as the rule names them, directories included.
+            makes: paths of the job's outputs, or of the directories that it writes to.
+            own: small files for the script that only this try needs.
+            inline_limit: largest packed bundle for the script, in bytes.
         """
         async with self._sending:
             if self._sources_lost:
@@ -161,7 +152,7 @@ class Stager:
         await self._withdraw(self._older(files, makes))
         await self._check(files)
         await self._clear(files, named)
-        # What another job may still put in its place is brought along in any case.
+        # Files that another job may still overwrite are included in any case.
         missing = [f for f in files if not self._there(f) or self.conflicts(f.path, f.sha256)]
         bundles, fresh = self._sort(missing)
         inline, carried = b"", tuple[FileRecord, ...]()
@@ -170,7 +161,7 @@ class Stager:
             if len(packed) <= inline_limit:
                 inline, carried = packed, tuple(file.record for file in fresh)
             else:
-                # Another job may have begun to upload some of them in the meantime.
+                # Another job may have begun to upload some of them during the packing.
                 bundles, fresh = self._sort(missing)
         if fresh and not inline:
             bundles.append(await self._upload(fresh))
@@ -184,7 +175,7 @@ class Stager:
         )  # fmt: skip
 
     def _numbers(self, carried: Iterable[FileRecord], bundles: Iterable[str]) -> dict[str, int]:
-        """The numbers of contents that a job is about to be sent with, where they have one."""
+        """Return the numbers, by path, of the contents of a job that have one."""
         numbers: dict[str, int] = {}
         for bundle in bundles:
             if bundle not in self._numbered:
@@ -200,7 +191,7 @@ class Stager:
         return self._ledger.number(self._place, file.path, file.sha256, self._floor)
 
     async def _clear(self, files: Sequence[LocalFile], named: Sequence[str]) -> None:
-        """Remove from directories that a job reads what is no longer in them here."""
+        """Remove files that no longer exist here from directories that a job reads."""
         here = {file.path for file in files}
         gone: list[str] = []
         links: set[str] = set()
@@ -211,16 +202,15 @@ class Stager:
                 links.update(self._ledger.links(directory))
         for path in gone:
             if any(str(at) in links for at in (path, *PurePosixPath(path).parents)):
-                continue  # A job's link, or behind one: what it leads to is not meant.
+                continue  # A job's link, or behind one: its target must stay.
             await self._retry(lambda path=path: self._site.remove(path))  # type: ignore[misc]
         self._ledger.forget_remote_files(self._place, gone)
 
     def conflicts(self, path: str, sha256: str = MADE) -> list[WriteConflict]:
-        """See `FileLedger.conflicts`."""
         return self._ledger.conflicts(self._place, path, sha256)
 
     def _older(self, files: Sequence[LocalFile], makes: Iterable[str]) -> Iterator[str]:
-        """Bundles on their way that hold something else than `files`, or what a job makes."""
+        """Yield pending bundles with other contents than `files`, or with outputs of the job."""
         for path, sha256 in (
             dict.fromkeys(makes, MADE) | {f.path: f.sha256 for f in files}
         ).items():
@@ -229,29 +219,29 @@ class Stager:
                 yield self._pending[path][1]
 
     def carry(self, try_id: str, staged: Staged, makes: Iterable[str]) -> None:
-        """A try is about to be sent with what is `staged` for it; it makes what lies at `makes`."""
+        """Record that a try is about to be submitted with `staged` and writes to `makes`."""
         self._ledger.carry(self._place, try_id, staged.carried, makes)
 
     def confirm(self, staged: Staged) -> None:
-        """A job that was given `staged` has unpacked it."""
+        """Record that a job has unpacked `staged`."""
         files = list(staged.carried)
         for bundle in staged.bundles:
             if held := self._ledger.bundle_files(bundle):
                 files += held
                 self._ledger.set_bundle(bundle, "unpacked")
             self._sources.discard(bundle)
-        # A newer content that lies there already was left.
+        # The job left newer contents that were there already.
         if files := [f for f in files if not self._ledger.superseded(self._place, f)]:
             self.made(files)
 
     def made(self, files: Sequence[FileRecord]) -> None:
-        """These files lie in the workspace now: a job unpacked or made them."""
+        """Record that a job unpacked or made these files in the workspace."""
         for file in files:
             self._pending.pop(file.path, None)
         self._ledger.set_remote_files(self._place, [f for f in files if _is_text(f.path)])
 
     def gone(self, bundles: Sequence[str]) -> None:
-        """A job could not unpack these bundles: what they hold is sent again."""
+        """Record that bundles are gone; their files are uploaded again."""
         for bundle in bundles:
             self._drop(bundle)
             if bundle in self._sources:
@@ -260,15 +250,15 @@ class Stager:
             self._ledger.set_bundle(bundle, "gone")
 
     def purged(self) -> None:
-        """The workspace has lost things: nothing is believed to be there before it is seen."""
+        """Check every record with the site again, after the workspace has lost files."""
         self._distrust()
         self.gone(list(self._ledger.pending_bundles(self._place)))
         self._sources_lost = True
 
     def lost(self, paths: Sequence[str]) -> None:
-        """What lies at these paths, or below them, is not known, whatever the manifest says.
+        """Forget the records of these paths and of all paths below them.
 
-        Nor are they on their way any more: a bundle that should have brought them is unpacked.
+        They are not pending any more, either: a bundle that held them is unpacked.
         """
         for path in paths:
             self._pending.pop(path, None)
@@ -280,10 +270,10 @@ class Stager:
         self._pending = {path: p for path, p in self._pending.items() if p[1] != bundle}
 
     async def _withdraw(self, bundles: Iterable[str]) -> None:
-        """Take back bundles that hold earlier contents of files that have changed since.
+        """Remove bundles that hold outdated contents.
 
-        A job that unpacked one late would put the old content over the new one. A job that waits
-        for it finds it gone, and is sent again.
+        A job that unpacked one late would overwrite the new content with the old one. A waiting job
+        that needs the bundle finds it gone, and is submitted again.
         """
         for bundle in dict.fromkeys(bundles):
             self._ledger.landed(bundle)
@@ -292,7 +282,7 @@ class Stager:
             await self._retry(lambda path=path: self._site.remove(path))  # type: ignore[misc]
 
     def _sort(self, missing: Sequence[LocalFile]) -> tuple[list[str], list[LocalFile]]:
-        """The bundles on their way that hold some of the missing files, and the other files."""
+        """Return the pending bundles that hold some of the missing files, and the other files."""
         bundles = [self._pending[file.path][1] for file in missing if self._is_pending(file)]
         return bundles, [file for file in missing if not self._is_pending(file)]
 
@@ -305,7 +295,7 @@ class Stager:
         return known is not None and (known.size, known.sha256) == (file.size, file.sha256)
 
     async def _upload(self, files: Sequence[LocalFile]) -> str:
-        """Start to upload one bundle of `files`; jobs that need it wait for its task."""
+        """Upload one bundle of `files`; other jobs that need it wait for its task."""
         bundle = f"{self._journal.bucket(self._place)}/{uuid.uuid4()}"
         self.sent.add(bundle)
         self._pending |= {file.path: (file.sha256, bundle) for file in files}
@@ -336,9 +326,9 @@ class Stager:
         self._ledger.add_bundle(self._place, bundle, [file.record for file in files])
 
     async def _check(self, files: Sequence[LocalFile]) -> None:
-        """Compare what the manifest holds from earlier runs with the site, once per directory.
+        """Compare the manifest's records from earlier runs with the site, once per directory.
 
-        Centres purge scratch; a name that the file API cannot carry is not worth trusting.
+        Centres purge scratch. Records whose names the file API cannot carry are dropped.
         """
         named = dict.fromkeys(_directory(file.path) for file in files)
         directories = [directory for directory in named if directory in self._old]
@@ -359,7 +349,7 @@ class Stager:
             file.path
             for file in files
             if not _matches(file, entries)
-            # What a job of this run has made since is newer than the records of earlier ones.
+            # A file that a job of this run made meanwhile has a newer record.
             and self._ledger.remote_file(self._place, file.path) == file
         ]
         self._ledger.forget_remote_files(self._place, lost)
@@ -370,7 +360,10 @@ class Stager:
 def _checks(
     files: Sequence[LocalFile], named: Sequence[str], makes: Iterable[str]
 ) -> tuple[InputFile, ...]:
-    """What a job looks for before its command starts; it may change what it makes itself."""
+    """Return the inputs that a job checks before its command starts.
+
+    `changed` marks inputs that the job itself may change.
+    """
     made = dict.fromkeys(makes)
     contents = {file.path: file for file in files if not file.directory}
     checks = [
@@ -396,5 +389,5 @@ def _directory(path: str) -> str:
 
 
 def _is_text(path: str) -> bool:
-    """Whether the journal can hold a path: not one that is not UTF-8 (surrogate escapes)."""
+    """Check that the journal can hold a path: it must be UTF-8, without surrogate escapes."""
     return path.isascii() or not any("\ud800" <= c <= "\udfff" for c in path)

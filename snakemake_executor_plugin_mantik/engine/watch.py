@@ -1,8 +1,8 @@
 """Watch the tries at one site with one listing per cycle, however many tries there are.
 
-The marker decides how a try ended. The scheduler is asked only about tries that are overdue:
-without a claim for a while, or without a heartbeat. What is unknown, missing or unreachable never
-ends a try. Jobs that last get a longer lifetime at the site, where its default may be a day.
+The marker decides how a try ended. The scheduler is queried only about overdue tries: those that
+have had no claim for a while, or miss a heartbeat. An unknown, missing or unreachable state never
+ends a try. Long jobs get a longer lifetime at the site, whose default may be a day.
 """
 
 import asyncio
@@ -28,18 +28,18 @@ from snakemake_executor_plugin_mantik.journal import TryRecord
 from snakemake_executor_plugin_mantik.sites.base import Entry, Site
 
 _LONGEST_WAIT_S = 86400.0
-"""A try without a trace is sent again after the wait that is set, each time after twice as long up
-to this: behind a server that forgot it, it may be waiting in the scheduler's queue."""
+"""Longest wait before a try without a trace is submitted again. The wait starts at the configured
+one and doubles each time: the server may have forgotten a try that is in the scheduler's queue."""
 INTERRUPTED_WAIT_S = 15.0
-"""How long to wait for a trace of a try whose submission this process did not live to see: unlike a
-request that is still being answered, that one has arrived by now or never will. If it comes late
-after all, the claim lets the try run once."""
+"""How long to wait for a trace of a try that an earlier process submitted: unlike a request that is
+still being answered, that one has arrived by now or never will. If it arrives late after all, the
+claim lets the try run once."""
 _MISTAKES = 5
-"""Cycles in a row that may break on a mistake of ours before the jobs are told of it."""
+"""Consecutive cycles that may fail on a bug of ours before the jobs get the error."""
 
 
 class Watcher:
-    """Watches all tries at one site. All methods belong to the event loop's thread."""
+    """Watch all tries at one site. Call all methods from the event loop's thread."""
 
     def __init__(
         self,
@@ -58,15 +58,15 @@ class Watcher:
 
         Args:
             site: where the tries are.
-            settings: its waits and limits.
-            retry: hears whether the site answers.
-            on_found: called with a try's id and a site's job id that was found for it.
-            clock: seconds that only grow.
-            on_seen: called with each directory of claims that is looked at, and what is in it.
-            on_started: called with a try that has been seen to run.
-            on_waiting: called with a try that waits and the scheduler's word for why it cannot
-                start, whenever that is another one; empty if it only waits its turn.
-            on_logged: called at each look with a try that tells what it logs, and how much that is.
+            settings: waits and limits.
+            retry: records whether the site answers.
+            on_found: called with a try's id and a job id of the site that was found for it.
+            clock: seconds, monotonic.
+            on_seen: called with each listed directory of claims and its entries.
+            on_started: called with a try when it is first seen to run.
+            on_waiting: called with a waiting try and the scheduler's reason why it cannot start,
+                whenever that changes; the reason is empty if the try only waits its turn.
+            on_logged: called at each look with each try that logs live, and the bytes logged.
         """
         self._site = site
         self._on_logged = on_logged
@@ -100,10 +100,10 @@ class Watcher:
 
         Args:
             record: the try.
-            ids: the site's ids of it, empty where the submission's fate is unknown.
+            ids: the site's ids of it; empty if the submission's fate is unknown.
             sent: how often it was submitted.
-            live: whether it tells what it logs while it runs.
-            interrupted: whether an earlier process submitted it, which may have died meanwhile.
+            live: whether it shows its logged files while it runs.
+            interrupted: whether an earlier process submitted it and may have died meanwhile.
         """
         now = self._clock()
         future: asyncio.Future[TryEnd] = asyncio.get_running_loop().create_future()
@@ -120,7 +120,7 @@ class Watcher:
         return future
 
     def forget(self, try_id: str) -> bool:
-        """Watch a try no longer; whether it has been seen to run."""
+        """Stop watching a try; return whether it has been seen to run."""
         watched = self._drop(try_id)
         if watched is None:
             return False
@@ -137,12 +137,12 @@ class Watcher:
         return watched
 
     def hurry(self) -> None:
-        """Something happened: look soon."""
+        """Look again soon."""
         self._changed = self._clock()
         self._wake.set()
 
     def interval(self) -> float:
-        """Seconds until the next cycle: they grow with the time since anything changed."""
+        """Return the seconds until the next cycle, which grow with the time since a change."""
         quiet = self._clock() - self._changed
         return min(max(self._settings.poll_min_s, quiet / 10), self._settings.poll_max_s)
 
@@ -156,7 +156,7 @@ class Watcher:
             try:
                 await self.cycle()
             except SiteError as error:
-                # Whatever a site says to a look at its jobs: they stay active.
+                # No error of a site while listing its jobs ends them.
                 self._retry.failed(error)
             except Exception as error:  # noqa: BLE001 - ours: handed to the jobs, which report it
                 self._mistaken(error)
@@ -170,13 +170,13 @@ class Watcher:
                     await self._wake.wait()
 
     def _mistaken(self, error: Exception) -> None:
-        """A cycle broke on a mistake of ours: if that goes on, the jobs must not wait for ever."""
+        # If a bug of ours breaks each cycle, the jobs must not wait for ever.
         self._mistakes += 1
         if self._mistakes >= _MISTAKES:
             self.fail(error)
 
     def fail(self, error: Exception) -> None:
-        """Watch nothing any more: whoever waits for a try gets the error instead of its end."""
+        """Stop watching all tries; raise `error` where their ends are awaited."""
         for watched in self._watched.values():
             if not watched.future.done():
                 watched.future.set_exception(error)
@@ -184,11 +184,10 @@ class Watcher:
         self._in_bucket.clear()
 
     async def cycle(self) -> None:
-        """One look: list the open buckets, then ask about what is overdue.
+        """List the open buckets once, then query the scheduler about overdue tries.
 
         Raises:
-            SiteError: the site could not be asked about some of the tries; about those nothing has
-                changed.
+            SiteError: the site did not answer for some tries; these are unchanged.
         """
         self.cycles += 1
         await self.look(w.record for w in list(self._watched.values()))
@@ -215,7 +214,7 @@ class Watcher:
                 ends[marker[0]] = TryEnd(TryEndKind.MARKER, marker[1], entry.size, claimed=True)
         now = self._clock()
         for watched in list(self._in_bucket[bucket].values()):
-            # What lies between two looks that are further apart was an outage.
+            # A longer time between two looks was an outage.
             passed = min(now - watched.seen, 2.0 * self._settings.poll_max_s)
             watched.seen, watched.waited = now, watched.waited + passed
             watched.looked, watched.silent = True, watched.silent + passed
@@ -236,7 +235,6 @@ class Watcher:
                     self._on_logged(watched.record, live.size)
 
     def alive(self, watched: Watched) -> None:
-        """A sign of life."""
         now = self._clock()
         watched.silent, watched.ended_since = 0.0, None
         watched.next_check, watched.check_delay = now, FIRST_CHECK_S
@@ -246,13 +244,11 @@ class Watcher:
             self._on_started(watched.record)
 
     def _waits_no_more(self, watched: Watched) -> None:
-        """A try has started: what kept it from that is over."""
         if watched.waits:
             watched.waits = ""
             self._on_waiting(watched.record, "")
 
     def end(self, watched: Watched, end: TryEnd) -> None:
-        """A try has ended: whoever waits for it hears of it."""
         if self._watched.get(watched.record.id) is watched:  # not watched anew since a failure
             self._drop(watched.record.id)
         self._changed = self._clock()
@@ -263,29 +259,26 @@ class Watcher:
 _EXTEND_AFTER_S = 60.0
 _EXTEND_BY_S = 30 * 86400.0
 _EXTEND_AGAIN_S = 7 * 86400.0
-"""Jobs that last get a longer life at the site: its default may be a day, then it cancels them.
-
-Those whose ids are not known yet are looked for each time."""
+"""Seconds between extensions of a job's lifetime at the site, whose default may be a day: the site
+then cancels the job. Each extension looks up ids that are still unknown."""
 _EXTEND_AT_ONCE = 500
-"""Tries that one cycle extends at most: the next look at all of them waits for it."""
+"""Most tries that one cycle extends: the next look at all of them waits for it."""
 _EXTEND_REFUSED_S = 3600.0
-"""Seconds after which a site that refused that, or did not tell all ids, is asked again."""
+"""Seconds before the next request if a site refused one, or did not return all ids."""
 
 
 class _Extender:
-    """Sees to it that the site does not end jobs because its own time for them is over."""
+    """Keep the site from ending jobs whose lifetime there is over."""
 
     def __init__(
         self, site: Site, retry: SiteRetry, poller: SchedulerPoller, clock: Callable[[], float]
     ) -> None:
-        """Make an extender; `poller` finds the ids that are not known yet."""
         self._site = site
         self._retry = retry
         self._poller = poller
         self._clock = clock
 
     async def extend(self, tries: Iterable[Watched]) -> None:
-        """Extend the life of those of `tries` for which it is time."""
         now = self._clock()
         due = [w for w in tries if now >= w.next_extension][:_EXTEND_AT_ONCE]
         if not due:

@@ -1,4 +1,4 @@
-"""Coming back: which try of an earlier run is the one that is asked for now, and what changed."""
+"""Adopt tries of earlier runs: choose the one that fits a request, and explain what changed."""
 
 import json
 import posixpath
@@ -17,9 +17,9 @@ class TakeoverChoice:
     """What to do with the open tries of a job.
 
     Attributes:
-        adopted: go on with this one instead of submitting.
-        unwanted: these must be known to be over before another try starts: they write to the same
-            files, or have written what is not wanted.
+        adopted: the try to continue instead of submitting a new one.
+        unwanted: tries that must be over for certain before another one starts: they write to the
+            same files, or have written unwanted results.
     """
 
     adopted: TryRecord | None
@@ -35,12 +35,12 @@ def choose_tries(
 ) -> TakeoverChoice:
     """Choose among a job's open tries, the oldest first.
 
-    A try is adopted if it would give the same result: same command, parameters, inputs, site and
-    environment. What was only planned has never been sent and is just the same try again. A try
-    that has ended is not taken for a job that the user forced.
+    A try is adopted if it would give the same result: it has the same command, parameters, inputs,
+    site and environment. A try that was only planned was never submitted and can be used as it is.
+    A try that has ended is not adopted for a job that the user forced.
 
-    With `already` its updated outputs are here as the job at the site left them: a run that fetched
-    them was killed before it could say so.
+    With `already` the local updated outputs are as the job at the site left them: a run that
+    fetched them was killed before it could record that.
     """
     adopted = None
     for record in reversed(tries):
@@ -56,7 +56,7 @@ def choose_tries(
 
 
 def _but_updated(fingerprint: str) -> str:
-    """A fingerprint without what the job changes itself."""
+    """Return a fingerprint without the part for the outputs that the job updates."""
     return fingerprint.partition("+")[0]
 
 
@@ -71,30 +71,30 @@ _CHANGES = {
     UPDATED: "what it is to update",
     "code": "files that its command names",
 }
-"""The parts of `JobRequest.made_of` for people; files have their own names."""
+"""Names of the parts of `JobRequest.made_of` in messages; files go by their paths."""
 _RESOURCES = {
     "runtime_s": "walltime in s",
     "memory_mib_per_node": "memory per node in MiB",
     "memory_mib_per_cpu": "memory per CPU in MiB",
 }
-"""Fields of `jobs.spec.Resources` that people call otherwise."""
+"""Fields of `jobs.spec.Resources` that have other names in messages."""
 _WORD = re.compile(r"[^\s'\"`=:;|&<>(){}$,]+")
 _MOST_TOLD = 5
 
 
 def encode_basis(made_of: Mapping[str, str], resources: Mapping[str, str], sources: str) -> str:
-    """What the journal keeps of a try, to tell later what changed since.
+    """Encode the basis of a try for the journal, so that a later run can report what changed.
 
     Args:
-        made_of: what its fingerprint is of.
-        resources: what the scheduler is asked for; a change of that makes no other job.
-        sources: digest of all files of the working directory that went up without being named.
+        made_of: the parts of its fingerprint.
+        resources: the requested resources; a change of these does not make another job.
+        sources: digest of all uploaded files of the working directory that no rule names.
     """
     return json.dumps({"made_of": made_of, "resources": resources, "sources": sources})
 
 
 def why_unwanted(request: JobRequest, record: TryRecord, made_of: Mapping[str, str]) -> str:
-    """What to tell of an open try that is not taken up; empty if the user knows already."""
+    """Return the message about an open try that is not adopted; empty if the user knows already."""
     if record.left_behind:
         why = "since it was left there when the workflow used another site"
     elif record.state is TryState.PLANNED or record.outcome not in ("", "succeeded"):
@@ -111,7 +111,7 @@ def why_unwanted(request: JobRequest, record: TryRecord, made_of: Mapping[str, s
 
 
 def ended_since_message(record: TryRecord, why: str) -> str:
-    """What to tell of an open try of an earlier run that is given up."""
+    """Return the message about an open try of an earlier run that is given up."""
     return (
         f"{record.name}: what an earlier run sent to {record.site} is ended and its outputs are not"
         f" used, {why}."
@@ -119,7 +119,7 @@ def ended_since_message(record: TryRecord, why: str) -> str:
 
 
 def kept_message(record: TryRecord, resources: Mapping[str, str]) -> str:
-    """What to tell of a try that is taken up although it asks for other resources, else empty."""
+    """Return the message about an adopted try that requested other resources, else empty."""
     before = _noted(record).get("resources", resources)
     names = [n for n in {**before, **resources} if before.get(n) != resources.get(n)]
     if record.state is TryState.PLANNED or not names:
@@ -136,7 +136,7 @@ def kept_message(record: TryRecord, resources: Mapping[str, str]) -> str:
 
 
 def stale_message(record: TryRecord, sources: str) -> str:
-    """What to tell of a try that was sent when files of the working directory were others."""
+    """Return the message about an adopted try whose sources have changed since, else empty."""
     if record.state is TryState.PLANNED or _noted(record).get("sources", sources) == sources:
         return ""
     return (
@@ -147,14 +147,14 @@ def stale_message(record: TryRecord, sources: str) -> str:
 
 
 def _changes(record: TryRecord, made_of: Mapping[str, str]) -> str:
-    """What is another than when a try was sent; empty if nothing is."""
+    """List the parts that have changed since a try was submitted; empty if none has."""
     before = _noted(record).get("made_of")
     if before is None:
         return "the executor's version"
     names = [n for n in {**before, **made_of} if before.get(n) != made_of.get(n)]
-    told = [_CHANGES.get(name) or display_path(name.partition(" ")[2]) for name in names]
-    more = ["…"] if len(told) > _MOST_TOLD else []
-    return ", ".join([*told[:_MOST_TOLD], *more])
+    parts = [_CHANGES.get(name) or display_path(name.partition(" ")[2]) for name in names]
+    more = ["…"] if len(parts) > _MOST_TOLD else []
+    return ", ".join([*parts[:_MOST_TOLD], *more])
 
 
 def _noted(record: TryRecord) -> dict[str, Any]:
@@ -166,7 +166,7 @@ def _noted(record: TryRecord) -> dict[str, Any]:
 
 
 def named_checksums(text: str, sources: Mapping[str, str]) -> dict[str, str]:
-    """Those of `sources` that a command names: a file, a directory that it is in, a Python module.
+    """Return those of `sources` that a command names by path, directory or Python module.
 
     They are code of the job as much as the command is.
     """

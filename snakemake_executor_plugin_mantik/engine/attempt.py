@@ -1,4 +1,4 @@
-"""Values of one try while a run watches it: its submissions, what was seen of it, how it ended."""
+"""Define the values of one try during a run: its submissions, signs of life, and end."""
 
 import asyncio
 import time
@@ -14,7 +14,7 @@ from snakemake_executor_plugin_mantik.journal import TryRecord
 from snakemake_executor_plugin_mantik.sites.base import JobState, Phase
 
 FIRST_CHECK_S = 5.0
-"""Seconds after submission when an unclaimed try is first asked about."""
+"""Seconds from the submission to the first query about an unclaimed try."""
 UNKNOWN = JobState(Phase.UNKNOWN)
 
 
@@ -32,15 +32,15 @@ class TryEnd:
     """The end of a try.
 
     Attributes:
-        kind: MARKER: the job wrote how it ended. SCHEDULER: it can write nothing any more, or never
-            started and never will: the scheduler's word counts. VANISHED: no trace of it; the same
-            try may be submitted again. REVOKED: it never started and never will, because an earlier
-            run, or somebody else, gave it up.
+        kind: MARKER: the job recorded its end. SCHEDULER: the job can write nothing any more, or
+            never started and never will, so the scheduler's state counts. VANISHED: there is no
+            trace of it; the same try may be submitted again. REVOKED: it never started and never
+            will, because an earlier run or another process revoked it.
         exit_code: from the marker's name.
-        size: of the marker, bytes.
-        state: the scheduler's word.
+        size: of the marker, in bytes.
+        state: the scheduler's state.
         claimed: whether the job is known to have started.
-        ids: the site's ids of it that are known by now.
+        ids: the site's ids of it that are known so far.
     """
 
     kind: TryEndKind
@@ -53,25 +53,25 @@ class TryEnd:
 
 @dataclass
 class Watched:
-    """A try and what was seen of it.
+    """A watched try and its signs of life.
 
-    Times are the clock's; durations count only seconds in which the site could be looked at.
+    Times are the clock's; durations count only seconds in which the site could be listed.
 
     Attributes:
-        sent: how often it was submitted; there may be ids that are not known yet.
+        sent: how often it was submitted; some ids may still be unknown.
         wait_s: how long to wait for a trace of it.
-        denied_since: since when the scheduler has known nothing of it.
-        waited: since it was submitted.
-        silent: since it showed a sign of life.
-        seen: when it was last looked for, or began to be watched.
-        looked: whether it was looked for since then.
-        owner: who holds the claim, once that was asked.
+        denied_since: since when the scheduler does not know it.
+        waited: seconds since its submission.
+        silent: seconds since its last sign of life.
+        seen: time of the last listing, or of the start of watching.
+        looked: whether it has been looked for in a listing since the start of watching.
+        owner: the owner of the claim, once it was read.
         revoked: whether we have revoked it.
-        live: whether what it logs is told while it runs.
-        detailed: when the scheduler's details of it were last asked for.
-        waits: the scheduler's word for why it cannot start.
-        ended_since: since when the scheduler says that it ended.
-        word: the scheduler's word that it ended.
+        live: whether it shows its logged files while it runs.
+        detailed: when the scheduler's details of it were last requested.
+        waits: the scheduler's reason why it cannot start.
+        ended_since: since when the scheduler reports that it ended.
+        word: the job id and state with which the scheduler reported its end.
     """
 
     record: TryRecord
@@ -104,15 +104,15 @@ _CLOCKS_DIFFER_S = 60.0
 
 @dataclass
 class Attempt:
-    """One try that this run has to do with.
+    """One try that this run submits or adopts.
 
     Attributes:
         ids: the site's ids of it.
-        submitted_at: seconds since the epoch, by the clock here.
-        sent_at: when it was submitted, by the site's own clock, where that is known.
-        sent: how often it was submitted, at most.
-        staged: what each script that this run submitted carried.
-        extras: what an observer adds to it.
+        submitted_at: seconds since the epoch, by the local clock.
+        sent_at: time of the submission by the site's own clock, where known.
+        sent: how often it was submitted at most.
+        staged: the contents of each submission of this run.
+        extras: an observer's additions.
     """
 
     record: TryRecord
@@ -125,7 +125,6 @@ class Attempt:
 
     @property
     def live(self) -> LiveDirectory | None:
-        """What is shown of it while it runs."""
         added = self.extras
         if added is None or added.live is None:
             return None
@@ -133,20 +132,20 @@ class Attempt:
 
     @property
     def where(self) -> str:
-        """The site and the ids there, for messages."""
+        """Return the site and the ids there, for messages."""
         return f"{self.record.site}, {', '.join(self.ids) or self.record.id}"
 
     @property
     def joined_ids(self) -> str:
-        """The ids at the site, as Snakemake is told them."""
+        """Return the ids at the site as one text for Snakemake."""
         return " ".join(self.ids)
 
     def times(self, marker: Marker) -> tuple[float | None, float]:
-        """Seconds waited, where that is known, and run.
+        """Return the seconds that the job waited, where known, and ran.
 
         It waited from its submission, by the clock of the site's server, to its start, by the
-        node's. How long it took to be seen and fetched here is no part of that. Where the two
-        clocks cannot be the same, nothing is known.
+        node's clock. The time to notice and fetch it is no part of that. If the two clocks must
+        differ, the waiting time is unknown.
         """
         if self.sent_at is None or marker.started is None:
             return None, runtime_of(marker)
@@ -157,7 +156,7 @@ class Attempt:
 
 
 def runtime_of(marker: Marker) -> float:
-    """Seconds that the job ran, by the node's own clock."""
+    """Return the seconds that the job ran, by the node's own clock."""
     if marker.started is None or marker.ended is None:
         return 0.0
     return max(0.0, marker.ended - marker.started)

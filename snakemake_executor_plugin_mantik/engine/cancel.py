@@ -1,4 +1,4 @@
-"""Ending: what is not wanted is stopped for certain, what is done leaves nothing at the site."""
+"""End tries for certain, and remove what finished ones leave at the site."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
@@ -26,39 +26,39 @@ from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, TryStat
 from snakemake_executor_plugin_mantik.sites.base import Phase, Site
 
 CANCEL_WAIT_S = 180.0
-"""Seconds that cancelled jobs have to be confirmed as ended; after that the user is told. One that
-leaves no marker takes longest: it must have missed some heartbeats before a site is believed that
-it has ended. A UNICORE server that runs jobs itself says so of each that it is asked to abort, and
-lets it run."""
+"""Seconds to wait for cancelled jobs to be confirmed as ended before a message to the user. A job
+without a marker takes longest: the site's report of its end counts only after some missed
+heartbeats. A UNICORE server that runs jobs itself reports each aborted job as ended, and lets it
+run."""
 _CANCELLED_IN_WAIT = 500
-"""Jobs that a site can be told to end in that time, at least: two requests for each."""
+"""Least number of jobs that can be cancelled at a site in that time, with two requests for each."""
 ENDED_AT_ONCE = 16
-"""Jobs that a site is told to end at the same time: with all of them at once, none of them would be
-over before nearly all are."""
+"""Most jobs to cancel at the same time: if all were cancelled at once, none would be over before
+nearly all are."""
 _CANCEL_AGAIN_S = 5.0
-"""Seconds after the grace of a cancelled job (TermGrace) when it is told again to end."""
+"""Seconds after the grace of a cancelled job (TermGrace) before it is cancelled again."""
 _MISSED_BEATS = 2.5
 _SILENT_S = 90.0
-"""A site is believed that it has ended a job after so many missed heartbeats, and so many seconds
-of silence: file systems show a file's size up to a minute late."""
+"""A site's report that a job has ended counts after this many missed heartbeats, and this many
+seconds of silence: file systems show a file's size up to a minute late."""
 _CONFIRM_EVERY_S = 1.0
 _CONFIRM_LONGEST_S = 15.0
-"""Seconds between two looks at a job that was told to end, at first and in the end."""
+"""Shortest and longest seconds between two looks at a cancelled job."""
 _SETTLE_WAIT_S = 20.0
-"""Seconds that a site has at the end of a run to forget the jobs that are over."""
+"""Most seconds for a site to forget finished jobs at the end of a run."""
 
 
 @dataclass
 class _Signs:
-    """The signs of life of a job that was asked to end.
+    """The signs of life of a cancelled job.
 
     Attributes:
-        looked: when they were last looked for.
-        silent: for how many seconds there was none, of those in which the site let us look.
-        bytes: how large its claim was then; None if there was none.
-        denied: whether the site says that it has ended.
-        after_all: whether there was one after the site had said so.
-        nameless: since when its claim, which is there, tells nobody's name.
+        looked: time of the last look.
+        silent: seconds without a sign of life, counting only those in which the site answered.
+        bytes: size of its claim at the last look; None if there was no claim.
+        denied: whether the site reports that it has ended.
+        after_all: whether it gave a sign of life after the site had reported its end.
+        nameless: since when its claim exists without naming an owner.
     """
 
     looked: float
@@ -69,7 +69,7 @@ class _Signs:
     nameless: float | None = None
 
     def see(self, now: float, size: int | None) -> None:
-        """Note how large the claim is now. That it is there no more is no silence of the job's."""
+        """Record the present size of the claim. A claim that has disappeared is no silence."""
         self.silent += min(now - self.looked, 2 * _CONFIRM_LONGEST_S)
         self.looked = now
         if size != self.bytes:
@@ -78,7 +78,7 @@ class _Signs:
 
 
 class Canceller:
-    """Ends tries at one site."""
+    """End tries at one site."""
 
     def __init__(
         self,
@@ -100,11 +100,11 @@ class Canceller:
         self._logs = logs
         self._workdir = workdir
         self._observer = observer or Observer()
-        # A site says that a job has ended as soon as it has passed on the wish, but the job has
-        # this long to end, and writes its marker then.
+        # A site reports a job as ended once it has passed on the request, but the job has this long
+        # to end, and then writes its marker.
         self._grace_s = settings.term_grace_s + settings.marker_grace_s
         self._marker_grace_s = settings.marker_grace_s
-        # One that goes on after its grace has not heard of it.
+        # A job that runs on after its grace has not received the signal.
         self._again_s = settings.term_grace_s + _CANCEL_AGAIN_S
         self._silent_s = max(_MISSED_BEATS * settings.heartbeat_s, _SILENT_S)
         self._journal = journal
@@ -119,18 +119,18 @@ class Canceller:
     async def done(
         self, try_id: str, ids: Sequence[str], *, let_end: bool = False, succeeded: bool = False
     ) -> None:
-        """A try is committed: the site may forget it, some time.
+        """Close a committed try, and let the site forget it in the background.
 
         Args:
             try_id: the try.
             ids: the site's ids of it.
-            let_end: whether the site still has a command to run after the job's own end: forgetting
-                a job ends it.
-            succeeded: whether its job ended well.
+            let_end: whether the site still runs a command after the job's end: forgetting a job
+                ends that command.
+            succeeded: whether its job succeeded.
         """
         self._journal.done(try_id)
         if ids:
-            # Of several jobs one has run, and the others have ended without a word.
+            # Of several jobs only one has run; the others ended without a report.
             alone = succeeded and len(ids) == 1
             task = asyncio.create_task(self._forget(ids, let_end, succeeded=alone))
             self._tidying.add(task)
@@ -140,7 +140,7 @@ class Canceller:
     async def end_observed(
         self, record: TryRecord, words: str, deadline: float | None = None
     ) -> None:
-        """A try that was stopped has ended: an observer gets what it left."""
+        """Report the end of a stopped try to the observer, with the files that it left."""
         log = log_path(self._logs, record)
         with suppress(TimeoutError):
             async with asyncio.timeout_at(deadline):
@@ -148,9 +148,9 @@ class Canceller:
         self._observer.ended(record, JobEnd("killed", words, log=log if log.exists() else None))
 
     async def remove_secrets(self, record: TryRecord) -> None:
-        """Remove the secrets of a try that is over and did not do so itself.
+        """Remove the secrets of a finished try that did not remove them itself.
 
-        What the site does not remove now is removed at the end of a run (`tidy`).
+        Secrets that the site does not remove now are removed at the end of a run (`settle`).
         """
         if self._journal.has_secrets(record.id):
             with suppress(SiteError, JournalError):
@@ -165,17 +165,17 @@ class Canceller:
                 await self._fetcher.log(record, None, target)
 
     async def rescue(self, try_id: str) -> None:
-        """Fetch what a try left to an observer and could not hand over itself."""
+        """Fetch an observer's files of a try that could not return them itself."""
         if leftover := self._observer.leftover(try_id):
             await salvage_files(self._site, leftover, self._workdir)
 
     def _drop_leftover(self, try_id: str) -> None:
-        """What an observer has at the site goes at the end of the run: with one request mostly."""
+        # At the end of the run, one request removes most of them.
         if leftover := self._observer.leftover(try_id):
             self._leftovers.add(leftover)
 
     async def _forget(self, ids: Sequence[str], let_end: bool, *, succeeded: bool) -> None:
-        # Records that stay behind do no harm: the site lets them expire.
+        # Records that stay behind do no harm: they expire at the site.
         with suppress(SiteError):
             while let_end:
                 states = await self._site.states(ids)
@@ -184,15 +184,13 @@ class Canceller:
             await self._site.forget(ids, succeeded=succeeded)
 
     async def give_up(self, records: Iterable[TryRecord]) -> None:
-        """See to it that these tries are over and will never run; nothing of them is wanted.
-
-        Waits for that as long as it takes.
+        """End tries and discard their results; wait as long as it takes.
 
         Raises:
-            SiteRejected: the site does not let us make that certain.
+            SiteRejected: the site does not allow making certain that a try never runs.
         """
         for record in records:
-            # Of what was only planned, or has ended, nothing can come any more.
+            # A try that was only planned or has ended never runs again.
             if record.state not in (TryState.PLANNED, TryState.ENDED):
                 await self._stop(record)
             await self.remove_secrets(record)
@@ -204,12 +202,12 @@ class Canceller:
     async def cancel(
         self, records: Sequence[TryRecord], wait_s: float = CANCEL_WAIT_S
     ) -> list[TryRecord]:
-        """Cancel tries at the end of a run; those that did not confirm it within `wait_s` seconds.
+        """Cancel tries at the end of a run; return those that did not confirm their end in time.
 
-        Of many, the time is as much longer as it takes to tell the site. What was never sent is
-        over at once; the others are ended one after the other, some at a time, so that whenever
-        the time is over as many as possible are known to have ended. What has succeeded already
-        stays as it is: the next run takes it up.
+        The time is `wait_s` seconds, plus the time that the requests take for many tries. Tries
+        that were never submitted are over at once. The others are cancelled a few at a time, so
+        that as many as possible are known to have ended when the time is over. Tries that have
+        succeeded stay as they are: the next run adopts them.
         """
 
         async def one(record: TryRecord, deadline: float) -> TryRecord | None:
@@ -226,7 +224,7 @@ class Canceller:
                 await self.end_observed(record, "cancelled", deadline)
                 try:
                     self._journal.abandoned(record.id, "cancelled")
-                except JournalError as error:  # the others are to be cancelled all the same
+                except JournalError as error:  # the others must be cancelled all the same
                     self._notify(f"{record.name}: it is cancelled. {error}")
                 self._drop_leftover(record.id)
             return None
@@ -244,7 +242,7 @@ class Canceller:
         return [record for record in results if record is not None]
 
     async def _succeeded(self, records: Sequence[TryRecord]) -> set[str]:
-        """Those of the tries whose markers say that they succeeded."""
+        """Return the ids of tries whose markers report success."""
         found = set()
         for directory in {record.paths.tries for record in records}:
             with suppress(SiteNotFound):
@@ -254,15 +252,15 @@ class Canceller:
         return found
 
     async def _stop(self, record: TryRecord) -> int | None:
-        """Revoke a try, or cancel it and wait until it is over; its exit code, if it tells one.
+        """Revoke a try, or cancel it and wait until it is over; return its marker's exit code.
 
         Raises:
-            SiteRejected: the site does not let us make certain that it never runs.
+            SiteRejected: the site does not allow making certain that the try never runs.
         """
         runs = self._watcher.forget(record.id)
         clock = asyncio.get_running_loop().time
         async with self._lanes:
-            # A claim that was seen and is no longer there was purged: its job goes on.
+            # A claim that was seen and has disappeared was purged: its job runs on.
             stays = await self._retry.found(lambda: claims.revoke_try(self._site, record))
             revoked = stays and not runs
             begun = told = asked = clock()
@@ -290,13 +288,12 @@ class Canceller:
             if signs.after_all or clock() - asked > self._again_s:
                 signs.denied = signs.after_all = False
                 asked = clock()
-                # It may be one that we do not know of that runs.
+                # The running job may be one whose id is still unknown.
                 ids = list(dict.fromkeys([*ids, *await self._find(record)]))
                 await self._ask_to_end(ids)
         return None
 
     async def _find(self, record: TryRecord) -> list[str]:
-        """The ids that the site knows of a try."""
         with suppress(SiteNotFound):
             names = {record.id: record.name}
             found = await self._retry.found(lambda: self._site.find(names), at_once=True)
@@ -305,18 +302,18 @@ class Canceller:
 
     async def _ask_to_end(self, ids: Sequence[str]) -> None:
         if ids:
-            # One that the site does not let us end is waited for all the same.
+            # Wait all the same for a job that the site refuses to cancel.
             with suppress(SiteRejected, SiteNotFound):
                 await self._retry(lambda: self._site.cancel(ids))
 
     async def _is_over(
         self, record: TryRecord, ids: Sequence[str], begun: float, signs: _Signs
     ) -> tuple[bool, int | None]:
-        """Whether a try that has started has ended, and the exit code that its marker tells.
+        """Check whether a started try has ended; also return the exit code from its marker.
 
-        Without a marker the scheduler's word on the job that holds the claim counts. `begun` is
-        when it was asked to end. A site that knows nothing of it is believed as late as the watcher
-        would: not while its heartbeats tell that it goes on.
+        Without a marker, the scheduler's state of the job that holds the claim counts. `begun` is
+        the time of the cancellation. A site that does not know the job is believed as late as by
+        the watcher: not while the job's heartbeats go on.
         """
         try:
             seen = await self._looks.look(record.paths.tries)
@@ -337,13 +334,13 @@ class Canceller:
         signs.nameless = (
             (signs.nameless or now) if holder is None and record.id in entries else None
         )
-        # It was read in half, perhaps: whose end the site tells may be known at the next look.
+        # The claim may have been read in half; the next look may show its owner.
         if signs.nameless is not None and now - signs.nameless <= self._marker_grace_s:
             return False, None
         return signs.denied and signs.silent > self._silent_s, None
 
     async def settle(self) -> None:
-        """At the end of a run: see to it that the site has forgotten what it may forget."""
+        """Wait at the end of a run until the site has forgotten its finished tries."""
         with suppress(TimeoutError, SiteError):
             async with asyncio.timeout(_SETTLE_WAIT_S):
                 await asyncio.gather(*self._tidying, return_exceptions=True)
@@ -351,7 +348,7 @@ class Canceller:
                     await self.remove_secrets(record)
 
     async def close(self) -> None:
-        """Give up what is still being tidied up; the next run or the site's own expiry does it."""
+        """Stop tidying up; the next run or the site's own expiry does the rest."""
         for task in self._tidying:
             task.cancel()
         await asyncio.gather(*self._tidying, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""Claims as the controller sees them: a try is revoked here, and its owner told from others."""
+"""List, read and revoke the claims of tries, as the controller."""
 
 import asyncio
 from collections.abc import Mapping
@@ -12,15 +12,15 @@ from snakemake_executor_plugin_mantik.sites.base import Entry, JobState, Site
 from snakemake_executor_plugin_mantik.staging.transfers import read_file
 
 _CLAIM_BYTES = 64 << 10
-"""A claim says who holds it in its first lines; the heartbeats that follow need not be read."""
+"""The first lines of a claim name its owner; the heartbeats that follow need not be read."""
 
 _FRESH_S = 1.0
-"""Seconds for which a listing of a directory of claims serves others who look."""
+"""Seconds for which one listing of a directory of claims serves all callers."""
 
 
 @dataclass(frozen=True)
 class ClaimOwner:
-    """Who holds a claim, in the words of the job that made it.
+    """The owner of a claim, as the job that made it wrote.
 
     Attributes:
         site_job: the site's id of the job, where the job can know it.
@@ -31,25 +31,25 @@ class ClaimOwner:
     scheduler_job: str
 
     def is_job(self, job_id: str, state: JobState) -> bool:
-        """Whether the site's job `job_id`, whose state is `state`, holds the claim.
+        """Check whether the site's job `job_id`, whose state is `state`, holds the claim.
 
-        A site may have started several scheduler jobs for one of its own and know the last only
+        A site may have started several scheduler jobs for one of its own and know only the last one
         (UNICORE with a slow sbatch), so that its id alone proves nothing.
         """
         if state.scheduler_id.isdecimal() and self.scheduler_job.isdecimal():
             return state.scheduler_id == self.scheduler_job
-        told = {self.site_job, self.scheduler_job} - {""}
-        return job_id in told or state.scheduler_id in told
+        ids = {self.site_job, self.scheduler_job} - {""}
+        return job_id in ids or state.scheduler_id in ids
 
 
 async def list_claims(site: Site, retry: SiteRetry, directory: str) -> dict[str, Entry]:
-    """What lies in a directory of claims; nothing if the site says twice that there is none.
+    """List a directory of claims; return nothing if the site answers twice that it does not exist.
 
-    That is no small thing: who is not seen there has given no sign of life. A denial that comes
-    between answers, of a proxy, say, must not count as one.
+    A missing claim counts as a missing sign of life, so that a single false "not found", for
+    example from a proxy, must not count.
 
     Raises:
-        SiteError: it is not known.
+        SiteError: the directory cannot be listed.
     """
     for _ in range(2):
         try:
@@ -62,12 +62,12 @@ async def list_claims(site: Site, retry: SiteRetry, directory: str) -> dict[str,
 
 @dataclass(frozen=True)
 class ClaimSeen:
-    """What a listing of a directory of claims showed.
+    """A listing of a directory of claims.
 
     Attributes:
-        at: when it was asked for, in seconds of the loop's clock.
-        entries: what lay there, by name.
-        codes: the exit codes that markers tell, by try.
+        at: time of the request, in seconds of the loop's clock.
+        entries: its entries, by name.
+        codes: exit codes from the markers, by try.
     """
 
     at: float
@@ -76,7 +76,7 @@ class ClaimSeen:
 
 
 class ClaimLooks:
-    """Lists directories of claims for many who look: one listing serves all of a second."""
+    """List directories of claims; one listing serves all callers within a second."""
 
     def __init__(self, site: Site, retry: SiteRetry) -> None:
         self._site = site
@@ -84,16 +84,16 @@ class ClaimLooks:
         self._last: dict[str, tuple[float, asyncio.Task[ClaimSeen]]] = {}
 
     async def look(self, directory: str) -> ClaimSeen:
-        """What lies in a directory, as it was less than a second ago.
+        """Return a listing of a directory that is less than a second old.
 
         Raises:
-            SiteError: it is not known.
+            SiteError: the directory cannot be listed.
         """
         now = asyncio.get_running_loop().time()
         at, task = self._last.get(directory, (-_FRESH_S, None))
         if task is None or now - at >= _FRESH_S or _failed(task):
             task = asyncio.create_task(self._list(directory, now))
-            task.add_done_callback(_failed)  # nobody may be left who hears of it
+            task.add_done_callback(_failed)  # retrieve its exception even if no caller awaits it
             self._last[directory] = now, task
         return await asyncio.shield(task)
 
@@ -108,21 +108,21 @@ def _failed(task: asyncio.Task[ClaimSeen]) -> bool:
 
 
 async def read_owner(site: Site, record: TryRecord) -> ClaimOwner | None:
-    """Who holds the claim of a try; None if there is no claim, or nobody's name in it."""
+    """Read the owner of a try's claim; return None if there is no claim, or no owner in it."""
     try:
         content = await read_file(site, record.paths.claim, _CLAIM_BYTES)
     except SiteNotFound:
         return None
     *lines, _ = content.decode(errors="replace").split("\n")
-    told = dict(line.split("=", 1) for line in lines if "=" in line)
-    if "host" not in told:  # its last line: a slow file system shows no more than a part yet
+    fields = dict(line.split("=", 1) for line in lines if "=" in line)
+    if "host" not in fields:  # its last line: a slow file system does not show all of it yet
         return None
-    found = ClaimOwner(told.get("site_job", ""), told.get("scheduler_job", ""))
+    found = ClaimOwner(fields.get("site_job", ""), fields.get("scheduler_job", ""))
     return found if found.site_job or found.scheduler_job else None
 
 
 async def revoke_try(site: Site, record: TryRecord) -> bool:
-    """See to it that a try never runs; False if it does already, or has run.
+    """Make certain that a try never runs; return False if it has started already.
 
     Raises:
         SiteRejected: neither is certain: the site cannot make the directory that revokes it.

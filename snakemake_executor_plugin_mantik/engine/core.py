@@ -1,6 +1,6 @@
-"""The engine: one thread with one event loop does all the I/O.
+"""Run the engine: one thread with one event loop does all the I/O.
 
-The executor hands over requests, collects outcomes and commits them; those calls return at once and
+The executor hands over requests, collects outcomes and commits them. These calls return at once and
 may come from any thread.
 """
 
@@ -31,18 +31,18 @@ _T = TypeVar("_T")
 OPEN_WAIT_S = 60.0
 """Seconds that a site has to answer when a run starts; later a run waits as long as it takes."""
 AT_ONCE_S = 5.0
-"""Seconds to tell the sites that all jobs are to end, for a user who does not want to wait."""
+"""Seconds to cancel all jobs at the sites, for a user who does not want to wait."""
 _MOST_TOLD = 5
-"""Jobs that a line names at most."""
+"""Most jobs that a message names."""
 CLOSE_WAIT_S = 45.0
-"""Seconds that tidying up at the end of a run may take before the run ends without it."""
+"""Most seconds for tidying up at the end of a run; then the run ends without it."""
 
 _LET_GO_S = 1.0
-"""Seconds that what is still under way then has to let go."""
+"""Seconds for tasks that still run then to stop."""
 
 
 class Engine:
-    """Runs jobs at sites. Made and used by the executor; the work happens in its own thread."""
+    """Run jobs at sites, in a thread of its own. The executor makes and uses it."""
 
     def __init__(
         self,
@@ -61,10 +61,10 @@ class Engine:
             sites: by name, not yet opened. Names may share a site object.
             journal: of the workflow; closed with the engine.
             workdir: the workflow's directory.
-            state: our own local directory: logs, things on their way.
+            state: our own local directory, for logs and files in transfer.
             notify: writes a line to the user's log.
-            observer: looks on.
-            configs: the sites' backend configs by name: where they lie, for the journal.
+            observer: follows the tries.
+            configs: paths of the sites' backend configs by site name, for the journal.
         """
         self._observer = observer or Observer()
         self._sites = sites
@@ -89,7 +89,6 @@ class Engine:
         self._begin()
 
     def _begin(self) -> None:
-        """Start the thread that the loop runs in."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="mantik-engine", daemon=True)
         self._thread.start()
@@ -97,7 +96,7 @@ class Engine:
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         self._loop.run_forever()
-        # What nobody waits for any more: the cancelling that a second Ctrl-C interrupted, say.
+        # Tasks that no call awaits any more, such as a cancelling that a second Ctrl-C interrupted.
         if left := asyncio.all_tasks(self._loop):
             for task in left:
                 task.cancel()
@@ -110,11 +109,11 @@ class Engine:
     # Called by the executor, from Snakemake's threads
 
     def open(self, names: Sequence[str], sources: Callable[[str], Sources]) -> None:
-        """Open the sites `names` and send the workflow's sources there.
+        """Open sites and upload the workflow's sources there.
 
         Args:
             names: the sites that jobs will run at, as far as is known.
-            sources: tells what goes up to a site.
+            sources: returns the sources to upload to a site.
 
         Raises:
             MantikError: a site cannot be used; nothing has been submitted.
@@ -123,7 +122,7 @@ class Engine:
         self._call(self._open_all(names)).result()
 
     def facts_fit(self, site: str, resources: Mapping[str, object], threads: int) -> None:
-        """See to it that an opened site allows what a job asks.
+        """Check that an opened site allows the resources of a job.
 
         Raises:
             UserError: it does not.
@@ -132,7 +131,7 @@ class Engine:
         runner.planner.fits(runner.planner.resources(resources, threads), runner.facts)
 
     def workspace(self, site: str) -> str:
-        """The absolute path of the workspace at a site, which is opened if it is not yet.
+        """Return the absolute path of the workspace at a site; open the site if necessary.
 
         Raises:
             MantikError: the site cannot be used.
@@ -140,41 +139,39 @@ class Engine:
         return self._call(self._site(site)).result().facts.workspace
 
     def submit(self, request: JobRequest) -> None:
-        """Take over a job; its outcome comes out of `collect` some time."""
+        """Start a job; `collect` returns its outcome later."""
         self._loop.call_soon_threadsafe(self._start, request)
 
     def collect(self) -> list[Outcome]:
-        """The outcomes that have come since the last call."""
+        """Return the outcomes since the last call."""
         outcomes = []
         while self._outcomes:
             outcomes.append(self._outcomes.popleft())
         return outcomes
 
     def commit(self, outcome: Outcome, *, taken: bool = True) -> None:
-        """Snakemake knows an outcome; returns when that is in the journal.
+        """Record in the journal that Snakemake knows an outcome, and wait for that.
 
-        Args:
-            outcome: of a job.
-            taken: whether its outputs are as the rule wants them, if it succeeded.
+        `taken` says whether the outputs of a success meet the rule's requirements.
         """
         self._call(self._commit(outcome, taken)).result()
 
     def cycles(self, site: str) -> int:
-        """How often the jobs of an opened site have been looked at so far."""
+        """Return how often the jobs of an opened site have been listed so far."""
         return self._runners[site].watcher.cycles
 
     def cancel(self, *, at_once: bool = False) -> list[TryRecord]:
-        """Cancel all jobs; those that did not confirm that they ended.
+        """Cancel all jobs; return those that did not confirm their end.
 
-        It may be called again while it waits, from a handler of Ctrl-C, say.
+        It may be called again while it waits, for example from a handler of Ctrl-C.
 
         Args:
-            at_once: tell the sites to end them, but hardly wait for that.
+            at_once: cancel the jobs at the sites, but wait only `AT_ONCE_S` for their ends.
         """
         return self._call(self._cancel(AT_ONCE_S if at_once else CANCEL_WAIT_S)).result()
 
     def close(self, *, tidy: bool = True) -> None:
-        """End the thread; jobs that still run go on. With `tidy`, tidy up at the sites first."""
+        """End the thread; running jobs go on. With `tidy`, tidy up at the sites first."""
         if not self._thread.is_alive():
             return
         closing = self._call(self._close(tidy))
@@ -205,7 +202,7 @@ class Engine:
         try:
             return await self._opening[name]
         except BaseException:
-            self._opening.pop(name, None)  # the next job may have more luck
+            self._opening.pop(name, None)  # the next job tries again
             raise
 
     async def _open_site(self, name: str) -> SiteRunner:
@@ -232,7 +229,7 @@ class Engine:
         runner = SiteRunner(site, facts, planner, place, self._places, observer=self._observer)
         config = planner.config
         chosen = (place.id, str(config.exclude), config.site.source_file_limit_bytes)
-        if chosen not in self._chosen:  # of names with the same choice the first sends
+        if chosen not in self._chosen:  # of names with the same choice, the first one uploads
             self._chosen.add(chosen)
             try:
                 sources = await asyncio.to_thread(self._source_choice, name)
@@ -247,10 +244,10 @@ class Engine:
         return runner
 
     async def _facts(self, site: Site) -> SiteFacts:
-        """What a client tells when it is opened; names may share one."""
+        """Open a client, once for all names that share it, and return its facts."""
         if id(site) not in self._opened:
             self._opened[id(site)] = opening = asyncio.create_task(site.open())
-            # Nobody may be left who hears of it.
+            # Retrieve the exception even if no job awaits the task any more.
             opening.add_done_callback(lambda task: task.cancelled() or task.exception())
         try:
             return await asyncio.shield(self._opened[id(site)])
@@ -273,9 +270,9 @@ class Engine:
                 self._journal.left_behind(record.id, where)
 
     async def _keeper(self, record: TryRecord) -> SiteRunner | None:
-        """The work of the site of a try, or of another one at its place; None if there is none.
+        """Return the runner of a try's site, or of another site at its place; None without one.
 
-        A name may mean another place now, and the place may have another name.
+        The site's name may mean another place now, and the place may have another name.
         """
         known = self._journal.sites().values()
         names = [record.site, *(s.site for s in known if s.place == record.place)]
@@ -299,12 +296,12 @@ class Engine:
         except asyncio.CancelledError:
             if self._ending:
                 raise
-            # Every job has an outcome, or Snakemake would wait for ever.
+            # Every job needs an outcome, or Snakemake would wait for ever.
             outcome = Outcome(
                 request.number, "", False, f"{request.name}: it was given up.\n",
                 reason=Reason.CANCELLED,
             )  # fmt: skip
-        except Exception:  # noqa: BLE001 - ours: told with all that is known, and the job reported
+        except Exception:  # noqa: BLE001 - a bug of ours: report it with its traceback, fail the job
             outcome = Outcome(
                 request.number, "", False,
                 f"This is a mistake in the executor itself; please report it with"
@@ -324,13 +321,13 @@ class Engine:
             task.cancel()
         await asyncio.gather(*self._jobs.values(), return_exceptions=True)
         keys = {job for request in self._requests.values() for job in request.jobs}
-        # What has ended is here already: the next run takes it up.
+        # Tries that have ended need no cancelling: the next run adopts them.
         records = [
             record
             for record in self._journal.open_tries(*keys)
             if record.state is not TryState.ENDED
         ]
-        # What another controller looks after by now is none of our business.
+        # Leave jobs to another controller that has taken over their place.
         left = await asyncio.gather(
             *(
                 runner.canceller.cancel([r for r in records if r.site == name], wait_s)
@@ -341,7 +338,7 @@ class Engine:
         return [record for of_site in left for record in of_site]
 
     def _tell_unasked(self) -> None:
-        """Say what earlier runs left at the sites that this one had no use for."""
+        """Warn of jobs of earlier runs that this run did not request and that may still run."""
         left = [r for r in self._journal.all_open_tries() if r.may_run and r.job not in self._asked]
         if not left:
             return

@@ -1,4 +1,4 @@
-"""Staging out: a try's marker, log and outputs come here, verified, and take their places last."""
+"""Stage out: download a try's marker, log and outputs, verify them, and move them into place."""
 
 import asyncio
 import os
@@ -37,13 +37,14 @@ from snakemake_executor_plugin_mantik.staging.transfers import (
 )
 
 _LOG_ALONE_BYTES = 64 << 20
-"""A log up to this size is fetched whole after a failure, a larger one's end only."""
+"""Largest log that is downloaded whole; of a larger one only the end is kept."""
 
 
 def _through_links(entries: Sequence[OutputEntry]) -> Iterator[FileRecord]:
-    """What of the outputs is also to be had through links among them, like `latest -> step-9`.
+    """Yield records of outputs under the paths that links among them (`latest -> step-9`) add.
 
-    It goes up under these paths, too, when a job reads the directory: not to where it came from.
+    A job that reads the directory gets the files under these paths, too. The records keep them from
+    being uploaded to the site where they were made.
     """
     files = {entry.path: entry for entry in entries if entry.type == "f"}
     for link in entries:
@@ -58,18 +59,18 @@ def _through_links(entries: Sequence[OutputEntry]) -> Iterator[FileRecord]:
 
 
 def log_path(logs: Path, record: TryRecord) -> Path:
-    """Where the log of a try goes, below the directory of all of them."""
+    """Return the local path of a try's log, below the directory `logs`."""
     readable = re.sub(r"[^\w=.,+-]+", "_", record.name)[:100]
     return logs / f"{readable}.{record.id[:8]}.log"
 
 
 @dataclass(frozen=True)
 class Fetched:
-    """What came back of a try.
+    """The downloaded results of a try.
 
     Attributes:
-        marker: what the job said at its end.
-        files: the outputs as they lie in the workspace now.
+        marker: the job's report of its end.
+        files: records of the outputs in the workspace.
     """
 
     marker: Marker
@@ -77,7 +78,7 @@ class Fetched:
 
 
 class Fetcher:
-    """Fetches from one site into one workflow's directory."""
+    """Download from one site to one workflow's directory."""
 
     def __init__(
         self,
@@ -90,12 +91,8 @@ class Fetcher:
     ) -> None:
         """Make a fetcher.
 
-        Args:
-            site: to fetch from.
-            retry: repeats what it does not answer.
-            workdir: the workflow's directory.
-            scratch: a local directory for archives on their way.
-            on_links: hears of the links that jobs made, (path, target), before they are here.
+        `scratch` is a local directory for archives. `on_links` is called with the links that a job
+        made, as (path, target), before they are made here.
         """
         self._site = site
         self._on_links = on_links
@@ -104,13 +101,14 @@ class Fetcher:
         self._scratch = scratch
 
     async def marker(self, record: TryRecord, end: TryEnd) -> Marker:
-        """The marker of a try that has ended; read again if a slow file system shows half of it.
+        """Return the marker of a try that has ended; read it again if only half of it shows yet.
 
-        It is asked for as long as outputs are: it may say that the job is to be sent again.
+        The requests are repeated for as long as those for outputs: the marker may say that the job
+        must be submitted again.
 
         Raises:
-            MarkerInvalid: it is not this try's, or damaged for good.
-            SiteError: the site does not give it.
+            MarkerInvalid: it is not this try's, or is damaged for good.
+            SiteError: the site does not return it.
         """
         assert end.exit_code is not None
         path, wait, waited = record.paths.marker(end.exit_code), FIRST_WAIT_S, 0.0
@@ -132,13 +130,13 @@ class Fetcher:
     async def outputs(
         self, record: TryRecord, marker: Marker, declared: Sequence[OutputFile]
     ) -> Fetched:
-        """Bring what the job made into place: all of it, or nothing on an error.
+        """Download all outputs of a job and move them into place, or none on an error.
 
         Raises:
             OutputMissing: the job succeeded without one of its outputs.
-            OutputsLost: something is gone at the site, or was changed there.
-            TransferError, SiteRejected: something could not be fetched for long, and may be later.
-            OSError: it cannot be written here.
+            OutputsLost: an output is gone at the site, or was changed there.
+            TransferError, SiteRejected: a download kept failing, but may succeed later.
+            OSError: an output cannot be written here.
         """
         if marker.bare:
             raise OutputsLost(
@@ -183,7 +181,7 @@ class Fetcher:
         try:
             await asyncio.gather(*downloads)
         finally:
-            # One that failed ends the others: nothing may be written once this is over.
+            # A failed download ends the others: nothing may be written after this returns.
             for task in downloads:
                 task.cancel()
             await asyncio.gather(*downloads, return_exceptions=True)
@@ -202,12 +200,12 @@ class Fetcher:
             local.unlink(missing_ok=True)
 
     def _repeat(self, marker: Marker) -> Repeat:
-        """How what a job made is asked for: what has failed needs no success of ours."""
+        # The outputs of a failed job are not worth insisting on.
         return self._retry.insist if marker.exit_code == 0 else self._retry.found
 
     async def _alone(self, entry: OutputEntry, landing: OutputStaging, repeat: Repeat) -> None:
         if not is_rest_safe(entry.path):
-            # Such names travel in archives, unless the site had no room to make one.
+            # The job puts such names into an archive, unless it had no room to make one.
             raise OutputsLost(
                 "the site's file API cannot carry the name, and it had no room for an archive",
                 where=f"site {self._site.name}, file {entry.path!r}",
@@ -219,10 +217,10 @@ class Fetcher:
         )  # fmt: skip
 
     async def log(self, record: TryRecord, marker: Marker | None, target: Path) -> bytes:
-        """Put the job's log to the local path `target` and return its end.
+        """Write the job's log to the local path `target` and return it, or its end if it is large.
 
-        Without a marker, or where that holds the log's end only, the log itself is fetched; where
-        it is not to be had (a job that never started) the result is empty and no file is made.
+        Without a marker, or if the marker holds only the log's end, download the log itself. If
+        there is none (the job never started), the result is empty and no file is made.
         """
         tail = marker.log if marker is not None else b""
         if marker is None or marker.bare or _LOG_ALONE_BYTES >= marker.log_bytes > len(tail):
@@ -245,7 +243,7 @@ class Fetcher:
 
 
 def _begin(landing: OutputStaging, marker: Marker) -> None:
-    """Make the directories, and put down what came with the marker."""
+    """Make the directories, and write the small outputs from the marker."""
     for entry in marker.files:
         if entry.type == "d":
             landing.directory(entry)

@@ -1,14 +1,15 @@
-"""Who may use a workspace: one workflow owns it, and one controller of that workflow leads it.
+"""Decide who uses a workspace: one workflow owns it, and one controller of that workflow leads it.
 
-In `.mantik/place/` each controller that leads has a lease: a file whose name tells all. No API can
-create a file exclusively, so a controller writes its own, lists the directory, and one rule decides
-that all compute alike (`Leases.settle`). The journal is the controller here: its runs keep the
-lease from one to the next, and its lock lets one of them be at a time.
+Each leading controller has a lease in `.mantik/place/`: a file whose name contains all its data. No
+API can create a file exclusively, so a controller writes its lease and lists the directory; then
+one rule decides, which all controllers compute alike (`Leases.settle`). A controller is identified
+by its journal: the runs of a journal keep the lease from one to the next, and the journal's lock
+allows one run at a time.
 
-Another controller of the same workflow has a copy of the journal. It asks, by a file in the
-directories that a leader lists anyway; a leader that lives answers. Who gets no answer takes over,
-and its lease has a greater term. Jobs read the terms as well: one that a former controller sent
-starts only if the present one knows it.
+Another controller of the same workflow has a copy of the journal. It writes a question, a file, to
+the directories that a leader lists anyway; a live leader answers. Without an answer the other
+controller takes over, with a lease of a greater term. Jobs read the terms, too: a job that a former
+controller submitted starts only if the present one knows it.
 """
 
 import asyncio
@@ -32,13 +33,13 @@ from snakemake_executor_plugin_mantik.sites.base import Entry, Site
 from snakemake_executor_plugin_mantik.staging.transfers import read_file
 
 ASK_PREFIX, HERE_PREFIX = "ask.", "here."
-"""How the names of a question to the leader, and of its answer, begin; who asks follows."""
+"""Prefixes of the names of a question to the leader and of its answer; the asker's id follows."""
 _FIRST_LOOK_S = 60.0
 """Seconds that a site has to answer when a run starts; later a run waits as long as it takes."""
 _LOOK_S = 3.0
-"""Seconds between two looks for an answer."""
+"""Seconds between two listings while waiting for an answer."""
 _LOOKS = 5
-"""Looks that a controller takes for another one to step back, if both came at the same moment."""
+"""Listings for which a controller waits for another one to step back, if both began at once."""
 _TEXT_BYTES = 4096
 
 _LEASE = re.compile(
@@ -56,7 +57,7 @@ class Lease:
         workflow: the workflow that owns it (`Journal.workflow`).
         place: the identity of the place.
         instance: the controller (`Journal.instance`).
-        wait_s: seconds within which the controller answers a question, if it lives.
+        wait_s: seconds within which the controller answers a question if it is alive.
     """
 
     term: int
@@ -67,13 +68,13 @@ class Lease:
 
     @property
     def path(self) -> str:
-        """Its file in the workspace."""
+        """Return the path of its file in the workspace."""
         parts = (self.term, self.workflow, self.place, self.instance, self.wait_s)
         return f"{PLACE}/{'.'.join(map(str, parts))}"
 
     @classmethod
     def of(cls, name: str) -> "Lease | None":
-        """The lease that a file's name tells."""
+        """Parse the name of a lease's file; return None for other files."""
         if (match := _LEASE.fullmatch(name)) is None:
             return None
         return cls(int(match[1]), match[2], match[3], match[4], int(match[5]))
@@ -85,14 +86,10 @@ class Leases:
     def __init__(
         self, site: Site, workspace: str, journal: Journal, retry: SiteRetry, about: str
     ) -> None:
-        """Make it.
+        """Make the leases of a workspace.
 
-        Args:
-            site: opened.
-            workspace: its absolute path, for messages.
-            journal: of the workflow: the controller.
-            retry: repeats what the site does not answer.
-            about: who and where we are, for whoever finds our lease.
+        `workspace` is an absolute path, for messages; `about` describes this controller to others
+        that find its lease.
         """
         self._site = site
         self._where = f"site {site.name}, {workspace}"
@@ -101,20 +98,20 @@ class Leases:
         self._about = about
 
     async def look(self) -> tuple[list[Lease], dict[str, Entry]]:
-        """All leases, and all entries of their directory."""
+        """Return all leases, and all entries of their directory."""
         entries = await self._list(PLACE)
         return [lease for name in entries if (lease := Lease.of(name))], entries
 
     async def take(
         self, wait_s: int, known: str, mine: Sequence[str], *, fresh: bool
     ) -> tuple[Lease, str]:
-        """Lead the place, and what the user is to be told of it; empty if nothing.
+        """Lead the place; return the lease and a message for the user, which may be empty.
 
         Args:
             wait_s: seconds within which this controller sees a question.
-            known: the identity that the journal has for the workspace; empty if it knows none.
-            mine: the tries that the journal knows to be open there.
-            fresh: whether the journal knows nothing of the workspace.
+            known: the identity that the journal has for the workspace; empty if it has none.
+            mine: the ids of tries that are open there by the journal.
+            fresh: whether the journal has no record of the workspace.
 
         Raises:
             PlaceTaken: another workflow owns it, or another controller leads it.
@@ -132,15 +129,13 @@ class Leases:
             if fresh:
                 await self._unused()
             elif known and await self._buckets(journal.buckets(known)):
-                # Claims are younger than a lease, so a sweep may have left them.
+                # Claims are younger than a lease, so a purge may have left them.
                 await self._ask(new, "its lease was removed from there")
             return await self.settle(new), ""
         last = max(ours, key=_rank)
         new = replace(new, term=last.term, place=last.place)
         if last.instance == journal.instance:
-            if (
-                foreign and not known
-            ):  # of two that came at once; which one stepped back is not told
+            if foreign and not known:  # two began at once; which one stepped back is unknown
                 return await self.settle(last), ""
             if wait_s > last.wait_s:
                 await self._write(new)
@@ -167,7 +162,7 @@ class Leases:
         )
 
     async def _unused(self) -> None:
-        """See to it that no jobs that no journal answers for may write into a workspace.
+        """Check that no jobs without a journal may write to the workspace.
 
         Raises:
             PlaceTaken: there are claims of jobs.
@@ -182,13 +177,14 @@ class Leases:
             )
 
     async def settle(self, mine: Lease) -> Lease:
-        """Write a lease and see to it that nobody else has done the same.
+        """Write a lease and check that no other controller has done the same.
 
-        Each writes first and lists then: of two, one at least sees the other. The one with the
-        smaller name waits for the other to step back; the other does, or has not seen the first.
+        Each controller writes first and then lists, so that at least one of two sees the other. The
+        one with the smaller name waits for the other to step back; the other does so unless it has
+        not seen the first.
 
         Raises:
-            PlaceTaken: somebody else has.
+            PlaceTaken: another controller has.
         """
         await self._write(mine)
         for look in range(_LOOKS):
@@ -198,7 +194,7 @@ class Leases:
                 return mine
             if any(_rank(other) < _rank(mine) for other in others):
                 break
-            if mine not in leases:  # the site said that it was there, and lost it
+            if mine not in leases:  # the site confirmed the file and lost it
                 await self._write(mine)
             if look < _LOOKS - 1:
                 await asyncio.sleep(_LOOK_S)
@@ -209,12 +205,12 @@ class Leases:
         raise await (self._led(last) if last.workflow == mine.workflow else self._foreign(last))
 
     async def _ask(self, last: Lease, about: str) -> None:
-        """Ask a leader whether it lives, and return when it has not answered for long enough.
+        """Ask a leader whether it is alive; return when it has not answered within its time.
 
-        The question stays in the buckets: a leader that comes back finds it.
+        The question stays in the buckets for a leader that comes back.
 
         Raises:
-            PlaceTaken: it lives, or jobs go on that it has sent and that the journal does not know.
+            PlaceTaken: it is alive, or jobs of it run that the journal does not know.
         """
         me = self._journal.instance
         clock = asyncio.get_running_loop().time
@@ -239,7 +235,7 @@ class Leases:
                 leases, entries = await self.look()
                 if f"{HERE_PREFIX}{me}" in entries or any(o.term > last.term for o in leases):
                     raise await self._led(last)
-                # A slow site answers few looks: the last one begins when the time is over.
+                # A slow site allows few listings: the last one must begin after the deadline.
                 deadline = min(deadline, clock() + last.wait_s)
                 if begun < deadline:
                     await asyncio.sleep(min(_LOOK_S, max(deadline - clock(), 0.0)))
@@ -259,13 +255,13 @@ class Leases:
             raise
 
     async def _buckets(self, known: Collection[int] = ()) -> list[str]:
-        """The directories of tries, without those that are `known`."""
+        """Return the directories of tries, without the `known` buckets."""
         entries = await self._list(TRIES)
         names = [entry.name for entry in entries.values() if entry.directory]
         return [f"{TRIES}/{name}" for name in names if name not in map(str, known)]
 
     async def _grows(self, directory: str, sizes: dict[str, int]) -> bool:
-        """Whether a job that the journal does not know shows a heartbeat since the last look."""
+        """Check whether a job unknown to the journal had a heartbeat since the last listing."""
         entries = await self._list(directory)
         over = {marker[0] for name in entries if (marker := parse_marker_name(name)) is not None}
         names = [
@@ -280,7 +276,7 @@ class Leases:
         return growing
 
     async def answer(self, asker: str, directory: str) -> None:
-        """Tell a controller that asks that this one leads."""
+        """Answer another controller that this one leads."""
         await self._site.put(f"{PLACE}/{HERE_PREFIX}{asker}", b"!\n")
         await self._site.remove(f"{directory}/{ASK_PREFIX}{asker}")
 
@@ -297,7 +293,7 @@ class Leases:
         await self._retry(lambda: self._site.remove(path))
 
     async def _told(self, lease: Lease) -> str:
-        """Who has a lease, in its own words."""
+        """Return how the holder of a lease describes itself."""
         try:
             content = await read_file(self._site, lease.path, _TEXT_BYTES)
         except SiteError:
@@ -316,10 +312,10 @@ class Leases:
         return self.deposed_by(lease, await self._told(lease))
 
     def deposed_by(self, lease: Lease, about: str = "") -> PlaceTaken:
-        """That another controller of the same workflow leads."""
-        told = about or f"its journal is {lease.instance}"
+        """Return the error that another controller of the same workflow leads."""
+        holder = about or f"its journal is {lease.instance}"
         return PlaceTaken(
-            f"another controller of this workflow leads this workspace: {told}",
+            f"another controller of this workflow leads this workspace: {holder}",
             where=self._where,
             do="Go on there, or start again when that run has ended; nothing was cancelled",
         )

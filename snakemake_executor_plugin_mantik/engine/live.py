@@ -1,8 +1,8 @@
-"""What jobs write to an observer's directories comes here while they run (`jobs/live.sh.j2`).
+"""Download what jobs write to an observer's directories while they run (`jobs/live.sh.j2`).
 
-The watcher's listing tells how much there is; only what is new is asked for. A copy of each
-directory grows here, and the observer hears of it. Nothing depends on that: it all comes back when
-the job is over, and whatever goes wrong here is left to the end.
+The watcher's listing shows how much there is; only new bytes are requested. A local copy of each
+directory grows, and the observer is notified. Nothing depends on the copy: all of the directory is
+downloaded when the job is over, and an error here stops only the copy.
 """
 
 import asyncio
@@ -29,13 +29,13 @@ from snakemake_executor_plugin_mantik.journal import TryRecord
 from snakemake_executor_plugin_mantik.sites.base import Site
 
 REQUESTS = 2
-"""Requests at the same time, at most: the others are for jobs that begin and end."""
+"""Most simultaneous requests: the others are for jobs that begin and end."""
 MAX_LIVE_BYTES = 4 << 30
-"""Bytes that a copy may take here; a job that wrote more is not told of before its end."""
+"""Most bytes that are written to a copy; beyond that, it stops growing until the job's end."""
 
 LIVE_TREE, LIVE_LATER, POSITION = "tree", "later", "position"
-"""Names in a copy's directory: what the job's directory holds; which paths of it are missing here,
-or are not as they are there, separated by NUL; and how far the job's packs are in it."""
+"""Names in a copy's directory: the files of the job's directory; the paths, separated by NUL, that
+are missing or outdated in the copy; and how much of the job's packs the copy contains."""
 
 
 @dataclass
@@ -43,13 +43,13 @@ class _Copy:
     """The copy of one try's directory.
 
     Attributes:
-        place: where it is here.
-        extras: what the job started with.
-        read: how many bytes of the packs are in it.
-        piece: where the piece begins that the next bytes are in.
-        looked: how much there was when nothing whole could be read.
+        place: its local path.
+        extras: the directory's content at the job's start.
+        read: bytes of the packs that it contains.
+        piece: offset of the piece that contains the next bytes.
+        looked: size of the packs when no whole one could be read.
         written: bytes that were written to it.
-        over: whether nothing more is read.
+        over: whether reading has stopped.
     """
 
     place: Path
@@ -63,19 +63,11 @@ class _Copy:
 
 
 class LiveCopies:
-    """The copies of one site's tries. All methods belong to the event loop's thread."""
+    """The copies of one site's tries. Call all methods from the event loop's thread."""
 
     def __init__(
         self, site: Site, observer: Observer, workdir: Path, notify: Callable[[str], None]
     ) -> None:
-        """Make it.
-
-        Args:
-            site: where the jobs are.
-            observer: hears when a copy has grown.
-            workdir: the workflow's directory.
-            notify: writes a line to the user's log.
-        """
         self._site = site
         self._observer = observer
         self._workdir = workdir
@@ -84,7 +76,7 @@ class LiveCopies:
         self._turn = asyncio.Semaphore(REQUESTS)
 
     def follow(self, record: TryRecord, extras: JobExtras | None) -> None:
-        """A try is about to be watched: go on with its copy, if an observer wants one."""
+        """Continue or begin the copy of a try that is about to be watched, if one is requested."""
         if extras is None or extras.live is None:
             return
         copy = _Copy(self._workdir / extras.live.copy, extras)
@@ -94,7 +86,7 @@ class LiveCopies:
         self._copies[record.id] = copy
 
     def grown(self, record: TryRecord, size: int) -> None:
-        """The site shows that there are `size` bytes of packs of a try."""
+        """Read new packs of a try, of which the site shows `size` bytes."""
         copy = self._copies.get(record.id)
         if copy is None or copy.over or size <= max(copy.read, copy.looked):
             return
@@ -102,7 +94,7 @@ class LiveCopies:
             copy.task = asyncio.create_task(self._read(record, copy, size))
 
     async def stop(self, record: TryRecord) -> None:
-        """A try is not watched any more: nothing is written to its copy when this returns."""
+        """Stop the copy of a try; nothing is written to it after this returns."""
         copy = self._copies.pop(record.id, None)
         if copy is not None and copy.task is not None:
             copy.over = True
@@ -124,7 +116,7 @@ class LiveCopies:
                         return
                     self._observer.logged(record)
         except SiteError:
-            pass  # the next look tries again
+            pass  # the next listing tries again
         except (PackDamaged, OSError) as error:
             copy.over = True
             self._notify(
@@ -133,9 +125,9 @@ class LiveCopies:
             )
 
     async def _piece(self, path: str, most: int) -> bytes:
-        """The first bytes of a piece; `most` of them are told to be whole."""
+        """Read a piece, up to its first `most` bytes, which the listing showed."""
         content = bytearray()
-        # Both sites' are generators: one that is not read to its end has to be closed.
+        # Both APIs return generators: one that is not read to its end must be closed.
         chunks = cast(AsyncGenerator[bytes, None], self._site.get(path, size=most))
         async with aclosing(chunks):
             async for chunk in chunks:
@@ -146,7 +138,7 @@ class LiveCopies:
 
 
 async def _to_its_end(act: Callable[[], None]) -> None:
-    """Do something in a thread; who waits for it is cancelled after it, not in the middle."""
+    """Call `act` in a thread; delay a cancellation until it has returned."""
     task = asyncio.create_task(asyncio.to_thread(act))
     try:
         await asyncio.shield(task)
@@ -156,11 +148,11 @@ async def _to_its_end(act: Callable[[], None]) -> None:
 
 
 def _take(copy: _Copy, content: bytes) -> None:
-    """Put the packs that a copy does not have yet into it.
+    """Add the packs to a copy that it does not contain yet.
 
     Raises:
-        PackDamaged: something is no pack, or does not fit what came before.
-        OSError: it cannot be written here.
+        PackDamaged: something is no pack, or does not fit the packs before it.
+        OSError: the copy cannot be written.
     """
     tree = copy.place / LIVE_TREE
     if not tree.exists():
@@ -177,7 +169,7 @@ def _take(copy: _Copy, content: bytes) -> None:
 
 
 def _begin(copy: _Copy) -> None:
-    """What the job started with is part of the copy, and nothing else."""
+    """Make a copy with the files that the job started with."""
     if copy.read:
         raise PackDamaged("the copy here is gone")
     shutil.rmtree(copy.place, ignore_errors=True)
@@ -200,7 +192,7 @@ def _unpack(place: Path, pack: Pack) -> None:
 
 
 def _later(place: Path) -> set[str]:
-    """The paths below a copy's tree that are not here in whole, or not as they are now."""
+    """Read the paths below a copy's tree that are missing or outdated."""
     try:
         text = (place / LIVE_LATER).read_text(encoding="utf-8", errors="surrogateescape")
     except FileNotFoundError:
@@ -214,7 +206,7 @@ def _write(place: Path, file: Packed) -> None:
     if file.start is None:
         new = place / ".part"
         new.write_bytes(file.content)
-        # Another process may be reading the old one.
+        # Another process may be reading the old file.
         new.rename(path)
         return
     with path.open("r+b" if path.exists() else "xb") as grown:
@@ -222,4 +214,4 @@ def _write(place: Path, file: Packed) -> None:
             raise PackDamaged(f"something of {file.path} did not come")
         grown.seek(file.start)
         grown.write(file.content)
-        grown.truncate()  # the job has begun it anew
+        grown.truncate()  # the job may have started the file again

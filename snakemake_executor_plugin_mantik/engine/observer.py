@@ -1,7 +1,7 @@
-"""Observers: the events of each try that the engine reports, and what they may add to a job.
+"""Define observers: they receive the events of each try, and may add to a job.
 
-The engine knows nothing of what an observer does (`tracking` makes MLflow runs of jobs). An
-observer can neither fail a job nor hold up the loop: it raises nothing, and only `prepare` may take
+The engine does not depend on what an observer does (`tracking` makes MLflow runs of jobs). An
+observer can neither fail a job nor block the loop: it raises nothing, and only `prepare` may take
 time, within a limit of its own.
 """
 
@@ -16,18 +16,17 @@ from snakemake_executor_plugin_mantik.jobs.spec import JobSpec
 from snakemake_executor_plugin_mantik.journal import TryRecord
 
 How = Literal["finished", "failed", "killed"]
-"""How a try ended: well, by itself with an error, or because somebody or something stopped it."""
+"""How a try ended: successfully, by itself with an error, or stopped from outside."""
 
 
 @dataclass(frozen=True)
 class LiveView:
-    """What is shown of a directory while the job writes to it.
+    """How a job's directory is copied here while the job writes to it.
 
     Attributes:
-        copy: the directory here, relative to the working directory, in which a copy of it grows
-            (`engine.live` says how).
-        growing: an extended regular expression: it matches the paths of files that are only added
-            to, of which only what is new travels.
+        copy: local directory of the copy, relative to the working directory (see `engine.live`).
+        growing: an extended regular expression that matches the paths of append-only files, of
+            which only new bytes are transferred.
     """
 
     copy: str
@@ -36,16 +35,16 @@ class LiveView:
 
 @dataclass(frozen=True)
 class JobExtras:
-    """What an observer adds to a job.
+    """An observer's additions to a job.
 
     Attributes:
-        directory: relative to the working directory and the workspace alike. What the job leaves
-            in it comes back, whether the job succeeds or not, and whatever is wrong with it does
-            not change how the job ended. Empty: there is none.
-        files: what it holds before the job, by their paths in it; None is an empty directory.
+        directory: relative to the working directory and the workspace alike; empty for none. Its
+            files are downloaded whether the job succeeds or not, and an error with them does not
+            change how the job ended.
+        files: its initial contents, by their paths in it; None is an empty directory.
         variables: environment variables of the command.
-        secrets: further ones that travel like those of the workflow's `envvars:`.
-        live: how the directory is shown while the job runs, if it is to be.
+        secrets: further variables that are passed like those of the workflow's `envvars:`.
+        live: how to copy the directory while the job runs, if at all.
     """
 
     directory: str
@@ -55,7 +54,7 @@ class JobExtras:
     live: LiveView | None = None
 
     def lay_out(self, place: Path) -> None:
-        """Write what the directory holds before the job to a new directory here.
+        """Write the initial contents of the directory to a new local directory.
 
         Raises:
             OSError: it cannot be written.
@@ -69,7 +68,7 @@ class JobExtras:
 
 
 def failure_kind(reason: Reason) -> How:
-    """Whether a job that failed was stopped by somebody, or failed by itself."""
+    """Return whether a failed job was stopped from outside or failed by itself."""
     return "killed" if reason is Reason.CANCELLED else "failed"
 
 
@@ -78,13 +77,13 @@ class JobEnd:
     """The end of a try.
 
     Attributes:
-        how: which kind of end it was.
-        words: one line on it, empty after a success.
-        exit_code: of the command, where it is known.
-        log: the job's log, where it is here.
-        waited, ran: seconds, where they are known.
-        cpu: seconds of CPU time that its processes used, where they are known.
-        reason: why it failed; None if it did not, or another try follows without a word.
+        how: the kind of end.
+        words: one line that describes it, empty after a success.
+        exit_code: of the command, where known.
+        log: local path of the job's log, if it was downloaded.
+        waited, ran: seconds, where known.
+        cpu: seconds of CPU time that its processes used, where known.
+        reason: why it failed; None if it did not, or if another try follows silently.
     """
 
     how: How
@@ -98,7 +97,7 @@ class JobEnd:
 
 
 class Observer:
-    """Follows the tries of a run. Its methods do nothing: derive from it what one wants to know.
+    """Base class that follows the tries of a run; its methods do nothing.
 
     All methods are called in the engine's thread. After a controller was killed, the next one may
     report the same event again.
@@ -110,45 +109,41 @@ class Observer:
         record: TryRecord,  # noqa: ARG002
         workspace: str,  # noqa: ARG002
     ) -> JobExtras | None:
-        """Return what to add to a try that is about to be submitted or taken up again, if anything.
+        """Return the additions to a try that is about to be submitted or adopted, if any.
 
-        It is the same each time for the same try.
-
-        Args:
-            request: the job.
-            record: its try.
-            workspace: absolute path of the workspace as jobs see it.
+        They are the same each time for the same try. `workspace` is the absolute path of the
+        workspace as jobs see it.
         """
         return None
 
     def submitting(self, record: TryRecord, spec: JobSpec, script: str) -> None:
-        """Note that a try is about to be submitted, complete: the `script` of `spec`."""
+        """Note that a try is about to be submitted, with the complete `script` of `spec`."""
 
     def submitted(self, record: TryRecord, site_job: str, queue: str) -> None:
-        """Note that the site has acknowledged a try under the id `site_job`."""
+        """Note that the site has accepted a try under the id `site_job`."""
 
     def waiting(self, record: TryRecord, why: str) -> None:
         """Note the scheduler's new reason why a try cannot start; empty: it may start."""
 
     def started(self, record: TryRecord) -> None:
-        """Note that a try has begun to run. May be left out for one that ended soon after."""
+        """Note that a try has begun to run; may be left out for one that ended soon after."""
 
     def logged(self, record: TryRecord) -> None:
         """Note that the copy of what a try writes to its directory (`LiveView`) has grown."""
 
     def ended(self, record: TryRecord, end: JobEnd) -> None:
-        """Note that the end of a try is known, and that all that will come back of it is here."""
+        """Note that the end of a try is known, and that all downloads of it are complete."""
 
     def leftover(self, record_id: str) -> str | None:  # noqa: ARG002
-        """Return the directory that a try has at the site because of an earlier `prepare`, if any.
+        """Return the directory that an earlier `prepare` gave a try at the site, if any.
 
-        Those of all tries lie beside each other, and nothing else there.
+        The directories of all tries have the same parent, which contains nothing else.
         """
         return None
 
 
 class Observers(Observer):
-    """Several observers as one: each event goes to all of them, in order."""
+    """Pass each event to several observers, in order."""
 
     def __init__(self, *observers: Observer) -> None:
         self._observers = observers
@@ -156,7 +151,7 @@ class Observers(Observer):
     async def prepare(
         self, request: JobRequest, record: TryRecord, workspace: str
     ) -> JobExtras | None:
-        """Ask all of them; return the first addition that is not None."""
+        """Call all observers; return the first addition that is not None."""
         added = [await each.prepare(request, record, workspace) for each in self._observers]
         return next((extras for extras in added if extras is not None), None)
 

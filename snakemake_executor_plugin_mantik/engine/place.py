@@ -113,7 +113,7 @@ class Place:
     # Sources
 
     async def send_sources(self, paths: Iterable[str]) -> None:
-        """Upload the working directory's sources; keep those of other names of the site."""
+        """Upload the working directory's sources; keep those uploaded for other site names."""
         async with self._sending:
             wanted = [*self.sources, *(path for path in paths if path not in self.sources)]
             if not self.sources or len(wanted) > len(self.sources):
@@ -143,7 +143,7 @@ class Place:
         self._seen = -math.inf
 
     def saw(self, directory: str, entries: Iterable[Entry]) -> None:
-        """Answer the questions of other controllers in a directory's listing."""
+        """Note the listing of a directory, and answer questions of other controllers in it."""
         self._seen = self._clock()
         for entry in entries:
             asker = entry.name.removeprefix(ASK_PREFIX)
@@ -166,7 +166,7 @@ class Place:
             PlaceTaken: another controller has taken over.
         """
         if self.deposed is None and self._clock() - self._seen > self._lease.wait_s / 2:
-            with suppress(SiteError):  # the submission fails then
+            with suppress(SiteError):  # the submission will report it
                 await self._look()
         if self.deposed is not None:
             raise self.deposed

@@ -1,4 +1,4 @@
-"""Planning: from a request and a site's config to the JobSpec of a try. Values alone."""
+"""Plan tries: turn a request and a site's config into a JobSpec, without I/O."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -31,7 +31,7 @@ from snakemake_executor_plugin_mantik.sites.base import QueueLimits, SiteFacts
 
 @dataclass(frozen=True)
 class Planner:
-    """Plans the jobs of one site.
+    """Plan the jobs of one site.
 
     Attributes:
         config: the site's backend config.
@@ -47,12 +47,10 @@ class Planner:
     )
 
     def resources(self, rule: Mapping[str, object], threads: int) -> Resources:
-        """Return what a job of a rule asks the scheduler for.
-
-        It is computed once for all jobs that ask for the same.
+        """Return the resources that a job of a rule requests, computed once for equal requests.
 
         Raises:
-            UserError: a resource of the rule is wrong, contradicts another, or cannot be sent to
+            UserError: a resource of the rule is wrong, contradicts another, or cannot be passed to
                 the site's scheduler.
         """
         key = (threads, *((name, type(value), repr(value)) for name, value in rule.items()))
@@ -76,26 +74,26 @@ class Planner:
         return asked
 
     def fits(self, resources: Resources, facts: SiteFacts) -> None:
-        """See to it that the queue allows what is asked, as far as the site tells its limits.
+        """Check that the queue allows the resources, as far as the site reports its limits.
 
         Raises:
-            UserError: it does not, or there is no such queue.
+            UserError: it does not, there is no such queue, or the user has no such account.
         """
         for misfit in find_misfits(resources, facts):
             raise UserError(misfit.what, do=misfit.do)
 
     @property
     def environment(self) -> str:
-        """The environment as text: a job whose environment changed is another job."""
+        """Return the environment as text: a job whose environment changed is another job."""
         return repr(job_environment(self.config, self.project))
 
     @property
     def image(self) -> tuple[Path, str] | None:
-        """The local image in use: where it is here, and where it goes in the workspace."""
+        """Return the local path of the image in use and its path in the workspace, if any."""
         return image_upload(self.config, self.project)
 
     def cores(self, resources: Resources) -> int | None:
-        """The cores that a job occupies and that its site bills; None where that is not known."""
+        """Return the cores that a job occupies and that its site bills; None if unknown."""
         return billed_cores(resources, node_cores(self.config, resources.queue))
 
     def spec(
@@ -107,7 +105,7 @@ class Planner:
         *,
         term: int = 0,
     ) -> JobSpec:
-        """The complete try, sent by the controller that leads its place for the `term`."""
+        """Return the complete try, for a controller that leads its place with the lease `term`."""
         resources = self.resources(request.resources, request.threads)
         environment = job_environment(self.config, self.project, resources.cpus_per_task)
         if request.own_environment:
@@ -139,17 +137,17 @@ class Planner:
 
 
 ACCOUNT: Final = "account"
-"""What misfits that are none of the config's Resources are about."""
+"""The `Misfit.key` of an account, which is none of the config's Resources."""
 
 
 @dataclass(frozen=True)
 class Misfit:
-    """One thing that is asked and that the site does not have.
+    """A requested resource that the site does not have.
 
     Attributes:
-        key: the key of the config's Resources that asks for it, or `ACCOUNT`.
-        what: what is asked, and what there is.
-        do: what may be done about it.
+        key: the key of the config's Resources that requests it, or `ACCOUNT`.
+        what: the request and what the site allows, for messages.
+        do: advice, for messages.
     """
 
     key: str
@@ -158,7 +156,7 @@ class Misfit:
 
 
 def find_misfits(resources: Resources, facts: SiteFacts) -> Iterator[Misfit]:
-    """What is asked beyond what the site says of its accounts and queues."""
+    """Yield the requests that exceed what the site reports of its accounts and queues."""
     account = resources.account
     # Slurm does not distinguish capital letters in them.
     if account and facts.accounts and account.lower() not in map(str.lower, facts.accounts):
@@ -199,7 +197,7 @@ def find_misfits(resources: Resources, facts: SiteFacts) -> Iterator[Misfit]:
 
 
 def unchecked_resources(resources: Resources, limits: QueueLimits) -> list[str]:
-    """Name what is asked for and the site reports no limit of."""
+    """Return the names of requested resources for which the site reports no limit."""
     ranges = [asked.name for asked in _limited(resources, limits) if asked.allowed is None]
     choices = [name for _, name, field, _ in _chosen(resources) if field not in limits.choices]
     return ranges + choices
@@ -207,14 +205,14 @@ def unchecked_resources(resources: Resources, limits: QueueLimits) -> list[str]:
 
 @dataclass(frozen=True)
 class _Asked:
-    """Something that is asked of a queue.
+    """A requested amount of a resource.
 
     Attributes:
-        key: the key of the config's Resources that asks for it.
-        name: how messages call it.
-        number: how much of it is asked.
+        key: the key of the config's Resources that requests it.
+        name: its name in messages.
+        number: the requested amount.
         allowed: the range that the queue allows, where the site reports one.
-        words: a number of it as people read it.
+        words: formats an amount for messages.
     """
 
     key: str
@@ -242,7 +240,7 @@ def _memory(mib: int) -> str:
 
 
 def _chosen(resources: Resources) -> Iterator[tuple[str, str, str, str]]:
-    """What is asked for by a word: the config's key, our name of it, the attribute and the word."""
+    """Yield the requests with a text: config key, name in messages, attribute and value."""
     for key, name, attribute in (
         ("QoS", "QoS", "qos"),
         ("NodeConstraints", "constraint", "constraint"),
@@ -253,7 +251,7 @@ def _chosen(resources: Resources) -> Iterator[tuple[str, str, str, str]]:
 
 
 def _cpus_per_node(resources: Resources) -> int | None:
-    """As many as a node has to have; None if that is not asked."""
+    """Return the CPUs that a node must have; None if the job does not request any."""
     cpus, tasks = resources.cpus_per_task, resources.tasks
     if cpus is None:
         return None

@@ -1,4 +1,4 @@
-"""What the executor asks of the engine, and what it hears back: values."""
+"""Define the values that the executor passes to the engine and gets back."""
 
 import hashlib
 import json
@@ -10,17 +10,17 @@ from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.jobs.spec import Benchmark, OutputFile
 
 JobNumber = int | str
-"""Snakemake's id of a job in a run: a number, of a group a UUID."""
+"""Snakemake's id of a job in a run: a number, or a UUID for a group."""
 
 
 @dataclass(frozen=True)
 class Upload:
-    """A file that a job needs beside its inputs.
+    """A file that a job needs besides its inputs.
 
     Attributes:
-        path: where it belongs in the workspace.
-        local: where it is on this machine, if it is a file here.
-        content: what it holds, if it is none.
+        path: its path in the workspace.
+        local: its local path, if it is a local file.
+        content: its content, if it is no local file.
     """
 
     path: str
@@ -30,13 +30,13 @@ class Upload:
 
 @dataclass(frozen=True)
 class GroupJob:
-    """One of several jobs of Snakemake's that run as one.
+    """One of several Snakemake jobs that run as one.
 
     Attributes:
-        job: what it is, the same in every run, as `JobRequest.job`.
-        name: readable: the rule and its wildcards.
+        job: its identity in every run, as `JobRequest.job`.
+        name: the rule and its wildcards, for messages.
         logs: its own log files.
-        measured: where its measurements go (`Benchmark.path`), empty if nothing is measured.
+        measured: path of its measurements (`Benchmark.path`); empty if nothing is measured.
     """
 
     job: str
@@ -47,12 +47,12 @@ class GroupJob:
 
 @dataclass(frozen=True)
 class JobGroup:
-    """Several jobs of Snakemake's that run as one.
+    """Several Snakemake jobs that run as one.
 
     Attributes:
         members: in the order of their numbers.
-        report: the output of kind `log` in which a line for each member that failed tells its
-            number and exit code.
+        report: the output of kind `log` with a line for each failed member: its number and exit
+            code.
     """
 
     members: tuple[GroupJob, ...]
@@ -61,15 +61,15 @@ class JobGroup:
 
 @dataclass(frozen=True)
 class JobRequest:
-    """One job that Snakemake wants run, with all that concerns it and nothing of a site's API.
+    """One job that Snakemake requests, independent of a site's API.
 
     Attributes:
-        number: Snakemake's id of the job in this run, for messages and answers.
-        job: what the job is, the same in every run (rule, wildcards, outputs).
+        number: Snakemake's id of the job in this run, for messages and outcomes.
+        job: identity of the job, the same in every run (rule, wildcards, outputs).
         rule: the rule's name.
-        name: readable: the rule and its wildcards.
-        site: the name of the site to run at.
-        command: what the shell is given after `-c`.
+        name: the rule and its wildcards, for messages.
+        site: name of the site to run at.
+        command: the argument of the shell's `-c`.
         shell: base name of the shell.
         resources: the rule's resources without Snakemake's built-in defaults.
         threads: the rule's threads.
@@ -77,20 +77,19 @@ class JobRequest:
         inputs: paths relative to the workflow's directory.
         uploads: further files that the job needs.
         outputs: outputs and logs.
-        benchmark: how the command is measured, if it is; the first of its commands is `command`.
-        umask: file mode mask of this process: what the job makes gets the modes that it would get
-            here; None for the site's own.
-        own_environment: whether the command makes its environment itself: the image of the backend
-            config is not used.
+        benchmark: how to measure the command, if at all; the first of its commands is `command`.
+        umask: file mode mask of this process, so that the job's files get the modes that they would
+            get here; None for the site's own.
+        own_environment: whether the command makes its environment itself; the image of the backend
+            config is then not used.
         secrets: values of the workflow's `envvars:`; never in a script, a log or the journal.
-        parameters: the rule's parameters as text, those derived from other things left out.
-        forced: whether the user asked to run it whatever is there: what an earlier run finished
-            is not taken for it.
+        parameters: the rule's parameters as text, without derived ones.
+        forced: whether the user forced it; a try that an earlier run finished is then not adopted.
         group: the jobs that it consists of, if it is a group of jobs.
         launches: whether the command starts its tasks itself (MPI).
         full: whether the command runs a Snakemake at the site.
-        incomplete: whether the outputs of a job that failed come back.
-        subject: what an observer wants to know of it; nothing to the engine.
+        incomplete: whether to download the outputs of a failed job.
+        subject: data for an observer; the engine does not use it.
     """
 
     number: JobNumber
@@ -120,33 +119,33 @@ class JobRequest:
 
     @property
     def members(self) -> Mapping[str, str]:
-        """Of a group, the names of the jobs that it consists of, by these jobs."""
+        """Return the names of a group's jobs, by their identities."""
         return {m.job: m.name for m in self.group.members} if self.group is not None else {}
 
     @property
     def jobs(self) -> tuple[str, ...]:
-        """What it is, and what it consists of: an open try of any of these is in its way."""
+        """Return its identity and those of its members; an open try of any of them conflicts."""
         return (self.job, *self.members)
 
     @property
     def measured(self) -> tuple[str, ...]:
-        """For each job that it consists of, where its measurements go; empty if nothing is."""
+        """Return the path of the measurements of each of its jobs, empty for unmeasured ones."""
         if self.group is not None:
             return tuple(member.measured for member in self.group.members)
         return (self.benchmark.path if self.benchmark is not None else "",)
 
     @property
     def updated(self) -> tuple[OutputFile, ...]:
-        """The outputs that the job changes rather than makes: it needs what they hold."""
+        """Return the outputs that the job updates, and therefore needs as inputs."""
         return tuple(output for output in self.outputs if output.keep)
 
     def made_of(
         self, inputs: Mapping[str, str], environment: str, code: Mapping[str, str]
     ) -> dict[str, str]:
-        """What must be the same for the result of one try to be the result of another: digests.
+        """Return the digests that must be equal for one try's result to serve for another.
 
         Args:
-            inputs: checksum of each input file and upload, and of what it updates.
+            inputs: checksum of each input file and upload, and of each file that it updates.
             environment: the site's environment as text.
             code: checksum of each source that the command names.
         """
@@ -173,15 +172,15 @@ class JobRequest:
 
 
 _MOST_NAMED = 100
-"""A journal entry names the files that a job is made of one by one, up to that many."""
+"""Most files of a job that a journal entry lists one by one."""
 
 
 UPDATED = "updated"
-"""The part of what a job is made of that it changes itself: what its `update()` outputs hold."""
+"""The part of `JobRequest.made_of` for the contents of `update()` outputs."""
 
 
 def fingerprint_of(made_of: Mapping[str, str]) -> str:
-    """What a job is made of, as one digest; what it changes itself in a second one, after a `+`."""
+    """Return `made_of` as one digest; the part `UPDATED` becomes a second one, after a `+`."""
     parts = sorted((name, digest) for name, digest in made_of.items() if name != UPDATED)
     return "+".join([_digest(parts), *([made_of[UPDATED]] if UPDATED in made_of else [])])
 
@@ -196,14 +195,14 @@ class Outcome:
 
     Attributes:
         number: that of the request.
-        try_id: the try whose end it is; empty if there was none.
-        succeeded: whether the job did, and all its outputs are here.
+        try_id: the try that ended; empty if there was none.
+        succeeded: whether the job succeeded and all its outputs are local.
         message: for a failure: what happened, where, and what to do now.
-        log: the job's log, where it is here.
-        site_job: the site's id of the job, empty if it has none.
+        log: local path of the job's log, if it was downloaded.
+        site_job: the site's ids of the job, separated by blanks; empty if it has none.
         reason: why it failed.
-        site: where it ran or was to run; empty if it did not get that far.
-        failed: of a group, the members that failed, as far as that is known (`Member.job`).
+        site: name of the site at which it ran or was to run; empty if the engine did not get it.
+        failed: the members of a group that are known to have failed (`GroupJob.job`).
     """
 
     number: JobNumber

@@ -1,4 +1,4 @@
-"""Waiting for a site that does not answer: nothing fails, the log says so once in a while."""
+"""Wait for a site that does not answer, without failing; report its silence now and then."""
 
 import asyncio
 import random
@@ -20,30 +20,30 @@ from snakemake_executor_plugin_mantik.common.errors import (
 _T = TypeVar("_T")
 
 TRANSIENT = (SiteUnreachable, SiteBusy, SiteUnauthorized)
-"""Errors of a site that pass, or that the user can mend while the run waits."""
+"""Errors of a site that pass, or that the user can correct while the run waits."""
 
 FIRST_WAIT_S = 1.0
 _LONGEST_WAIT_S = 60.0
 LONGEST_BUSY_S = 900.0
-"""Seconds to stay away at most when a site asks for it (Retry-After)."""
+"""Longest wait that a site may request (Retry-After), in seconds."""
 LONGEST_MISSING_WAIT_S = 16.0
-"""What is not found is asked for again after 1, 2, 4, 8 and 16 seconds, and so on."""
+"""Requests for files that are not found are repeated after 1, 2, 4, 8, 16, 16, ... seconds."""
 _MISSING_S = 31.0
-"""Seconds for which it is, at least."""
+"""Least seconds for which these are repeated."""
 INSIST_S = 300.0
-"""Seconds for which what a job made is asked for though the site refuses it."""
+"""Seconds for which requests for a job's outputs are repeated although the site refuses them."""
 _FIRST_TOLD_S = 5.0
-"""Seconds of silence before the log mentions it; told again each time that has doubled."""
+"""Seconds of silence before the first log line; another follows each time this has doubled."""
 _REFUSED_TOLD_S = 60.0
-"""Seconds that one request has to fail, while the site answers others, before the log says so."""
+"""Seconds that a request must fail, while the site answers others, before the first log line."""
 
 
 async def _no_proof() -> None:
-    """Believe what is said."""
+    pass
 
 
 class SiteRetry:
-    """Repeats what a site did not answer, as long as it takes; one for all work at a site."""
+    """Repeat requests until a site answers, as long as it takes; one object per site."""
 
     def __init__(
         self,
@@ -55,15 +55,16 @@ class SiteRetry:
         insist_s: float = INSIST_S,
         proof: Callable[[], Awaitable[object]] = _no_proof,
     ) -> None:
-        """Make it.
+        """Make a retry.
 
         Args:
             site: the site's name.
             notify: writes a line to the user's log.
-            clock: seconds that only grow.
-            missing_s: how long the site's file system may take to show what is new.
-            insist_s: how long outputs of a job that succeeded are asked for though refused.
-            proof: asks the site for what it cannot deny unless it denies everything.
+            clock: seconds, monotonic.
+            missing_s: how long the site's file system may take to show new files.
+            insist_s: how long to repeat refused requests for the outputs of a succeeded job.
+            proof: makes a request that a site answers with "not found" only if it gives that
+                answer to all requests.
         """
         self._site = site
         self.missing_s = max(missing_s, _MISSING_S)
@@ -82,7 +83,7 @@ class SiteRetry:
         act: Callable[[], Awaitable[_T]],
         repeat: tuple[type[SiteError], ...] = TRANSIENT,
     ) -> _T:
-        """The result of `act`, which must be harmless when repeated after the errors `repeat`."""
+        """Return the result of `act`, which must be safe to repeat after the errors `repeat`."""
         wait = FIRST_WAIT_S
         started = self._clock()
         while True:
@@ -100,13 +101,13 @@ class SiteRetry:
                 return result
 
     async def found(self, act: Callable[[], Awaitable[_T]], *, at_once: bool = False) -> _T:
-        """Like a call, but that there is no such thing is believed only after half a minute.
+        """Call `act`, and believe "not found" only after half a minute.
 
-        Slow file systems say so of what is new, and servers of everything while they start: those
-        are waited for as long as it takes. With `at_once` only the latter are.
+        Slow file systems give that answer for new files, and servers for everything while they
+        start; wait for such a server as long as it takes. With `at_once`, wait only for servers.
 
         Raises:
-            SiteNotFound: the site has said so several times, and does not deny everything.
+            SiteNotFound: the site has repeated the answer, and does not give it to all requests.
         """
         wait, waited = FIRST_WAIT_S, 0.0
         proven = False
@@ -117,22 +118,22 @@ class SiteRetry:
                 if proven:
                     raise
                 if at_once or waited >= self.missing_s:
-                    # It may have come to itself in between: it is asked once more.
+                    # The server may have finished starting only now: repeat the request once more.
                     proven = await self.believed(error)
             if not proven:
                 await asyncio.sleep(wait)
                 waited, wait = waited + wait, min(2 * wait, LONGEST_MISSING_WAIT_S)
 
     async def insist(self, act: Callable[[], Awaitable[_T]]) -> _T:
-        """Like `found`, but a refusal is believed only after `insist_s`.
+        """Call `found`, but believe a refusal only after `insist_s`.
 
-        For what a job made that has succeeded. A file system that is mounted anew denies permission
-        for a moment, a gateway answers with a page of its own, and what came may be damaged.
+        Use it for the outputs of a succeeded job. A newly mounted file system denies permission for
+        a moment, a gateway answers with a page of its own, and a download may be damaged.
 
         Raises:
-            SiteNotFound: as of `found`.
-            SiteRejected, TransferError: the site has refused all the time, or given something else.
-            OutputsLost: at once, since no answer can mend that.
+            SiteNotFound: as `found` does.
+            SiteRejected, TransferError: the site has refused, or returned other content, all along.
+            OutputsLost: at once, since no other answer would help.
         """
         wait, waited = FIRST_WAIT_S, 0.0
         while True:
@@ -148,11 +149,11 @@ class SiteRetry:
             waited, wait = waited + wait, min(2 * wait, _LONGEST_WAIT_S)
 
     async def believed(self, error: SiteNotFound) -> bool:
-        """Whether a site that denies something does not just deny everything."""
+        """Check that a site that answers "not found" does not give that answer to all requests."""
         try:
             await self._proof()
         except SiteRejected:
-            pass  # it is in its right mind
+            pass  # a refusal shows that the server is up
         except SiteError:
             self.failed(error)
             return False
@@ -160,7 +161,7 @@ class SiteRetry:
         return True
 
     def failed(self, error: Exception) -> None:
-        """Note that the site did not answer, and say so when it is time to."""
+        """Record that the site did not answer, and report it when it is time to."""
         now = self._clock()
         self._since = now if self._since is None else self._since
         silent = now - self._since
@@ -180,7 +181,7 @@ class SiteRetry:
             )
 
     def _refused(self, error: Exception, silent: float) -> None:
-        """One request fails again and again while the site answers others: say so as well."""
+        """Report a request that keeps failing while the site answers others."""
         now = self._clock()
         if self._refused_at is not None and now - self._refused_at > 4 * self._refused_told:
             self._refused_told = _REFUSED_TOLD_S
@@ -193,7 +194,7 @@ class SiteRetry:
         )
 
     def answered(self) -> None:
-        """Note that the site answers, and say so if its silence was told."""
+        """Record that the site answers, and report it if its silence was reported."""
         if self._since is not None and self._next_told > _FIRST_TOLD_S:
             silent = self._clock() - self._since
             self._notify(f"Site {self._site} answers again after {silent:.0f} s.")
@@ -201,7 +202,7 @@ class SiteRetry:
         self._next_told = _FIRST_TOLD_S
 
     def note(self, text: str) -> None:
-        """Say something once."""
+        """Write a line to the user's log, once for each text."""
         if text not in self._noted:
             self._noted.add(text)
             self._notify(f"Site {self._site}: {text}")

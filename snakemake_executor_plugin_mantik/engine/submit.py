@@ -1,4 +1,4 @@
-"""Submitting one try: written to the journal first; a lost answer is unknown, not failed."""
+"""Submit a try, after recording it in the journal; a lost answer means unknown, not failed."""
 
 import asyncio
 import shlex
@@ -18,15 +18,15 @@ from snakemake_executor_plugin_mantik.journal import Journal, TryRecord
 from snakemake_executor_plugin_mantik.sites.base import Site, Submission
 
 _NOT_DONE = (SiteBusy, SiteUnauthorized, SiteNotFound)
-"""After these the job does not exist and may simply be submitted again. Not found is what a server
-says of its own services while it starts."""
+"""After these errors the job does not exist and may be submitted again. A server answers "not
+found" for its own services while it starts."""
 
 
 def make_submission(spec: JobSpec) -> Submission:
-    """A try as a site is given it.
+    """Return the submission of a try: its script and resources.
 
     Raises:
-        UserError: something of it no script can carry.
+        UserError: a script cannot contain some part of it.
     """
     return Submission(
         tag=spec.paths.try_id,
@@ -40,7 +40,7 @@ def make_submission(spec: JobSpec) -> Submission:
 
 
 class Submitter:
-    """Submits tries to one site."""
+    """Submit tries to one site."""
 
     def __init__(self, site: Site, journal: Journal, retry: SiteRetry) -> None:
         self._site = site
@@ -51,15 +51,15 @@ class Submitter:
     async def submit(
         self, record: TryRecord, submission: Submission, secrets: Mapping[str, str]
     ) -> str | None:
-        """Submit a try; the site's id of it, or None if its fate is unknown.
+        """Submit a try; return the site's id of it, or None if the submission's fate is unknown.
 
         Submitting a try again is harmless: its claim lets it run once.
 
         Raises:
-            SiteRejected: the site will not take it; it does not exist.
+            SiteRejected: the site refuses it; the job does not exist.
         """
         paths = record.paths
-        await self._directory(paths.tries)  # the job makes its claim in it
+        await self._directory(paths.tries)  # the job makes its claim there
         if secrets:
             await self._directory(SECRETS, private=True)
             content = _secret_assignments(secrets)
@@ -67,7 +67,7 @@ class Submitter:
             await self._retry.found(lambda: self._site.put(paths.secrets, content, private=True))
 
         def begin() -> None:
-            # Not before: what waits for its turn was not sent, whenever this process dies.
+            # Not earlier: a request that still waits its turn is not made if this process dies.
             self._journal.submitting(record.id, submission.resources.queue or "")
 
         try:
@@ -81,11 +81,11 @@ class Submitter:
         return site_job
 
     def purged(self) -> None:
-        """The workspace has lost things: its directories are made anew."""
+        """Make all directories again, after the workspace has lost files."""
         self._directories.clear()
 
     async def _directory(self, path: str, *, private: bool = False) -> None:
-        """Make a directory that must be there before jobs, once; jobs of a run share it."""
+        """Make a directory that jobs need, once per run."""
         if path not in self._directories:
             self._directories[path] = asyncio.create_task(
                 self._retry.found(lambda: self._site.make_directory(path, private=private))
@@ -93,11 +93,11 @@ class Submitter:
         try:
             await self._directories[path]
         except BaseException:
-            self._directories.pop(path, None)  # the next job may have more luck
+            self._directories.pop(path, None)  # the next job tries again
             raise
 
 
 def _secret_assignments(secrets: Mapping[str, str]) -> bytes:
-    """The file that sets the secrets in a job's bash, for any value."""
+    """Return the file that sets the secrets in a job's bash, whatever characters they contain."""
     lines = [f"export {name}={shlex.quote(value)}\n" for name, value in secrets.items()]
     return "".join(lines).encode()

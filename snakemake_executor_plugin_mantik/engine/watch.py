@@ -158,7 +158,7 @@ class Watcher:
             except SiteError as error:
                 # No error of a site while listing its jobs ends them.
                 self._retry.failed(error)
-            except Exception as error:  # noqa: BLE001 - ours: handed to the jobs, which report it
+            except Exception as error:  # noqa: BLE001 - a bug of ours: the jobs report it
                 self._mistaken(error)
             else:
                 self._mistakes = 0

@@ -1,4 +1,4 @@
-"""Clearing a workspace: what lies in it and how much that is, and its removal."""
+"""Measure what lies in a workspace, and remove it."""
 
 import asyncio
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ from snakemake_executor_plugin_mantik.journal import FileRecord, Journal
 from snakemake_executor_plugin_mantik.sites.base import Entry, Site
 
 MOST_LISTINGS = 500
-"""Directories that are looked into to tell a workspace's size: environments have thousands."""
+"""Most directories to list for a workspace's size: environments have thousands."""
 
 WORKFLOW_FILES = "files of the workflow"
 _PARTS = {
@@ -21,17 +21,17 @@ _PARTS = {
     OUTSIDE: WORKFLOW_FILES,
     OURS: "tries, logs and archives",
 }
-"""What lies below a directory, the first that fits."""
+"""What lies below a directory; the first match counts."""
 
 
 @dataclass
 class WorkspacePart:
-    """Some of what lies in a workspace.
+    """Files of one kind in a workspace.
 
     Attributes:
-        files: their number; with `more` there are more of them.
+        files: their number; with `more` a lower bound.
         size: their size in bytes.
-        more: whether not all of it was looked at.
+        more: whether some directories were not listed.
     """
 
     files: int = 0
@@ -39,23 +39,19 @@ class WorkspacePart:
     more: bool = False
 
     def add(self, size: int) -> None:
-        """Count a file."""
         self.files += 1
         self.size += size
 
 
 class Clearer:
-    """Looks at one workspace, and empties it."""
+    """Measure and empty one workspace."""
 
     def __init__(self, site: Site, place: str, journal: Journal, *, shared: bool) -> None:
-        """Make a clearer.
+        """Make a clearer for an opened site.
 
-        Args:
-            site: opened.
-            place: the identity of its place, which the workflow owns.
-            journal: of the workflow.
-            shared: whether other things than the workflow's may lie in the workspace, whose path
-                was configured: only what the journal knows is then looked at.
+        `place` is the identity of its place, which the workflow owns. `shared` says whether the
+        workspace's path was configured, so that it may contain files of others: only files in the
+        journal then count.
         """
         self._site = site
         self._place = place
@@ -63,7 +59,7 @@ class Clearer:
         self._shared = shared
 
     async def measure(self) -> dict[str, WorkspacePart]:
-        """What lies there, by what it is."""
+        """Return the files there, by kind."""
         found: dict[str, WorkspacePart] = {}
         level = [""]
         if self._shared:
@@ -82,7 +78,7 @@ class Clearer:
             for directory, entries in zip(level, listings, strict=True):
                 for entry in entries:
                     path = f"{directory}/{entry.name}" if directory else entry.name
-                    if path == PLACE:  # who looks has put it there
+                    if path == PLACE:  # the present controller made it
                         continue
                     if entry.directory:
                         below.append(path)
@@ -92,10 +88,10 @@ class Clearer:
         return found
 
     async def remove(self) -> list[str]:
-        """Empty it; the paths that could not be removed. An empty directory is left.
+        """Remove all but the directory itself; return the paths that could not be removed.
 
-        The journal forgets first. Then the tries go, so that a job that the site starts late finds
-        no place for a claim.
+        First the journal forgets the files. Then the tries are removed, so that a job that the site
+        starts late cannot make a claim.
         """
         known, place = self._known(), self._place
         for bucket in self._journal.retire_buckets(place):

@@ -1,6 +1,6 @@
-"""The scheduler's word on a job that a signal ended: the job itself cannot know who sent it.
+"""Ask the scheduler why a signal ended a job: the job cannot know who sent the signal.
 
-Nor does it hear of one that has ended its command a moment before.
+Nor does the job's script notice a signal that has ended its command a moment before.
 """
 
 import asyncio
@@ -16,15 +16,15 @@ from snakemake_executor_plugin_mantik.journal import TryRecord
 from snakemake_executor_plugin_mantik.sites.base import JobState, Phase, Site
 
 _KILLED: Final = 128 + 9
-"""The exit code that a shell gives for a command that KILL ended; the kernel's, for want of memory,
+"""A shell's exit code for a command that SIGKILL ended; the kernel sends it for lack of memory,
 among others."""
 
 _ASKED: Final = frozenset({128 + 1, 128 + 2, 128 + 15})
-"""The exit codes of a script, or of a command, that HUP, INT or TERM asked to end."""
+"""The exit codes of a script or command that SIGHUP, SIGINT or SIGTERM ended."""
 
 _LONGEST_START_S: Final = 60.0
 _START_SHARE: Final = 0.02
-"""How long a script may take to start, in seconds, or as a share of the walltime."""
+"""How long a script may take to start, in seconds or as a share of the walltime."""
 
 _TELLING: Final = (
     Reason.TIME_LIMIT,
@@ -33,20 +33,20 @@ _TELLING: Final = (
     Reason.PREEMPTED,
     Reason.CANCELLED,
 )
-"""What explains a signal; that the script ended with a code does not."""
+"""Reasons that explain a signal; an exit code of the script does not."""
 
 
 def _slack(limit: float) -> float:
-    """Seconds by which a job may be ended for its time before it has run for all of it.
+    """Return the seconds before its walltime at which a job may already reach its time limit.
 
-    A scheduler counts from when it allocates the nodes, the script from its own start. Of a short
-    walltime that can be no minute, or each end would be that of its time.
+    A scheduler counts from the allocation of the nodes, the script from its own start. With a short
+    walltime this must be less than a minute, or every end would count as reaching the limit.
     """
     return min(max(_LONGEST_START_S, _START_SHARE * limit), limit / 10)
 
 
 class FailureClassifier:
-    """Asks one site's scheduler. All methods belong to the event loop's thread."""
+    """Query one site's scheduler. Call all methods from the event loop's thread."""
 
     def __init__(self, site: Site, settings: SiteSettings) -> None:
         self._site = site
@@ -55,39 +55,39 @@ class FailureClassifier:
     async def reason(
         self, marker: Marker, record: TryRecord, ids: list[str], limit: float | None = None
     ) -> Reason:
-        """Why a job failed that could still write its marker.
+        """Return why a job failed that could still write its marker.
 
         Args:
-            marker: what it wrote.
+            marker: its marker.
             record: the try.
-            ids: the site's ids of it; empty if a run that was killed did not hear them.
-            limit: its walltime in seconds, where that is known.
+            ids: the site's ids of it; empty if a run was killed before it got them.
+            limit: its walltime in seconds, where known.
         """
         over = limit is not None and runtime_of(marker) >= limit - _slack(limit)
-        # A marker without room for more than its name cannot tell the signal.
+        # A marker that had room for its name only does not contain the signal.
         nameless = marker.bare and marker.started is None and marker.exit_code in _ASKED
         if marker.signal or nameless:
             otherwise = Reason.TIME_LIMIT if over else Reason.CANCELLED
             return await self._said(record, ids) or otherwise
         if marker.failed_step:
             return Reason.SET_UP
-        # A scheduler ends one process after the other: the command may have gone, with any code,
-        # before the script was told.
+        # A scheduler ends one process after the other: the command may have ended, with any code,
+        # before the script got the signal.
         if over or marker.exit_code == _KILLED or marker.exit_code in _ASKED:
             return await self._said(record, ids) or Reason.EXIT_CODE
         return Reason.EXIT_CODE
 
     async def _said(self, record: TryRecord, ids: list[str]) -> Reason | None:
-        """What the scheduler says, once it says that the job ended; None if it has no reason.
+        """Return the scheduler's reason for the job's end; None if it has none.
 
-        A site that does not answer, or is slow to notice the end, is waited for `MarkerGrace`.
+        Wait up to `MarkerGrace` for a site that does not answer or is slow to notice the end.
         """
-        told: JobState | None = None
+        state: JobState | None = None
         with suppress(TimeoutError):
             async with asyncio.timeout(self._settings.marker_grace_s):
-                while (told := await self._ended(ids or await self._found(record))) is None:
+                while (state := await self._ended(ids or await self._found(record))) is None:
                     await asyncio.sleep(self._settings.poll_min_s)
-        return told.reason if told is not None and told.reason in _TELLING else None
+        return state.reason if state is not None and state.reason in _TELLING else None
 
     async def _found(self, record: TryRecord) -> list[str]:
         with suppress(SiteError):
@@ -96,22 +96,22 @@ class FailureClassifier:
         return []
 
     async def _ended(self, ids: list[str]) -> JobState | None:
-        """The state of the job, which one of `ids` ran; None while the scheduler sees it run."""
+        """Return the final state of the job that ran, one of `ids`; None while it may still run."""
         if not ids:
             return None
         try:
             ended = {}
-            for job_id, said in (await self._site.states(ids)).items():
-                state = said
-                if said.phase is Phase.ENDED or self._site.states_lag:
+            for job_id, reported in (await self._site.states(ids)).items():
+                state = reported
+                if reported.phase is Phase.ENDED or self._site.states_lag:
                     with suppress(SiteNotFound, SiteRejected):
                         explained = await self._site.explain(job_id)
-                        state = explained if explained.phase is Phase.ENDED else said
+                        state = explained if explained.phase is Phase.ENDED else reported
                 if state.phase is Phase.ENDED:
                     ended[job_id] = state
         except SiteError:
             return None
-        told = [state for state in ended.values() if state.reason in _TELLING]
-        if told or len(ended) == len(ids):
-            return (told or list(ended.values()))[-1]
+        explaining = [state for state in ended.values() if state.reason in _TELLING]
+        if explaining or len(ended) == len(ids):
+            return (explaining or list(ended.values()))[-1]
         return None

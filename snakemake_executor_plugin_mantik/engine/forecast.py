@@ -1,6 +1,6 @@
-"""What a run would send, told beforehand: what goes up, what jobs ask for, what that adds up to.
+"""Forecast a run: its uploads, the requested resources, and their sums.
 
-Values, and what the journal and the local files say. No site is asked.
+The forecast uses only the journal and local files. It contacts no site.
 """
 
 import asyncio
@@ -18,19 +18,19 @@ from snakemake_executor_plugin_mantik.journal import FileLedger, JournalCopy
 from snakemake_executor_plugin_mantik.staging.local import Key, LocalFile, LocalFiles
 
 LOCAL = ""
-"""Stands for this machine where the name of a site stands otherwise."""
+"""Stands for this machine in place of a site's name."""
 
 
 @dataclass(frozen=True)
 class UploadForecast:
-    """Files that are needed at a site.
+    """Numbers of files that are needed at a site.
 
     Attributes:
-        files: how many go up.
-        bytes: their sizes together.
-        at_site: how many are there already, or on their way.
-        later: how many are still to be made elsewhere and go up then.
-        made_there: how many are still to be made at the same site.
+        files: files to upload.
+        bytes: total size of these.
+        at_site: files that are there or being uploaded already.
+        later: files that are still to be made elsewhere and are uploaded then.
+        made_there: files that are still to be made at the same site.
     """
 
     files: int = 0
@@ -42,23 +42,23 @@ class UploadForecast:
 
 @dataclass(frozen=True)
 class Forecast:
-    """One job as it would be sent; the fields are the keys of `smk-mantik plan --json`.
+    """One job as it would be submitted; the fields are the keys of `smk-mantik plan --json`.
 
     Attributes:
         job: its rule and wildcards.
         rule: its rule; for a group the rules.
-        site: where it would run; None if that follows from files that are still to be made.
-        resources: what it asks the scheduler for; None where that is not known yet.
-        cores: how many it occupies; None where that is not known.
+        site: name of its site; None if that depends on files that are still to be made.
+        resources: the requested resources; None while unknown.
+        cores: number of cores that it occupies; None if unknown.
         full: whether it runs a Snakemake at the site.
-        command: what the shell is given; None if it follows from files that are still to be made.
-        environment: what the command runs in.
+        command: the shell command; None if it depends on files that are still to be made.
+        environment: the environment of the command.
         inputs: the files that it needs.
-        outputs: what it makes.
-        later: which of its resources follow from files that are still to be made.
-        sent: whether an earlier run sent it and did not see its end: if it is still the same job,
-            it is taken up and not sent again.
-        mistake: why it cannot be sent; empty if it can.
+        outputs: its outputs.
+        later: names of resources that depend on files that are still to be made.
+        sent: whether an earlier run submitted it and did not see its end; if it is still the same
+            job, it is adopted and not submitted again.
+        mistake: why it cannot be submitted; empty if it can.
     """
 
     job: str
@@ -78,15 +78,16 @@ class Forecast:
 
 @dataclass
 class Total:
-    """What all jobs at one site ask for.
+    """The sums of all jobs at one site.
 
     Attributes:
-        jobs: how many there are.
-        core_hours, gpu_hours: of those whose walltime is known, if each takes all of it.
-        without_cores: how many occupy nobody knows how many cores, or will once they are known.
-        without_runtime: how many ask for no walltime, or for one that is not known yet.
-        uploads: files that go up, each once: inputs, images and sources.
-        unchecked: names of what jobs ask for and the site reports no limits of, where it was asked.
+        jobs: number of jobs.
+        core_hours, gpu_hours: of the jobs with a known walltime, if each uses all of it.
+        without_cores: number of these jobs whose cores are unknown.
+        without_runtime: number of jobs that request no walltime, or an unknown one.
+        uploads: files to upload, each once: inputs, images and sources.
+        unchecked: names of requested resources for which the site reports no limits, if the site
+            was contacted.
     """
 
     jobs: int = 0
@@ -98,7 +99,6 @@ class Total:
     unchecked: list[str] = field(default_factory=list)
 
     def add(self, resources: Resources | None, cores: int | None) -> None:
-        """Count one more job, which occupies `cores`."""
         self.jobs += 1
         if resources is None or resources.runtime_s is None:
             self.without_runtime += 1
@@ -112,13 +112,13 @@ class Total:
 
 @dataclass
 class JobPlan:
-    """What would be sent.
+    """The forecast of a run.
 
     Attributes:
         jobs: in an order in which they could run.
-        sites: what the jobs at each site add up to.
-        sources: what of the working directory goes up to each site.
-        here: how many jobs run on this machine.
+        sites: sums of the jobs at each site.
+        sources: files of the working directory to upload to each site.
+        here: number of jobs that run on this machine.
         more: whether checkpoints may lead to further jobs.
     """
 
@@ -130,16 +130,16 @@ class JobPlan:
 
     @property
     def mistakes(self) -> list[str]:
-        """What cannot be sent, and why."""
+        """Return the jobs that cannot be submitted, each with the reason."""
         return [f"{job.job}: {job.mistake}" for job in self.jobs if job.mistake]
 
     def as_json(self) -> dict[str, Any]:
-        """The object that `--json` prints."""
+        """Return the object that `--json` prints."""
         return asdict(self) | {"mistakes": self.mistakes}
 
 
 class Forecaster:
-    """Tells what of a run's files goes up to its sites. A context manager."""
+    """Forecast the uploads of a run to its sites. A context manager."""
 
     def __init__(
         self,
@@ -153,8 +153,8 @@ class Forecaster:
         Args:
             workdir: the workflow's directory.
             state: our own local directory, with the journal if there is one.
-            planners: of the sites.
-            made: what jobs of the run make, and at which site; `LOCAL` for this machine.
+            planners: by site name.
+            made: by path of an output, the site at which it is made; `LOCAL` for this machine.
 
         Raises:
             JournalError: the journal cannot be read.
@@ -175,20 +175,18 @@ class Forecaster:
         self._local = _Looking(workdir, self._ledger, sizes)
         self._workdir = workdir
         self._runner = asyncio.Runner()
-        # By workspace and path: each file goes up once.
+        # By place and path: each file is uploaded once.
         self._all: dict[tuple[str, str], tuple[str, int]] = {}
 
     def __enter__(self) -> Self:
-        """Start to look."""
         self._runner.__enter__()
         return self
 
     def __exit__(self, *error: object) -> None:
-        """End looking."""
         self._runner.close()
 
     def needed(self, request: JobRequest) -> UploadForecast:
-        """The files of one job.
+        """Forecast the files of one job.
 
         Raises:
             UserError: a file cannot be read.
@@ -220,7 +218,7 @@ class Forecaster:
         return _sum(found.values())
 
     def sent(self, request: JobRequest) -> bool:
-        """Whether a try of a job is under way, as far as is known here."""
+        """Check whether the journal has an open, submitted try of a job."""
         rows = self._copy.db.execute(
             "SELECT 1 FROM tries WHERE job = ? AND state NOT IN ('planned', 'done', 'abandoned')",
             (request.job,),
@@ -228,19 +226,19 @@ class Forecaster:
         return rows.fetchone() is not None
 
     def sources(self, site: str, paths: Sequence[str]) -> UploadForecast:
-        """The working directory's sources."""
+        """Forecast the working directory's sources."""
         files = self._runner.run(self._look([(path, None) for path in paths], source=True))
         found = {file.path: self._kind(site, file) for file in files}
         self._note(site, found)
         return _sum(found.values())
 
     def all(self, site: str) -> UploadForecast:
-        """All files that were looked at for a site, and for other names of it, each once."""
+        """Sum up all files so far for a site and other names of its place, each file once."""
         place = self._places[site]
         return _sum(kind for (at, _), kind in self._all.items() if at == place)
 
     def _maker(self, path: str) -> str | None:
-        """The site at which a job of the run makes a file, or a directory above it."""
+        """Return the site at which a job of the run makes a file, or a directory above it."""
         while path:
             if path in self._made:
                 return self._made[path]
@@ -268,7 +266,7 @@ class Forecaster:
 
 
 class _Looking(LocalFiles):
-    """Looks at files, but reads only those that a site might have."""
+    """Look at files, but read only those that a site might have."""
 
     def __init__(self, workdir: Path, ledger: FileLedger, sizes: set[int]) -> None:
         super().__init__(workdir, ledger)
@@ -281,7 +279,7 @@ class _Looking(LocalFiles):
 
 
 def _places(copy: JournalCopy, planners: Mapping[str, Planner]) -> dict[str, str]:
-    """The place of each site, by its name; of one that no run has opened what its config tells."""
+    """Return the place of each site by name, from the config for sites that no run has opened."""
     known = {
         row["site"]: row["place"] or row["site"]
         for row in copy.db.execute("SELECT site, place FROM sites")

@@ -1,4 +1,4 @@
-"""What the log says of a job: where it is, how long it took, and after a failure what to do."""
+"""Write the log messages about a job: its site, its times, and advice after a failure."""
 
 import signal
 from collections.abc import Sequence
@@ -74,18 +74,18 @@ _STEPS = {
         "Do what its output tells, or correct conda:, container: or envmodules: of the rule",
     ),
 }
-"""What each step before the command (`jobs.script.STEPS`) is for people, and what to do."""
+"""For each step before the command (`jobs.script.STEPS`): its words in a message, and advice."""
 _UNKNOWN_STEP = ("in its set-up", "Correct what its output tells and start again")
 
 
 @dataclass(frozen=True)
 class LastWords:
-    """What a job said before it failed.
+    """The last output of a failed job.
 
     Attributes:
         output: the end of its output.
-        path: the local path of its whole output, if that is here.
-        logs: the ends of the rule's own log files, by path.
+        path: local path of its whole output, if it was downloaded.
+        logs: paths and ends of the rule's own log files.
     """
 
     output: bytes
@@ -94,19 +94,19 @@ class LastWords:
 
 
 def submitted_message(name: str, site: str, site_job: str, queue: str | None) -> str:
-    """A job has been submitted."""
+    """Return the message that a job has been submitted."""
     return f"{name}: submitted to {site}, queue {queue or 'default'}, as {site_job}."
 
 
 def started_message(name: str, site: str) -> str:
-    """A job has been seen to run."""
+    """Return the message that a job runs."""
     return f"{name}: runs at {site}."
 
 
 def finished_message(
     name: str, site: str, waited: float | None, ran: float, log: Path | None
 ) -> str:
-    """A job has succeeded; how long it `waited` may not be known."""
+    """Return the message that a job has succeeded; the seconds it `waited` may be unknown."""
     times = f"ran {humanize_duration(ran)}"
     if waited is not None:
         times = f"waited {humanize_duration(waited)}, {times}"
@@ -115,13 +115,13 @@ def finished_message(
 
 
 def ended_message(name: str, site: str, reason: Reason, words: str, log: Path | None) -> str:
-    """A job has failed: a line that says why, and where its output is."""
+    """Return the message that a job has failed: one line with the reason and its output's path."""
     kept = f" Output in {log}." if log is not None else ""
     return f"{name}: failed at {site} for {reason.words}. {one_line(words).rstrip('.')}.{kept}"
 
 
 def describe_os_error(error: OSError) -> str:
-    """What the operating system says, and of which file."""
+    """Return the operating system's message and the file that it is about."""
     what = error.strerror or str(error)
     return f"{what}: {error.filename}" if error.filename else what
 
@@ -148,14 +148,14 @@ def failed_message(
     reason: Reason,
     members: Sequence[tuple[str, int]] = (),
 ) -> str:
-    """A job has written that it failed.
+    """Return the message about a job whose marker reports a failure.
 
     Args:
-        marker: what it wrote.
-        where: site, the site's id of it.
-        said: what it said.
+        marker: its marker.
+        where: the site and the site's id of the job.
+        said: its last output.
         reason: why it failed.
-        members: of a group, the names and exit codes of the members that failed.
+        members: names and exit codes of the failed members of a group.
     """
     if reason is Reason.TIME_LIMIT:
         return _compose("The job reached its time limit", where, said, _ADVICE[reason])
@@ -184,7 +184,7 @@ def _code(exit_code: int) -> str:
 
 
 def _signal(exit_code: int) -> str:
-    """The name of the signal that a shell's exit code stands for, if it does."""
+    """Return the name of the signal that a shell's exit code stands for, or an empty text."""
     try:
         return signal.Signals(exit_code - 128).name
     except ValueError:
@@ -192,7 +192,7 @@ def _signal(exit_code: int) -> str:
 
 
 def stopped_message(state: JobState | None, where: str, said: LastWords) -> str:
-    """A job ended without a word of its own; `state` is what the scheduler says."""
+    """Return the message about a job that ended without a marker; `state` is the scheduler's."""
     reason = state.reason if state is not None and state.reason is not None else Reason.UNKNOWN
     detail = f": {printable(state.detail)}" if state is not None and state.detail else ""
     advice = _ADVICE.get(reason, "Run it again; if it happens again, ask the site's support")
@@ -206,7 +206,7 @@ def stopped_message(state: JobState | None, where: str, said: LastWords) -> str:
 
 
 def unchecked_message(names: Sequence[str]) -> str:
-    """What of a job's resources cannot be checked before it is submitted, and who checks it."""
+    """Return the message about resources that cannot be checked before the submission."""
     return (
         f"{', '.join(names)}: not checked, since the site reports no limits of the queue; the"
         " scheduler refuses what is beyond them, or its reason to let a job wait is reported"

@@ -1,7 +1,8 @@
-"""What would be sent for a command, without any site: the real thing up to the last step.
+"""Preview the submission of a command, without contacting a site.
 
-Spec, script and submission come out of the same functions as in a run. What only a run knows has a
-stand-in: the try's UUID, the workspace's path where it is not configured, the names of bundles.
+Spec, script and submission come from the same functions as in a run. Values that only a run knows
+have placeholders: the try's UUID, the workspace's path if it is not configured, the names of
+bundles.
 """
 
 from collections.abc import Collection, Mapping
@@ -21,27 +22,27 @@ from snakemake_executor_plugin_mantik.sites.unicore.batch import batch_directive
 from snakemake_executor_plugin_mantik.sites.unicore.description import job_description
 
 TRY: Final = "00000000-0000-4000-8000-000000000000"
-"""Stands for the UUID of a try."""
+"""Placeholder for the UUID of a try."""
 
 WORKSPACE: Final = "/WORKSPACE"
-"""Stands for the workspace's path at the site."""
+"""Placeholder for the workspace's path at the site."""
 
 
 @dataclass(frozen=True)
 class Preview:
-    """What would be sent; the fields are the keys of `smk-mantik render --json`.
+    """A preview of a submission; the fields are the keys of `smk-mantik render --json`.
 
     Attributes:
         site: name of the site.
-        api: which API it is reached through.
-        resources: what is asked for, normalised.
-        environment: what the command runs in.
+        api: the site's API.
+        resources: the requested resources, normalised.
+        environment: the environment of the command.
         image_type: where the image is; None without one.
         variables: the variables that are set for the command, as its process sees them.
         submission: UNICORE's job description, or the body of firecREST's `POST …/jobs`.
-        script: the job script, the scheduler's directives behind its first line.
-        uploads: what would go up, as paths in the workspace, which mirrors the project folder.
-        warnings: what is allowed and yet likely not meant.
+        script: the job script, with the scheduler's directives after its first line.
+        uploads: files to upload, as paths in the workspace, which mirrors the project folder.
+        warnings: settings that are allowed but probably unintended.
     """
 
     site: str
@@ -56,7 +57,7 @@ class Preview:
     warnings: tuple[str, ...]
 
     def as_json(self) -> dict[str, Any]:
-        """The object that `--json` prints."""
+        """Return the object that `--json` prints."""
         return asdict(self)
 
 
@@ -70,20 +71,20 @@ def make_preview(
     warnings: Collection[str] = (),
     unicore_version: str = "",
 ) -> Preview:
-    """What would be sent for a rule that says nothing but its command.
+    """Return the preview for a rule that has only a command.
 
     Args:
         planner: of the site.
         site: name of the site.
-        command: what the shell is given after `-c`.
-        uploads: the sources that would go up.
-        image_size: bytes of the local image, where one is in use.
+        command: the argument of the shell's `-c`.
+        uploads: the sources that would be uploaded.
+        image_size: bytes of the local image, if one is in use.
         warnings: of the config.
-        unicore_version: version of the server, where UNICORE is meant and it is known.
+        unicore_version: version of the UNICORE server, where known.
 
     Raises:
-        UserError: something cannot be sent.
-        SiteRejected: the API cannot be sent it.
+        UserError: something cannot be submitted.
+        SiteRejected: the site's API cannot express it.
     """
     config = planner.config
     spec = _spec(planner, site, command, image_size)
@@ -147,10 +148,10 @@ def _environment(config: BackendConfig) -> Literal["apptainer", "python", "none"
 def _submission(
     config: BackendConfig, submission: Submission, workspace: str, unicore_version: str
 ) -> tuple[dict[str, Any], str]:
-    """What would be sent, and the script with the scheduler's directives behind its first line.
+    """Return the submission, and the script with the scheduler's directives after its first line.
 
-    UNICORE is sent a batch file that begins with the ones and writes the other, firecREST the two
-    in one.
+    UNICORE gets a batch file that begins with the directives and writes the script; firecREST gets
+    both in one.
     """
     scheduler = config.site.scheduler
     if config.api == "firecrest":

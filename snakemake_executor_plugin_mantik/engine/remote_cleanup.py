@@ -1,7 +1,7 @@
-"""Sweeping: what is no longer here goes at the site as well, `temp()` outputs mostly.
+"""Remove files at a site that no longer exist here, mostly `temp()` outputs.
 
-Snakemake removes them here once nobody needs them. At the site they would take up space until the
-end of the run, and a command that looks into its directory would see files that are gone.
+Snakemake removes them here once no job needs them. At the site they would take up space until the
+end of the run, and a command that lists its directory would see files that are gone.
 """
 
 import asyncio
@@ -18,20 +18,11 @@ from snakemake_executor_plugin_mantik.sites.base import Site, is_rest_safe
 
 
 class RemoteCleanup:
-    """Removes from one place what is gone here."""
+    """Remove files from one place that are gone here."""
 
     def __init__(
         self, site: Site, place: str, ledger: FileLedger, retry: SiteRetry, workdir: Path
     ) -> None:
-        """Make it.
-
-        Args:
-            site: what files go through.
-            place: the place's identity.
-            ledger: tells what lies there.
-            retry: repeats what the site does not answer.
-            workdir: the workflow's directory.
-        """
         self._site = site
         self._place = place
         self._ledger = ledger
@@ -41,11 +32,11 @@ class RemoteCleanup:
         self._sweeping = asyncio.Lock()
 
     def used(self, paths: Iterable[str]) -> None:
-        """A job that has ended read or made these: Snakemake may remove some of them next."""
+        """Note inputs and outputs of a job that has ended: Snakemake may remove some of them."""
         self._used.update(dict.fromkeys(paths))
 
     async def follow(self) -> None:
-        """Remove what went of the `used` paths; returns when no other call is removing either."""
+        """Remove `used` paths that are gone; return when no other call is removing, either."""
         async with self._sweeping:
             if not self._used:
                 return
@@ -55,12 +46,12 @@ class RemoteCleanup:
             files = [file for file in known if file is not None]
             for path in gone:
                 files += self._ledger.remote_files(self._place, below=path)
-            # What cannot be removed is no reason for a job to fail.
+            # A failed removal is no reason for a job to fail.
             with suppress(SiteRejected):
                 await self._retry(lambda: self._remove(files))
 
     async def finish(self) -> None:
-        """At the end of a run: remove whatever is gone.
+        """Remove all files that are gone, at the end of a run.
 
         Raises:
             SiteError: the site does not answer.
@@ -68,7 +59,7 @@ class RemoteCleanup:
         await self._remove(self._ledger.remote_files(self._place))
 
     async def _remove(self, files: Iterable[FileRecord]) -> None:
-        """Remove those of `files` that are jobs' own and no longer here."""
+        """Remove those of `files` that are no sources and no longer exist here."""
         gone = [
             file.path
             for file in files
@@ -79,7 +70,7 @@ class RemoteCleanup:
         ]
         await asyncio.gather(*(self._site.remove(path) for path in gone))
         self._ledger.forget_remote_files(self._place, gone)
-        # Of a temp(directory()) the directories are left.
+        # The directories of a temp(directory()) are left.
         left = {
             parent.as_posix()
             for path in gone

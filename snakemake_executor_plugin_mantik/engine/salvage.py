@@ -1,7 +1,7 @@
-"""Fetches a directory of a job that could not say what it left: killed, cancelled, without room.
+"""Download a directory of a job that could not list its files: killed, cancelled, or out of space.
 
-Nothing is known of the files but what the site lists, and nobody depends on them: they are taken as
-they are, as far as time goes.
+The files are known only from the site's listing, and nothing depends on them: they are downloaded
+as they are, within a time limit.
 """
 
 import asyncio
@@ -14,21 +14,17 @@ from snakemake_executor_plugin_mantik.jobs.paths import MAX_PATH_DEPTH
 from snakemake_executor_plugin_mantik.sites.base import Site, is_rest_safe
 
 SALVAGE_WAIT_S = 60.0
-"""Seconds that it may take: an end waits for it."""
+"""Most seconds for it: the end of the job waits for it."""
 MAX_SALVAGED_BYTES = 4 << 30
-"""Bytes that are taken at most: a file at a site may have no end (a link to /dev/zero)."""
+"""Most bytes to download: a file at a site may be endless (a link to /dev/zero)."""
 _SUFFIX = ".mantik-salvage"
 
 
 async def salvage_files(site: Site, directory: str, workdir: Path) -> None:
-    """Bring what lies below `directory` at the site to the same place here, as far as possible.
+    """Download `directory`, relative to the workspace and to `workdir`, as far as possible.
 
-    What is there already of the same name is replaced, once all of it has come.
-
-    Args:
-        site: where it lies.
-        directory: relative to the workspace and to `workdir`.
-        workdir: the workflow's directory.
+    Local entries of the same names are replaced after the whole download. A file whose download
+    fails stays incomplete; after a timeout or a failed listing, nothing is replaced.
     """
     target = workdir / directory
     part = target.with_name(target.name + _SUFFIX)
@@ -37,7 +33,7 @@ async def salvage_files(site: Site, directory: str, workdir: Path) -> None:
             await _fetch(site, directory, part)
         await asyncio.to_thread(_settle, part, target)
     except (TimeoutError, SiteError, OSError):
-        pass  # what is here already has to do
+        pass  # keep the files that are here already
     finally:
         shutil.rmtree(part, ignore_errors=True)
 

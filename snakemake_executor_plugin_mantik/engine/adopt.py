@@ -113,8 +113,8 @@ def why_unwanted(request: JobRequest, record: TryRecord, made_of: Mapping[str, s
 def ended_since_message(record: TryRecord, why: str) -> str:
     """Return the message about an open try of an earlier run that is given up."""
     return (
-        f"{record.name}: what an earlier run sent to {record.site} is ended and its outputs are not"
-        f" used, {why}."
+        f"{record.name}: the job that an earlier run submitted to {record.site} is ended and its"
+        f" outputs are not used, {why}."
     )
 
 
@@ -130,8 +130,8 @@ def kept_message(record: TryRecord, resources: Mapping[str, str]) -> str:
         for n in names
     )
     return (
-        f"{record.name}: it keeps the resources that it was sent with ({others}). To send it with"
-        f" the new ones end this run and type: smk-mantik cancel {record.id}"
+        f"{record.name}: it keeps the resources that it was submitted with ({others}). To submit it"
+        f" with the new ones, end this run and type: smk-mantik cancel {record.id}"
     )
 
 
@@ -140,9 +140,9 @@ def stale_message(record: TryRecord, sources: str) -> str:
     if record.state is TryState.PLANNED or _noted(record).get("sources", sources) == sources:
         return ""
     return (
-        "files of the working directory changed since jobs of an earlier run were sent. Jobs whose"
-        " commands name these run anew; if others that are taken up use them, end this run and"
-        " type: smk-mantik cancel JOB"
+        "files of the working directory changed since an earlier run submitted jobs. Jobs whose"
+        " commands name these files run again. If other jobs that are taken up use the files, end"
+        " this run and type: smk-mantik cancel JOB"
     )
 
 

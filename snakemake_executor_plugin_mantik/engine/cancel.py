@@ -277,13 +277,13 @@ class Canceller:
                 told = clock()
                 self._notify(
                     f"{record.name}: the job {', '.join(ids) or record.id} at {record.site} was"
-                    f" told to end {humanize_duration(told - begun)} ago but has not confirmed it"
-                    " yet; waiting for it."
+                    f" cancelled {humanize_duration(told - begun)} ago, but its end is not"
+                    " confirmed yet; waiting for it."
                 )
             if signs.after_all:
                 self._notify(
-                    f"{record.name}: {record.site} says that the job {', '.join(ids)} has ended,"
-                    " but it goes on; it is told to end again."
+                    f"{record.name}: {record.site} reports that the job {', '.join(ids)} has ended,"
+                    " but it still runs; cancelling it again."
                 )
             if signs.after_all or clock() - asked > self._again_s:
                 signs.denied = signs.after_all = False

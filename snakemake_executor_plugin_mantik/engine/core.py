@@ -222,9 +222,9 @@ class Engine:
         )
         if left:
             self._notify(
-                f"Site {name} is another server or workspace than in the last run: what that run"
-                f" left there is not taken up ({', '.join(record.name for record in left)}), but"
-                " may still run: see smk-mantik jobs."
+                f"Site {name} has another server or workspace than in the last run. Jobs of that"
+                f" run are not taken up ({', '.join(record.name for record in left)}), but may"
+                " still run: see smk-mantik jobs."
             )
         runner = SiteRunner(site, facts, planner, place, self._places, observer=self._observer)
         config = planner.config
@@ -261,9 +261,9 @@ class Engine:
                 await runner.canceller.give_up([record])
             else:
                 self._notify(
-                    f"{record.name}: an earlier run sent it to {record.site}, which is not among"
-                    " this run's sites; it is left there and its results are not used."
-                    f" To end it: smk-mantik cancel {record.id}"
+                    f"{record.name}: an earlier run submitted it to {record.site}, which is not"
+                    " among this run's sites. It is left there and its results are not used."
+                    f" To end it, type: smk-mantik cancel {record.id}"
                 )
                 known = self._journal.sites().get(record.site)
                 where = known.workspace if known is not None else record.site
@@ -304,7 +304,7 @@ class Engine:
         except Exception:  # noqa: BLE001 - a bug of ours: report it with its traceback, fail the job
             outcome = Outcome(
                 request.number, "", False,
-                f"This is a mistake in the executor itself; please report it with"
+                f"This is a bug in the executor itself; please report it with"
                 f" {self._journal.path}.\n{traceback.format_exc()}\n", reason=Reason.UNKNOWN,
             )  # fmt: skip
         self._outcomes.append(replace(outcome, site=request.site))
@@ -345,8 +345,8 @@ class Engine:
         names = ", ".join(record.name for record in left[:_MOST_TOLD])
         more = f" and {len(left) - _MOST_TOLD} more" if len(left) > _MOST_TOLD else ""
         self._notify(
-            f"Earlier runs sent jobs that this one did not ask for and that may still run: {names}"
-            f"{more}. See smk-mantik jobs; smk-mantik cancel ends them."
+            "Earlier runs submitted jobs that this run does not need and that may still run:"
+            f" {names}{more}. See smk-mantik jobs; smk-mantik cancel ends them."
         )
 
     async def _close(self, tidy: bool) -> None:

@@ -140,7 +140,7 @@ class Fetcher:
         """
         if marker.bare:
             raise OutputsLost(
-                "the site had no room for the job to say what it made",
+                "the site had no room for the job's list of outputs",
                 where=f"{record.name} at {record.site}",
                 do="Free space or quota there and run the rule again",
             )

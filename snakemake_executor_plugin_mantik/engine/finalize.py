@@ -81,7 +81,7 @@ class Finalizer:
             if end.exit_code == 0 and isinstance(error, SiteError):
                 return self._unfetched(request, attempt, str(error))
             await self._log(record, None, path)
-            words = f"The job ended with exit code {end.exit_code}, but what it made is unknown"
+            words = f"The job ended with exit code {end.exit_code}, but its outputs are unknown"
             return self._failed(
                 request, attempt, f"{words}. {error}\n", path, None, reason=Reason.OUTPUTS
             )
@@ -90,7 +90,7 @@ class Finalizer:
             if others:
                 self._notify(
                     f"{record.name}: its inputs changed while it waited or ran ({others}), or the"
-                    " site has lost them; it is sent again with what they are now."
+                    " site has lost them; it is submitted again with their present contents."
                 )
             why = f"its inputs changed: {others}" if others else "files were purged at the site"
             await self.again(attempt, why)
@@ -135,8 +135,8 @@ class Finalizer:
         """Fail a job that succeeded but whose outputs only the next run may fetch."""
         words = (
             f"The job succeeded, but its outputs could not be fetched: {why} They are still at the"
-            " site: start again, and they are fetched, not computed again. To compute them again"
-            f" all the same type: snakemake --forcerun {request.rule}\n"
+            " site. Start again to fetch them without computing them again. To compute them again,"
+            f" type: snakemake --forcerun {request.rule}\n"
         )
         # The try stays open, to be adopted, but ended: a forced run makes another one.
         self._journal.ended(attempt.record.id, "succeeded", waited=None, ran=None, log="")
@@ -163,7 +163,7 @@ class Finalizer:
                 raise
             without = replace(marker, files=tuple(own))
             fetched = await self._fetcher.outputs(record, without, request.outputs[:-1])
-            self._notify(f"{record.name}: what it logged to {below} did not come back. {error}")
+            self._notify(f"{record.name}: its files in {below} could not be fetched. {error}")
         return tuple(file for file in fetched.files if not file.path.startswith(below))
 
     def _without_links(self, record: TryRecord, marker: Marker, below: str) -> Marker:
@@ -172,8 +172,8 @@ class Finalizer:
         if not links:
             return marker
         self._notify(
-            f"{record.name}: what it logged to {below} has {len(links)} symbolic links, which are"
-            " left out."
+            f"{record.name}: {below}, to which it logged, has {len(links)} symbolic links, which"
+            " are left out."
         )
         return replace(marker, files=tuple(e for e in marker.files if e not in links))
 
@@ -258,7 +258,9 @@ class Finalizer:
         if end.claimed or end.state is None or end.state.reason is not Reason.SUCCESS:
             return None
         # The script succeeds without a claim only if the directory for claims is gone.
-        self._notify(f"{request.name}: the workspace at {request.site} has lost files; sent again.")
+        self._notify(
+            f"{request.name}: the workspace at {request.site} has lost files; submitting it again."
+        )
         self._stager.purged()
         self._submitter.purged()
         return "the workspace was purged"

@@ -157,8 +157,8 @@ class Leases:
             return new, ""
         return new, (
             f"Another controller of this workflow ({about}) has led {self._where} and does not"
-            f" answer: this one leads it from now on. Jobs that the other one sent and that are"
-            " not known here do not start any more."
+            f" answer: this one leads it from now on. Jobs that the other one submitted and that"
+            " are not known here do not start any more."
         )
 
     async def _unused(self) -> None:
@@ -218,8 +218,8 @@ class Leases:
         asked: set[str] = set()
         sizes: dict[str, int] = {}
         self._retry.note(
-            f"another controller of this workflow ({about}) led it last; it is asked whether it"
-            f" still does, which takes up to {humanize_duration(last.wait_s)}"
+            f"another controller of this workflow ({about}) led it last; waiting up to"
+            f" {humanize_duration(last.wait_s)} for its answer whether it still does"
         )
         try:
             growing = False
@@ -243,10 +243,10 @@ class Leases:
                     return
                 else:
                     raise PlaceTaken(
-                        "jobs run there that another controller of this workflow has sent"
-                        f" ({about}), and of which this one does not know",
+                        "jobs run there that another controller of this workflow has submitted"
+                        f" ({about}), and that this one does not know",
                         where=self._where,
-                        do="Go on with that one; or start again when they have ended",
+                        do="Continue with that controller, or start again when the jobs have ended",
                     )
         except PlaceTaken:
             for directory in asked:
@@ -297,7 +297,7 @@ class Leases:
         try:
             content = await read_file(self._site, lease.path, _TEXT_BYTES)
         except SiteError:
-            return "it does not tell which"
+            return "its lease cannot be read"
         return " ".join(printable(content.decode(errors="replace")).split())[:300] or "?"
 
     async def _foreign(self, lease: Lease) -> PlaceTaken:

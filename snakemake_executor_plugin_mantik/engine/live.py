@@ -120,8 +120,8 @@ class LiveCopies:
         except (PackDamaged, OSError) as error:
             copy.over = True
             self._notify(
-                f"{record.name}: what it logs comes when it is over, since it cannot be taken over"
-                f" while it runs ({error})."
+                f"{record.name}: its logged files are fetched when it is over, since they cannot be"
+                f" fetched while it runs ({error})."
             )
 
     async def _piece(self, path: str, most: int) -> bytes:
@@ -211,7 +211,7 @@ def _write(place: Path, file: Packed) -> None:
         return
     with path.open("r+b" if path.exists() else "xb") as grown:
         if grown.seek(0, os.SEEK_END) < file.start:
-            raise PackDamaged(f"something of {file.path} did not come")
+            raise PackDamaged(f"a part of {file.path} is missing")
         grown.seek(file.start)
         grown.write(file.content)
         grown.truncate()  # the job may have started the file again

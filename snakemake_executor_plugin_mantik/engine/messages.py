@@ -14,34 +14,38 @@ from snakemake_executor_plugin_mantik.sites.base import JobState
 _TAIL_LINES = 20
 
 _ADVICE = {
-    Reason.TIME_LIMIT: "Ask for more time: resources: runtime=MINUTES, or Resources: Runtime",
-    Reason.OUT_OF_MEMORY: "Ask for more memory: resources: mem_mb=…, or Resources: MemoryPerNode",
-    Reason.NODE_FAILURE: "The node failed, not the job: run it again, --retries does so by itself",
-    Reason.PREEMPTED: "The job had to give way: run it again, --retries does so by itself",
-    Reason.CANCELLED: "Somebody cancelled it at the site; run it again if it was not meant",
+    Reason.TIME_LIMIT: "Request more time: set resources: runtime=MINUTES in the rule, or"
+    " Resources: Runtime in the backend config",
+    Reason.OUT_OF_MEMORY: "Request more memory: set resources: mem_mb=… in the rule, or"
+    " Resources: MemoryPerNode in the backend config",
+    Reason.NODE_FAILURE: "The node failed, not the job. Run it again; --retries does so"
+    " automatically",
+    Reason.PREEMPTED: "The site stopped the job in favour of another. Run it again; --retries does"
+    " so automatically",
+    Reason.CANCELLED: "The job was cancelled at the site. Run it again if that was not intended",
     Reason.REJECTED: "Correct what the site refuses and start again",
-    Reason.LAUNCH_FAILURE: "The site could not start it; its own message above says why",
+    Reason.LAUNCH_FAILURE: "The site could not start it. See the site's message above",
 }
 _STEPS = {
     "workspace": (
         "when it entered the workspace",
-        "See whether that is full or was purged, and start again",
+        "Check whether that is full or was purged, and start again",
     ),
     "secrets": (
         "when it read the values of envvars:",
-        "See whether the workspace is full or was purged, and start again",
+        "Check whether the workspace is full or was purged, and start again",
     ),
     "bundles": (
         "when it unpacked its inputs",
-        "Correct what its output tells, a full file system, say, and start again",
+        "Correct the cause that its output names, such as a full file system, and start again",
     ),
     "inputs": (
-        "since inputs were not there",
+        "because inputs were missing",
         "Something removed files at the site while the job waited; start again",
     ),
     "outputs": (
         "when it made room for its outputs",
-        "See in its output which path cannot be removed or made",
+        "Check in its output which path cannot be removed or made",
     ),
     "modules": (
         "when it loaded the modules",
@@ -58,24 +62,24 @@ _STEPS = {
     "python": (
         "when it activated the virtual environment",
         "Correct Environment: Python in the backend config, or make the environment at the site: it"
-        " is not sent",
+        " is not uploaded",
     ),
     "temporary": (
         "when it looked for a directory for temporary files",
-        "See in its output what is wrong, and start again",
+        "Correct the cause that its output names, and start again",
     ),
     "image": (
         "when it looked for Apptainer and its image",
-        "Correct Environment: Apptainer in the backend config, or load the module that brings"
+        "Correct Environment: Apptainer in the backend config, or load the module that provides"
         " apptainer",
     ),
     "own": (
         "when it made or looked for the rule's own environment",
-        "Do what its output tells, or correct conda:, container: or envmodules: of the rule",
+        "Correct the cause that its output names, or conda:, container: or envmodules: of the rule",
     ),
 }
 """For each step before the command (`jobs.script.STEPS`): its words in a message, and advice."""
-_UNKNOWN_STEP = ("in its set-up", "Correct what its output tells and start again")
+_UNKNOWN_STEP = ("in its set-up", "Correct the cause that its output names and start again")
 
 
 @dataclass(frozen=True)
@@ -161,7 +165,7 @@ def failed_message(
         return _compose("The job reached its time limit", where, said, _ADVICE[reason])
     if marker.signal:
         why = "" if reason is Reason.CANCELLED else f": {reason.words}"
-        what = f"The job was told to end ({marker.signal}){why}"
+        what = f"The job was ended by a signal ({marker.signal}){why}"
         return _compose(what, where, said, _ADVICE.get(reason, _ADVICE[Reason.CANCELLED]))
     if marker.failed_step:
         words, advice = _STEPS.get(marker.failed_step, _UNKNOWN_STEP)
@@ -173,7 +177,7 @@ def failed_message(
     if reason in _ADVICE:
         what, advice = f"{what}: {reason.words}", _ADVICE[reason]
     elif _signal(marker.exit_code) == "SIGKILL":
-        advice = f"Often that is for want of memory. {_ADVICE[Reason.OUT_OF_MEMORY]}"
+        advice = f"This often means a lack of memory. {_ADVICE[Reason.OUT_OF_MEMORY]}"
     return _compose(what, where, said, advice)
 
 
@@ -199,7 +203,7 @@ def stopped_message(state: JobState | None, where: str, said: LastWords) -> str:
     if reason is Reason.UNKNOWN and detail:
         what = f"The job ended at the site{detail}"
     elif reason in (Reason.UNKNOWN, Reason.SUCCESS, Reason.EXIT_CODE):
-        what = f"The job ended at the site without saying how{detail}"
+        what = f"The job ended at the site without reporting how{detail}"
     else:
         what = f"The job ended: {reason.words}{detail}"
     return _compose(what, where, said, advice)
@@ -208,6 +212,6 @@ def stopped_message(state: JobState | None, where: str, said: LastWords) -> str:
 def unchecked_message(names: Sequence[str]) -> str:
     """Return the message about resources that cannot be checked before the submission."""
     return (
-        f"{', '.join(names)}: not checked, since the site reports no limits of the queue; the"
-        " scheduler refuses what is beyond them, or its reason to let a job wait is reported"
+        f"{', '.join(names)}: not checked, since the site reports no limits of the queue; if a job"
+        " exceeds one, the scheduler refuses it, or lets it wait for a reason that is reported"
     )

@@ -68,8 +68,8 @@ class Planner:
             slurm_directives(asked, "")
         elif asked.gpu_model is not None:
             raise UserError(
-                f"the resource gpu_model={asked.gpu_model} has no place in a job description",
-                do="Leave it out, or set Site: Scheduler to slurm, if the site has it",
+                f"a job description cannot express the resource gpu_model={asked.gpu_model}",
+                do="Remove it, or set Site: Scheduler to slurm, if the site runs Slurm",
             )
         return asked
 
@@ -184,7 +184,7 @@ def find_misfits(resources: Resources, facts: SiteFacts) -> Iterator[Misfit]:
                 asked.key,
                 f"{asked.name}: {asked.words(asked.number)} requested; queue {resources.queue}"
                 f" allows at {limit}",
-                f"Ask for {'less' if too_much else 'more'}, or choose another queue",
+                f"Request {'less' if too_much else 'more'}, or choose another queue",
             )
     for key, name, attribute, value in _chosen(resources):
         allowed = limits.choices.get(attribute, (value,))
@@ -192,7 +192,7 @@ def find_misfits(resources: Resources, facts: SiteFacts) -> Iterator[Misfit]:
             yield Misfit(
                 key,
                 f"{name} {value!r} requested; queue {resources.queue} allows {', '.join(allowed)}",
-                "Ask for one of these, or choose another queue",
+                "Request one of these, or choose another queue",
             )
 
 

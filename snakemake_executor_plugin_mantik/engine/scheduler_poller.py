@@ -168,8 +168,8 @@ class SchedulerPoller:
                 return [watched for watched in known if watched.record.id not in incomplete]
             # The site answers but cannot list jobs, and may never be able to.
             self._retry.note(
-                "It cannot list your jobs. Submissions that it did not confirm are made again"
-                f" without looking for them; each job runs once all the same. {error}"
+                "it cannot list your jobs. Submissions that it did not confirm are repeated"
+                f" without looking for them; each job still runs only once. {error}"
             )
             return known
         for try_id, site_jobs in found.items():

@@ -170,14 +170,14 @@ class SiteRetry:
             if isinstance(error, SiteUnauthorized):
                 self._notify(
                     f"Site {self._site} has not accepted the credentials for {silent:.0f} s; jobs"
-                    f" there go on, and so does this run when it does. {error} New ones are taken"
-                    f" from the keyring (keyring set mantik:{self._site} NAME) and from files (NAME"
-                    "_FILE). Or end this run (SIGTERM; Ctrl-C and d), set them and start again."
+                    f" there go on, and this run continues when it does. {error} Set new ones in"
+                    f" the keyring (keyring set mantik:{self._site} NAME) or in files (NAME_FILE)."
+                    " Or end this run (SIGTERM; Ctrl-C and d), set them and start again."
                 )
                 return
             self._notify(
-                f"Site {self._site} has not answered for {silent:.0f} s; jobs there go on, and so"
-                f" does this run when it does. {error}"
+                f"Site {self._site} has not answered for {silent:.0f} s; jobs there go on, and this"
+                f" run continues when it does. {error}"
             )
 
     def _refused(self, error: Exception, silent: float) -> None:
@@ -189,8 +189,8 @@ class SiteRetry:
             return
         self._refused_told, self._refused_at = silent * 2, now
         self._notify(
-            f"Site {self._site} has not done what it was asked for {silent:.0f} s; it is asked"
-            f" again until it does. {error}"
+            f"Site {self._site} has failed a request for {silent:.0f} s; the request is repeated"
+            f" until it succeeds. {error}"
         )
 
     def answered(self) -> None:

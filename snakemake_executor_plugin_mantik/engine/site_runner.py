@@ -138,8 +138,8 @@ class SiteRunner:
         raise MantikError(
             "files that the job needs keep disappearing or changing at the site",
             where=f"{request.name} at {request.site}",
-            do="See whether the workspace is on a file system that is purged or full, and whether"
-            " the command changes its own inputs; set Site: Workspace to another one",
+            do="Check whether the workspace is on a file system that is purged or full, and whether"
+            " the command changes its own inputs; or set Site: Workspace to another file system",
         )
 
     async def _once(
@@ -209,12 +209,12 @@ class SiteRunner:
         if state.reason is Reason.REJECTED:
             self._retry.note(
                 f"it takes no more jobs just now ({state.detail}); they are submitted again until"
-                " it does. Site: MaxJobs keeps their number below its limit"
+                " it does. Set Site: MaxJobs to keep their number below its limit"
             )
             why = "the scheduler took no more jobs"
         else:
             self._retry.note(
-                "it lost jobs before they started, because a part of it was away"
+                "it lost jobs before they started, because a part of it was down"
                 f" ({state.detail}); they are submitted again"
             )
             why = "a part of the site was away"
@@ -226,7 +226,7 @@ class SiteRunner:
         self._journal.waiting(record.id, why)
         self._observer.waiting(record, why)
         if why:
-            self._notify(f"{record.name}: it waits at {record.site} and cannot start: {why}.")
+            self._notify(f"{record.name}: waits at {record.site} and cannot start: {why}.")
 
     async def _files(self, request: JobRequest) -> list[LocalFile]:
         kept = [o.path for o in request.updated if local_path(o.path, self._workdir).exists()]
@@ -303,8 +303,8 @@ class SiteRunner:
         if changed:
             self._notify(
                 f"{request.name}: {', '.join(map(display_path, changed))} changed while the job"
-                " ran; its outputs come of what was there before. To make them anew type: snakemake"
-                f" --forcerun {request.rule}"
+                " ran; its outputs were made from the earlier content. To make them again, type:"
+                f" snakemake --forcerun {request.rule}"
             )
 
     async def _observed(
@@ -343,7 +343,7 @@ class SiteRunner:
             attempt.ids = list(dict.fromkeys([*attempt.ids, *end.ids]))
             if end.kind is not TryEndKind.VANISHED:
                 return end
-            self._notify(f"{request.name}: no trace of it at {request.site}, submitted again.")
+            self._notify(f"{request.name}: no trace of it at {request.site}; submitting it again.")
             # The directory for claims may have been purged.
             self._submitter.purged()
             submit = True

@@ -297,7 +297,7 @@ class _Extender:
             return
         except SiteError as error:
             wait = _EXTEND_REFUSED_S
-            self._retry.note(f"Jobs may end when the site's own time for them is over. {error}")
+            self._retry.note(f"it may end jobs whose lifetime there is over. {error}")
         for watched in known:
             all_known = len(watched.ids) >= watched.sent
             watched.next_extension = now + (wait if all_known else _EXTEND_REFUSED_S)

@@ -64,7 +64,7 @@ class WriteConflicts:
                 continue
             if makers := self._among(path, sha256, makes=True):
                 await self._give_up(makers)
-                why = f"since another job of this run has to do with {display_path(path)}"
+                why = f"since another job of this run uses {display_path(path)}"
                 messages += [ended_since_message(record, why) for record in makers]
             if self._among(path, sha256, makes=False):
                 async with self._clearing:

@@ -162,7 +162,7 @@ def test_interrupted_where_the_site_ends_nothing(project: Project, sandbox: Sand
     running = project.start(plain=True)
     until(lambda: started(project, running), "jobs that run")
     running.process.send_signal(signal.SIGINT)
-    running.says("but it goes on; it is told to end again")
+    running.says("but it still runs; cancelling it again")
     go(project)
 
     ended = running.end()
@@ -349,15 +349,15 @@ def test_changed_meanwhile(project: Project) -> None:
 
     tells(
         said,
-        "rule: what an earlier run sent to hpc1 is ended and its outputs are not used, since these"
-        " changed: its command.",
-        "script: what an earlier run sent to hpc1 is ended and its outputs are not used, since"
-        " these changed: scripts/make.sh.",
-        "named: what an earlier run sent to hpc1 is ended and its outputs are not used, since"
-        " another job of this run has to do with named.txt.",
+        "rule: the job that an earlier run submitted to hpc1 is ended and its outputs are not used,"
+        " since these changed: its command.",
+        "script: the job that an earlier run submitted to hpc1 is ended and its outputs are not"
+        " used, since these changed: scripts/make.sh.",
+        "named: the job that an earlier run submitted to hpc1 is ended and its outputs are not"
+        " used, since another job of this run uses named.txt.",
         "same: taken up again at hpc1",
         "memory per node in MiB 100 instead of 200",
-        "Earlier runs sent jobs that this one did not ask for and that may still run: gone. See",
+        "Earlier runs submitted jobs that this run does not need and that may still run: gone. See",
     )
     assert [project.read(f"{name}.txt") for name in ("rule", "script", "same", "named")] == [
         "new\n", "new\n", "same\n", "renamed\n",

@@ -399,7 +399,7 @@ def test_what_nobody_asks_for_any_more_is_told(start: Start, world: World, tmp_p
     wait_until(lambda: "0" in "".join(r.job for r in read_history(tmp_path / ".state")))
     again.close()
 
-    [line] = [line for line in said if "did not ask for" in line]
+    [line] = [line for line in said if "does not need" in line]
     assert "job-0" not in line
     assert "job-1, job-2, job-3, job-4, job-5 and 1 more. See smk-mantik jobs" in line
 

@@ -178,11 +178,11 @@ def test_only_what_somebody_cancelled_counts_as_killed() -> None:
 @pytest.mark.parametrize(
     ("marker", "why", "words"),
     [
-        (KILLED, Reason.OUT_OF_MEMORY, ["ended by SIGKILL: out of memory", "Ask for more memory"]),
-        (KILLED, Reason.EXIT_CODE, ["ended by SIGKILL", "Often that is for want of memory"]),
-        (TERM, Reason.PREEMPTED, ["told to end (TERM): preempted", "give way"]),
-        (TERM, Reason.CANCELLED, ["told to end (TERM) (hpc1", "Somebody cancelled it"]),
-        (TERM, Reason.TIME_LIMIT, ["reached its time limit", "Ask for more time"]),
+        (KILLED, Reason.OUT_OF_MEMORY, ["ended by SIGKILL: out of memory", "Request more memory"]),
+        (KILLED, Reason.EXIT_CODE, ["ended by SIGKILL", "This often means a lack of memory"]),
+        (TERM, Reason.PREEMPTED, ["ended by a signal (TERM): preempted", "in favour of another"]),
+        (TERM, Reason.CANCELLED, ["ended by a signal (TERM) (hpc1", "was cancelled at the site"]),
+        (TERM, Reason.TIME_LIMIT, ["reached its time limit", "Request more time"]),
     ],
 )
 def test_the_reason_is_told(marker: Marker, why: Reason, words: list[str]) -> None:

@@ -72,7 +72,7 @@ def test_given_up_though_the_site_only_says_that_it_has_ended_it(tmp_path: Path)
     assert first.how == "exit 0"
     assert first.ended is not None
     assert first.ended <= second.begun
-    assert "says that the job id-1000 has ended, but it goes on; it is told to end again" in said
+    assert "reports that the job id-1000 has ended, but it still runs; cancelling it again" in said
     assert asked[0] > 2, "and it was"
 
 

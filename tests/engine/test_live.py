@@ -195,7 +195,7 @@ def test_what_makes_no_sense_is_told_once_and_left_to_the_end(workdir: Path, pac
         await bench.look(size + 1)
 
         assert len(bench.said) == 1
-        assert "comes when it is over" in bench.said[0]
+        assert "fetched when it is over" in bench.said[0]
         assert len(bench.site.requests) == 1
         assert bench.files["meta"] == b"from the start"
 

@@ -65,8 +65,8 @@ def test_reader_of_a_file_is_not_sent_while_an_older_one_is_on_its_way(tmp_path:
     assert contents(world) == {"job-2": found(request(2), data_x=NEW)}
     assert world.files["data/x"] == NEW
     assert said == [
-        "job-1: what an earlier run sent to sim is ended and its outputs are not used, since these"
-        " changed: data/x."
+        "job-1: the job that an earlier run submitted to sim is ended and its outputs are not used,"
+        " since these changed: data/x."
     ]
     assert states(tmp_path) == [TryState.ABANDONED, TryState.DONE]
 
@@ -110,8 +110,8 @@ def test_two_rules_do_not_make_the_same_file_at_once(
         assert first.ended is not None
         assert first.ended <= second.begun
     assert said == [
-        "job-1: what an earlier run sent to sim is ended and its outputs are not used, since"
-        f" another job of this run has to do with {new}."
+        "job-1: the job that an earlier run submitted to sim is ended and its outputs are not used,"
+        f" since another job of this run uses {new}."
     ]
 
 
@@ -196,9 +196,9 @@ def test_jobs_of_one_run_do_not_end_each_other(tmp_path: Path, taken_up: bool) -
         assert world.files["data/x"] == NEW, "what came late has left it"
         assert (await last).succeeded
         assert (await controller.job(request(4, "data/x"))).succeeded
-        assert [line for line in controller.said if "sent again" in line] == [
+        assert [line for line in controller.said if "submitted again" in line] == [
             "job-1: its inputs changed while it waited or ran (data/x), or the site has lost them;"
-            " it is sent again with what they are now."
+            " it is submitted again with their present contents."
         ]
 
     simulate(tmp_path, world, play)

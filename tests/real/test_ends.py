@@ -109,7 +109,7 @@ def test_each_is_reported_with_its_reason(project: Project, outside: Path, centr
     }, said
     tells(
         said, "out of memory: slurmstepd", "exceeded memory limit", "mem_mb=", "signal 9",
-        "reached its time limit", "runtime=MINUTES", "Somebody cancelled it at the site",
+        "reached its time limit", "runtime=MINUTES", "The job was cancelled at the site",
         "The node failed, not the job",
     )  # fmt: skip
     assert not project.exists("memory.txt")

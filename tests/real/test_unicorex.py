@@ -163,7 +163,7 @@ def test_interrupted(at: Make, unicorex: UnicoreX, tmp_path: Path) -> None:
     running = project.start()
     until(lambda: running.output.count(": submitted to ") and seen.exists(), "a job that runs")
     running.process.send_signal(signal.SIGINT)
-    running.says("but it goes on; it is told to end again", LONG_S)
+    running.says("but it still runs; cancelling it again", LONG_S)
     go.touch()
     said = running.end(LONG_S).output
 

@@ -121,12 +121,8 @@ class Canceller:
     ) -> None:
         """Close a committed try, and let the site forget it in the background.
 
-        Args:
-            try_id: the try.
-            ids: the site's ids of it.
-            let_end: whether the site still runs a command after the job's end: forgetting a job
-                ends that command.
-            succeeded: whether its job succeeded.
+        With `let_end` the site still runs a command after the job's end, which forgetting the job
+        would end.
         """
         self._journal.done(try_id)
         if ids:
@@ -263,7 +259,7 @@ class Canceller:
             # A claim that was seen and has disappeared was purged: its job runs on.
             stays = await self._retry.found(lambda: claims.revoke_try(self._site, record))
             revoked = stays and not runs
-            begun = told = asked = clock()
+            begun = reported = cancelled = clock()
             signs = _Signs(begun)
             ids = list(record.site_jobs) or await self._find(record)
             await self._ask_to_end(ids)
@@ -273,11 +269,11 @@ class Canceller:
                 return code
             passed = clock() - begun
             await asyncio.sleep(min(max(_CONFIRM_EVERY_S, passed / 20), _CONFIRM_LONGEST_S))
-            if clock() - told > CANCEL_WAIT_S:
-                told = clock()
+            if clock() - reported > CANCEL_WAIT_S:
+                reported = clock()
                 self._notify(
                     f"{record.name}: the job {', '.join(ids) or record.id} at {record.site} was"
-                    f" cancelled {humanize_duration(told - begun)} ago, but its end is not"
+                    f" cancelled {humanize_duration(reported - begun)} ago, but its end is not"
                     " confirmed yet; waiting for it."
                 )
             if signs.after_all:
@@ -285,9 +281,9 @@ class Canceller:
                     f"{record.name}: {record.site} reports that the job {', '.join(ids)} has ended,"
                     " but it still runs; cancelling it again."
                 )
-            if signs.after_all or clock() - asked > self._again_s:
+            if signs.after_all or clock() - cancelled > self._again_s:
                 signs.denied = signs.after_all = False
-                asked = clock()
+                cancelled = clock()
                 # The running job may be one whose id is still unknown.
                 ids = list(dict.fromkeys([*ids, *await self._find(record)]))
                 await self._ask_to_end(ids)

@@ -163,10 +163,8 @@ class Engine:
     def cancel(self, *, at_once: bool = False) -> list[TryRecord]:
         """Cancel all jobs; return those that did not confirm their end.
 
-        It may be called again while it waits, for example from a handler of Ctrl-C.
-
-        Args:
-            at_once: cancel the jobs at the sites, but wait only `AT_ONCE_S` for their ends.
+        It may be called again while it waits, for example from a handler of Ctrl-C. With `at_once`
+        it waits only `AT_ONCE_S`.
         """
         return self._call(self._cancel(AT_ONCE_S if at_once else CANCEL_WAIT_S)).result()
 

@@ -57,11 +57,8 @@ class FailureClassifier:
     ) -> Reason:
         """Return why a job failed that could still write its marker.
 
-        Args:
-            marker: its marker.
-            record: the try.
-            ids: the site's ids of it; empty if a run was killed before it got them.
-            limit: its walltime in seconds, where known.
+        `ids` are empty if a run was killed before it got them. `limit` is the walltime in seconds,
+        where known.
         """
         over = limit is not None and runtime_of(marker) >= limit - _slack(limit)
         # A marker that had room for its name only does not contain the signal.

@@ -53,8 +53,6 @@ class Forecast:
         full: whether it runs a Snakemake at the site.
         command: the shell command; None if it depends on files that are still to be made.
         environment: the environment of the command.
-        inputs: the files that it needs.
-        outputs: its outputs.
         later: names of resources that depend on files that are still to be made.
         sent: whether an earlier run submitted it and did not see its end; if it is still the same
             job, it is adopted and not submitted again.
@@ -150,11 +148,8 @@ class Forecaster:
     ) -> None:
         """Make a forecaster.
 
-        Args:
-            workdir: the workflow's directory.
-            state: our own local directory, with the journal if there is one.
-            planners: by site name.
-            made: by path of an output, the site at which it is made; `LOCAL` for this machine.
+        `state` is our own local directory, with the journal if there is one. `made` maps the paths
+        of outputs to the sites at which they are made, or to `LOCAL` for this machine.
 
         Raises:
             JournalError: the journal cannot be read.

@@ -154,12 +154,8 @@ def failed_message(
 ) -> str:
     """Return the message about a job whose marker reports a failure.
 
-    Args:
-        marker: its marker.
-        where: the site and the site's id of the job.
-        said: its last output.
-        reason: why it failed.
-        members: names and exit codes of the failed members of a group.
+    `where` names the site and the site's id of the job. `members` are the names and exit codes of
+    the failed members of a group.
     """
     if reason is Reason.TIME_LIMIT:
         return _compose("The job reached its time limit", where, said, _ADVICE[reason])

@@ -60,18 +60,18 @@ class Planner:
 
     def _computed(self, rule: Mapping[str, object], threads: int) -> Resources:
         base = replace(job_resources(self.config), account=self.account)
-        asked = resolve_total_cpus(merge_resources(base, rule, threads))
+        resources = resolve_total_cpus(merge_resources(base, rule, threads))
         scheduler = self.config.site.scheduler
         if scheduler == "pbs":
-            pbs_directives(asked, "")
+            pbs_directives(resources, "")
         elif scheduler == "slurm":
-            slurm_directives(asked, "")
-        elif asked.gpu_model is not None:
+            slurm_directives(resources, "")
+        elif resources.gpu_model is not None:
             raise UserError(
-                f"a job description cannot express the resource gpu_model={asked.gpu_model}",
+                f"a job description cannot express the resource gpu_model={resources.gpu_model}",
                 do="Remove it, or set Site: Scheduler to slurm, if the site runs Slurm",
             )
-        return asked
+        return resources
 
     def fits(self, resources: Resources, facts: SiteFacts) -> None:
         """Check that the queue allows the resources, as far as the site reports its limits.

@@ -33,8 +33,6 @@ class Preview:
     """A preview of a submission; the fields are the keys of `smk-mantik render --json`.
 
     Attributes:
-        site: name of the site.
-        api: the site's API.
         resources: the requested resources, normalised.
         environment: the environment of the command.
         image_type: where the image is; None without one.
@@ -73,14 +71,8 @@ def make_preview(
 ) -> Preview:
     """Return the preview for a rule that has only a command.
 
-    Args:
-        planner: of the site.
-        site: name of the site.
-        command: the argument of the shell's `-c`.
-        uploads: the sources that would be uploaded.
-        image_size: bytes of the local image, if one is in use.
-        warnings: of the config.
-        unicore_version: version of the UNICORE server, where known.
+    `uploads` are the sources that would be uploaded, and `image_size` is the size of the local
+    image in bytes, if one is in use. `unicore_version` is that of the server, where known.
 
     Raises:
         UserError: something cannot be submitted.
@@ -124,18 +116,18 @@ def _spec(planner: Planner, site: str, command: str, image_size: int | None) -> 
 
 
 def _resources(spec: JobSpec) -> dict[str, str | int | None]:
-    asked = spec.resources
+    resources = spec.resources
     return {
-        "queue": asked.queue,
-        "runtime_s": asked.runtime_s,
-        "nodes": asked.nodes,
-        "total_cpus": asked.total_cpus,
-        "cpus_per_node": asked.cpus_per_task,
-        "gpus_per_node": asked.gpus_per_node,
-        "memory_mib_per_node": asked.memory_mib_per_node,
-        "reservation": asked.reservation,
-        "node_constraints": asked.constraint,
-        "qos": asked.qos,
+        "queue": resources.queue,
+        "runtime_s": resources.runtime_s,
+        "nodes": resources.nodes,
+        "total_cpus": resources.total_cpus,
+        "cpus_per_node": resources.cpus_per_task,
+        "gpus_per_node": resources.gpus_per_node,
+        "memory_mib_per_node": resources.memory_mib_per_node,
+        "reservation": resources.reservation,
+        "node_constraints": resources.constraint,
+        "qos": resources.qos,
     }
 
 

@@ -66,13 +66,11 @@ class JobRequest:
     Attributes:
         number: Snakemake's id of the job in this run, for messages and outcomes.
         job: identity of the job, the same in every run (rule, wildcards, outputs).
-        rule: the rule's name.
         name: the rule and its wildcards, for messages.
         site: name of the site to run at.
         command: the argument of the shell's `-c`.
         shell: base name of the shell.
         resources: the rule's resources without Snakemake's built-in defaults.
-        threads: the rule's threads.
         variables: environment variables that Snakemake sets around a command.
         inputs: paths relative to the workflow's directory.
         uploads: further files that the job needs.

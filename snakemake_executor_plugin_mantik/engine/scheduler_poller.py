@@ -45,13 +45,13 @@ all of them."""
 _LATE_BEATS = 1.25
 """Heartbeat intervals after which a heartbeat is missing."""
 _DETAILS_AT_ONCE = 5
-"""Jobs per query for details, at a site whose states lag behind its scheduler's."""
+"""Most jobs per cycle to query for details, at a site whose states lag behind its scheduler's."""
 _ABNORMAL_GRACE_S = 10.0
-"""Longest wait for the marker of a job that was ended from outside, by the scheduler's report. A
-marker that the file system of the site's server does not show yet appears after a write of its own:
-an NFS client reads a directory again once it has changed it."""
+"""Longest wait for the marker of a job that the scheduler reports as ended from outside. If the
+site's server does not show the marker yet, it does after writing to the directory itself: an NFS
+client reads a directory again once it has changed it."""
 _USUAL_ENDS = frozenset({None, Reason.SUCCESS, Reason.EXIT_CODE})
-"""Ends of jobs that write a marker; the configured grace applies to it."""
+"""Ends after which a job writes its marker; the wait for it is the configured one."""
 LOST_S = 1800.0
 """Seconds without a heartbeat, and with the site denying the job, after which a try is lost.
 
@@ -122,16 +122,16 @@ class SchedulerPoller:
         overdue = [watched for watched in tries if self._overdue(watched, now + _TOGETHER_S)]
         for watched in overdue:
             watched.next_check = now + watched.check_delay
-        asked = await self.identify(overdue)
-        states = await self._states(asked)
+        known = await self.identify(overdue)
+        states = await self._states(known)
         over = []
-        for watched in asked:
-            delay = min(watched.check_delay * _CHECK_GROWTH, _longest_delay(watched, len(asked)))
+        for watched in known:
+            delay = min(watched.check_delay * _CHECK_GROWTH, _longest_delay(watched, len(known)))
             watched.check_delay = max(watched.check_delay, delay)
             watched.next_check = now + watched.check_delay
             if self._judge(watched, {i: states.get(i, UNKNOWN) for i in watched.ids}, now):
                 over.append(watched)
-        stuck = [watched for watched in asked if self._hears_why_it_waits(watched, states)]
+        stuck = [watched for watched in known if self._hears_why_it_waits(watched, states)]
         await self.each(stuck, self._give_up)
         over = await self.each(over, self._certain)
         if over:

@@ -92,8 +92,8 @@ class SiteRetry:
             except repeat as error:
                 self.failed(error)
                 self._refused(error, self._clock() - started)
-                asked = getattr(error, "retry_after", None)
-                pause = min(asked, LONGEST_BUSY_S) if asked else wait
+                retry_after = getattr(error, "retry_after", None)
+                pause = min(retry_after, LONGEST_BUSY_S) if retry_after else wait
                 await asyncio.sleep(pause * random.uniform(1.0, 1.25))  # noqa: S311
                 wait = min(wait * 2, _LONGEST_WAIT_S)
             else:

@@ -286,8 +286,8 @@ class SiteRunner:
         return bool(here) and _contents(here) == _contents(there)
 
     def _asked(self, request: JobRequest) -> dict[str, str]:
-        asked = self.planner.resources(request.resources, request.threads)
-        return {name: str(value) for name, value in asdict(asked).items() if value is not None}
+        resources = self.planner.resources(request.resources, request.threads)
+        return {name: str(value) for name, value in asdict(resources).items() if value is not None}
 
     async def _tell_changed(self, request: JobRequest, files: Sequence[LocalFile]) -> None:
         """Warn if inputs have changed since the job was submitted."""

@@ -45,14 +45,9 @@ class WriteConflicts:
         self._own.add(record.id)
 
     async def make_way(self, files: Iterable[LocalFile], makes: Iterable[str]) -> list[str]:
-        """End tries of earlier runs that conflict with a job to be submitted.
+        """End tries of earlier runs that conflict with a job to be submitted; return messages.
 
-        Args:
-            files: the files that it reads.
-            makes: paths of the files and directories that it makes.
-
-        Returns:
-            Messages for the user.
+        The job reads `files`, and makes the files and directories at the paths `makes`.
 
         Raises:
             SiteRejected: the site does not allow making certain that a job never starts.

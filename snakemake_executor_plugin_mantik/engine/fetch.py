@@ -243,7 +243,6 @@ class Fetcher:
 
 
 def _begin(landing: OutputStaging, marker: Marker) -> None:
-    """Make the directories, and write the small outputs from the marker."""
     for entry in marker.files:
         if entry.type == "d":
             landing.directory(entry)

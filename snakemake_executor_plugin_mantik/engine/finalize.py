@@ -352,7 +352,6 @@ class Finalizer:
                         yield display_path(output.path), end
 
     def _shown(self, path: Path) -> Path | None:
-        """Return a log's path for messages; None if there is no log."""
         if not path.exists():
             return None
         return path.relative_to(self._workdir) if path.is_relative_to(self._workdir) else path

@@ -255,7 +255,6 @@ class Leases:
             raise
 
     async def _buckets(self, known: Collection[int] = ()) -> list[str]:
-        """Return the directories of tries, without the `known` buckets."""
         entries = await self._list(TRIES)
         names = [entry.name for entry in entries.values() if entry.directory]
         return [f"{TRIES}/{name}" for name in names if name not in map(str, known)]

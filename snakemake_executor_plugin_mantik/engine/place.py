@@ -84,7 +84,6 @@ class Place:
     def __init__(
         self, lease: Lease, leases: Leases, site: Site, workflow: PlaceContext, local: LocalFiles
     ) -> None:
-        """Make a place whose files are transferred through `site`."""
         self.id = lease.place
         self.sources: dict[str, str] = {}
         self.leftovers: set[str] = set()
@@ -294,7 +293,6 @@ class Places:
         return place
 
     def __iter__(self) -> Iterator[Place]:
-        """Iterate over the open places."""
         return iter(list(self._known.values()))
 
 

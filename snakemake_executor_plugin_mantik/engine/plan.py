@@ -251,7 +251,6 @@ def _chosen(resources: Resources) -> Iterator[tuple[str, str, str, str]]:
 
 
 def _cpus_per_node(resources: Resources) -> int | None:
-    """Return the CPUs that a node must have; None if the job does not request any."""
     cpus, tasks = resources.cpus_per_task, resources.tasks
     if cpus is None:
         return None

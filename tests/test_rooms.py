@@ -25,3 +25,11 @@ def imported(path: Path) -> Iterator[str]:
 
 def test_no_import_goes_round_in_a_circle() -> None:
     TopologicalSorter({name: set(imported(path)) for name, path in MODULES.items()}).prepare()
+
+
+def test_no_room_imports_from_one_that_imports_from_it() -> None:
+    rooms: dict[str, set[str]] = {}
+    for name, path in MODULES.items():
+        needed = {module.split(".")[1] for module in imported(path) if "." in module}
+        rooms.setdefault(name.partition(".")[2].partition(".")[0], set()).update(needed)
+    TopologicalSorter({room: needed - {room} for room, needed in rooms.items()}).prepare()

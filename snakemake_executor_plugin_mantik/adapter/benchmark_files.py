@@ -7,15 +7,7 @@ from snakemake.benchmark import BenchmarkRecord, write_benchmark_records
 
 from snakemake_executor_plugin_mantik.common.errors import MantikError
 
-_MEASURED = ".snakemake/mantik/benchmarks"
-"""Directory of measurements, here and at the site, until Snakemake has accepted the outputs."""
-
 _MIB = 1024 * 1024
-
-
-def benchmark_path(identity: str) -> str:
-    """Return the path of a job's measurements, relative to the working directory."""
-    return f"{_MEASURED}/{identity[:32]}"
 
 
 def write_benchmark(job: Any, measured: Path, *, extended: bool) -> None:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from snakemake.io import is_flagged
 
-from snakemake_executor_plugin_mantik.adapter.benchmark_files import benchmark_path
 from snakemake_executor_plugin_mantik.common.state_directory import read_umask
 from snakemake_executor_plugin_mantik.engine.request import JobRequest
 from snakemake_executor_plugin_mantik.jobs.spec import Benchmark, OutputFile
@@ -20,6 +19,9 @@ from snakemake_executor_plugin_mantik.rules.payload import make_payload
 from snakemake_executor_plugin_mantik.rules.resources import choose_site, given_resources
 from snakemake_executor_plugin_mantik.rules.units import job_display_name, job_identity, plain_path
 from snakemake_executor_plugin_mantik.rules.wrapping.mpi import has_launcher
+
+_MEASUREMENTS = ".snakemake/mantik/benchmarks"
+"""Directory of measurements, here and at the site, until Snakemake has accepted the outputs."""
 
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
@@ -115,7 +117,7 @@ def find_runs(job: Job, context: RuleContext) -> ResolvedJob:
             outputs.append(OutputFile(plain_path(job.benchmark)))
     elif job.benchmark is not None:
         payloads += [make_payload(job, context, tmpdir, i) for i in range(1, job.benchmark_repeats)]
-        measured = benchmark_path(job_identity(job))
+        measured = f"{_MEASUREMENTS}/{job_identity(job)[:32]}"
         outputs.append(OutputFile(measured))
     inputs = dict.fromkeys([*_inputs(job, places), *payloads[0].inputs])
     return ResolvedJob(tuple(payloads), measured, tuple(inputs), tuple(outputs))

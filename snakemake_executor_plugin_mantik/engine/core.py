@@ -237,7 +237,7 @@ class Engine:
                 raise
         self._watching.append(asyncio.create_task(runner.watcher.run()))
         if all(other.place is not place for other in self._runners.values()):
-            self._watching.append(asyncio.create_task(place.keep()))
+            self._watching.append(asyncio.create_task(place.lead.keep()))
         self._runners[name] = runner
         return runner
 
@@ -330,7 +330,7 @@ class Engine:
             *(
                 runner.canceller.cancel([r for r in records if r.site == name], wait_s)
                 for name, runner in self._runners.items()
-                if runner.place.deposed is None
+                if runner.place.lead.deposed is None
             )
         )
         return [record for of_site in left for record in of_site]
@@ -358,6 +358,6 @@ class Engine:
             await asyncio.gather(*(canceller.settle() for canceller in cancellers))
             await asyncio.gather(*(place.tidy() for place in self._places))
         await asyncio.gather(*(canceller.close() for canceller in cancellers))
-        await asyncio.gather(*(place.close() for place in self._places))
+        await asyncio.gather(*(place.lead.close() for place in self._places))
         clients = {id(site): site for site, _ in self._sites.values()}.values()
         await asyncio.gather(*(site.close() for site in clients), return_exceptions=True)

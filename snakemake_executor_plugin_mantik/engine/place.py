@@ -1,4 +1,4 @@
-"""Open and lead places: workspace directories with an identity of their own.
+"""Open places: workspace directories with an identity of their own.
 
 A place has the manifest, the running uploads, the directories of tries, and the cleanup. A site is
 a way to run jobs at a place: sites that see the same directory share the place and its files.
@@ -6,7 +6,6 @@ Before its first job a place gets the workflow's sources, the files that no rule
 """
 
 import asyncio
-import math
 import os
 import platform
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
@@ -15,16 +14,16 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from urllib.parse import quote
 
-from snakemake_executor_plugin_mantik.common.errors import PlaceTaken, SiteError, UserError
+from snakemake_executor_plugin_mantik.common.errors import SiteError, UserError
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
-from snakemake_executor_plugin_mantik.engine.leases import ASK_PREFIX, Lease, Leases
+from snakemake_executor_plugin_mantik.engine.leadership import Leadership
+from snakemake_executor_plugin_mantik.engine.leases import Lease, Leases
 from snakemake_executor_plugin_mantik.engine.remote_cleanup import RemoteCleanup
 from snakemake_executor_plugin_mantik.engine.site_retry import INSIST_S, SiteRetry
 from snakemake_executor_plugin_mantik.engine.stage import Stager
 from snakemake_executor_plugin_mantik.engine.write_conflicts import WriteConflicts
 from snakemake_executor_plugin_mantik.jobs.paths import (
     BUNDLES,
-    PLACE,
     TRIES,
     WORK,
     bundle_done_path,
@@ -32,7 +31,7 @@ from snakemake_executor_plugin_mantik.jobs.paths import (
     display_path,
 )
 from snakemake_executor_plugin_mantik.journal import Journal, TryRecord
-from snakemake_executor_plugin_mantik.sites.base import Entry, Site, SiteFacts
+from snakemake_executor_plugin_mantik.sites.base import Site, SiteFacts
 from snakemake_executor_plugin_mantik.staging.bundle import FileChanged
 from snakemake_executor_plugin_mantik.staging.local import LocalFiles
 
@@ -73,12 +72,12 @@ class Place:
     """One workspace directory that this controller leads.
 
     Attributes:
+        lead: this controller's lead of it.
         stager: uploads missing files.
         cleanup: removes files there that no longer exist here.
         conflicts: ends tries of earlier runs that could overwrite files of this run.
         sources: checksums of the uploaded sources, by path.
         leftovers: an observer's directories there, removed at the end of the run.
-        deposed: the error to raise if another controller has taken over.
     """
 
     def __init__(
@@ -87,18 +86,12 @@ class Place:
         self.id = lease.place
         self.sources: dict[str, str] = {}
         self.leftovers: set[str] = set()
-        self.deposed: PlaceTaken | None = None
-        self._lease = lease
-        self._leases = leases
+        self.lead = Leadership(lease, leases)
         self._site = site
         self._journal = journal = workflow.journal
         self._notify = workflow.notify
-        self._clock = asyncio.get_running_loop().time
-        self._seen = self._clock()
         self._local = local
         self._sending = asyncio.Lock()
-        self._answering: set[asyncio.Task[None]] = set()
-        self._on_deposed: list[Callable[[PlaceTaken], None]] = []
         scratch = workflow.state / "transfers" / quote(site.name, safe="")
         scratch.mkdir(parents=True, exist_ok=True)
         for left in scratch.iterdir():
@@ -126,77 +119,6 @@ class Place:
                     self.sources[file.path] = file.sha256
                     self.stager.renew(file)
 
-    # Leading
-
-    @property
-    def term(self) -> int:
-        """Return the term of our lease, which job scripts contain."""
-        return self._lease.term
-
-    def on_deposed(self, act: Callable[[PlaceTaken], None]) -> None:
-        """Register `act` to be called if another controller takes over."""
-        self._on_deposed.append(act)
-
-    def doubt(self) -> None:
-        """Make the next `assure` list the leases, after something unexpected."""
-        self._seen = -math.inf
-
-    def saw(self, directory: str, entries: Iterable[Entry]) -> None:
-        """Note the listing of a directory, and answer questions of other controllers in it."""
-        self._seen = self._clock()
-        for entry in entries:
-            asker = entry.name.removeprefix(ASK_PREFIX)
-            if asker not in (entry.name, self._journal.instance) and not self._answering:
-                task = asyncio.create_task(self._answer(asker, directory))
-                self._answering.add(task)
-                task.add_done_callback(self._answering.discard)
-
-    async def _answer(self, asker: str, directory: str) -> None:
-        with suppress(SiteError, PlaceTaken):
-            await self._look()
-            await self._leases.answer(asker, directory)
-
-    async def assure(self) -> None:
-        """Check before a submission that this controller leads.
-
-        This takes a request only if nothing was listed for a while.
-
-        Raises:
-            PlaceTaken: another controller has taken over.
-        """
-        if self.deposed is None and self._clock() - self._seen > self._lease.wait_s / 2:
-            with suppress(SiteError):  # the submission will report it
-                await self._look()
-        if self.deposed is not None:
-            raise self.deposed
-
-    async def _look(self) -> None:
-        leases, entries = await self._leases.look()
-        last = max((o for o in leases if o.workflow == self._lease.workflow),
-                   key=lambda o: o.term, default=self._lease)  # fmt: skip
-        if last.term > self._lease.term:
-            raise self._depose(self._leases.deposed_by(last))
-        if not any(lease.instance == self._lease.instance for lease in leases):
-            try:  # our lease was purged, and another controller may have come
-                await self._leases.settle(self._lease)
-            except PlaceTaken as error:
-                raise self._depose(error) from None
-        self.saw(PLACE, entries.values())
-
-    def _depose(self, error: PlaceTaken) -> PlaceTaken:
-        self.deposed = error
-        for act in self._on_deposed:
-            act(error)
-        return error
-
-    async def keep(self) -> None:
-        """Answer other controllers' questions even while no job runs, until cancelled."""
-        while self.deposed is None:
-            await asyncio.sleep(self._lease.wait_s / 4)
-            if self._clock() - self._seen > self._lease.wait_s / 3:
-                with suppress(SiteError, PlaceTaken):
-                    await self._look()
-
     # Tidying
 
     async def tidy(self) -> None:
@@ -205,7 +127,7 @@ class Place:
         These are the files of our own journal, once no try is open there, and the place's copies of
         files that no longer exist here (`temp()` outputs, mostly).
         """
-        if self.deposed is not None:
+        if self.lead.deposed is not None:
             return
         with suppress(TimeoutError, SiteError):
             async with asyncio.timeout(_TIDY_WAIT_S):
@@ -239,11 +161,6 @@ class Place:
             self._journal.bucket_gone(self.id, bucket)
 
         await asyncio.gather(*map(one, buckets))
-
-    async def close(self) -> None:
-        for task in self._answering:
-            task.cancel()
-        await asyncio.gather(*self._answering, return_exceptions=True)
 
 
 class Places:

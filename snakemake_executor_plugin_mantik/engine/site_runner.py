@@ -87,11 +87,11 @@ class SiteRunner:
         )
         self._live = LiveCopies(site, self._observer, workdir, notify)
         self.watcher = Watcher(
-            site, settings, retry, journal.submitted, clock, on_seen=place.saw,
+            site, settings, retry, journal.submitted, clock, on_seen=place.lead.saw,
             on_started=self._observer.started, on_logged=self._live.grown,
             on_waiting=self._waiting,
         )  # fmt: skip
-        place.on_deposed(self.watcher.fail)
+        place.lead.on_deposed(self.watcher.fail)
         self._submitter = Submitter(site, journal, retry)
         fetcher = Fetcher(site, retry, workdir, place.scratch, on_links=journal.files.set_links)
         self.canceller = Canceller(
@@ -181,7 +181,7 @@ class SiteRunner:
             return None, (attempt, end.state)
         outcome = await self._finalizer.conclude(whole, attempt, end, self._runtime_s(request))
         if outcome is None:
-            self.place.doubt()
+            self.place.lead.doubt()
         elif outcome.succeeded:
             self.local.settled(self._made(request))
             await self._tell_changed(request, files)
@@ -197,8 +197,8 @@ class SiteRunner:
         Raises:
             PlaceTaken: another controller has taken over.
         """
-        self.place.doubt()
-        await self.place.assure()
+        self.place.lead.doubt()
+        await self.place.lead.assure()
 
     def _unfetch(self, request: JobRequest, record: TryRecord) -> None:
         """Remove outputs of a finished try that a killed run had already downloaded."""
@@ -354,7 +354,7 @@ class SiteRunner:
     async def _submit(
         self, request: JobRequest, attempt: Attempt, files: list[LocalFile], own: list[LocalFile]
     ) -> None:
-        await self.place.assure()
+        await self.place.lead.assure()
         await self.place.cleanup.follow()
         outputs = [output.path for output in request.outputs]
         made = [output.path for output in request.outputs if output.kind == "output"]
@@ -366,7 +366,9 @@ class SiteRunner:
         staged = await self.place.stager.stage(
             files, request.inputs, outputs, own, inline_limit=limit
         )
-        spec = self.planner.spec(request, attempt.record, self.facts, staged, term=self.place.term)
+        spec = self.planner.spec(
+            request, attempt.record, self.facts, staged, term=self.place.lead.term
+        )
         spec = replace(spec, live=attempt.live)
         submission = make_submission(spec)
         # From now on the job may change its outputs at the site, whether it succeeds or not.

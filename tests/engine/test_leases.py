@@ -52,7 +52,7 @@ class Seat:
         self.journal.set_site(site.name, url, facts.workspace, place.id)
         planner = SimulatedPlanner(CONFIG, None, self.workdir, self.world)
         self.work = SiteRunner(site, facts, planner, place, self.places)
-        self.tasks.append(asyncio.create_task(place.keep()))
+        self.tasks.append(asyncio.create_task(place.lead.keep()))
         self.tasks.append(asyncio.create_task(self.work.watcher.run()))
         return place
 
@@ -177,13 +177,13 @@ def test_a_journal_made_anew_leads_the_next_term_without_asking(play: Play) -> N
     async def scene(seat: Callable[..., Seat]) -> None:
         first = seat("flow")
         place = await first.lead()
-        assert place.term == 1
+        assert place.lead.term == 1
         first.die()
         spoil(first.workdir)
         again = seat("flow")
         begun = asyncio.get_running_loop().time()
         found = await again.lead()
-        assert (found.id, found.term) == (place.id, 2)
+        assert (found.id, found.lead.term) == (place.id, 2)
         assert asyncio.get_running_loop().time() - begun < 1, "nobody was waited for"
         assert again.said == []
 
@@ -254,7 +254,7 @@ def test_a_copy_is_refused_while_the_first_one_lives(
         with pytest.raises(PlaceTaken, match="another controller of this workflow leads") as error:
             await copy.lead()
         assert "/flow on " in str(error.value)
-        assert place.deposed is None
+        assert place.lead.deposed is None
         assert not [path for path in flow.world.files if "/ask." in path or "/here." in path]
         assert copy.site.calls["submit"] == 0
         if job is not None:
@@ -436,7 +436,7 @@ def test_a_lease_that_was_swept_is_written_again(play: Play) -> None:
         flow.world.remove(PLACE)
         await asyncio.sleep(CONFIG.site.poll_max_s + 100.0)
         assert leases(flow.world) == [lease]
-        assert place.deposed is None
+        assert place.lead.deposed is None
 
     play(scene, World())
 
@@ -452,7 +452,7 @@ def test_a_controller_finds_out_that_another_workflow_came_to_the_swept_place(pl
         with pytest.raises(PlaceTaken, match="another workflow owns") as error:
             await flow.job(1)
         assert "/other on " in str(error.value)
-        assert place.deposed is error.value
+        assert place.lead.deposed is error.value
         assert (await other.job(2)).succeeded
         assert [run.job for run in flow.world.runs] == ["job-2"]
 
@@ -476,7 +476,7 @@ def test_a_copy_asks_where_the_lease_was_swept_and_claims_were_not(
         flow.world.remove(PLACE)
         with pytest.raises(PlaceTaken, match="another controller of this workflow leads"):
             await seat("copy").lead()
-        assert place.deposed is None
+        assert place.lead.deposed is None
         assert (await job).succeeded
 
     play(scene, World(duration=lambda spec: LONG_S))

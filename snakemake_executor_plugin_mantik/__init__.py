@@ -1,7 +1,7 @@
-"""Snakemake executor plugin `mantik`: each rule as a job at an HPC site behind a REST API.
+"""Snakemake executor plugin `mantik`: run each rule as a job at an HPC site behind a REST API.
 
 Snakemake reads three names from here: `ExecutorSettings`, `common_settings` and `Executor`.
-Importing this module is cheap: whatever talks to a site is imported when a run starts.
+Importing this module is cheap: the code that talks to sites is imported when a run starts.
 """
 
 from dataclasses import dataclass, field
@@ -26,9 +26,10 @@ class ExecutorSettings(ExecutorSettingsBase):
     backend_config: list[str] = field(
         default_factory=list,
         metadata={
-            "help": "Compute Backend Config files, one per site, as [NAME=]FILE; without a name"
-            " the site is called as its file. A rule chooses with 'resources: mantik_site=NAME',"
-            " the first site serves all others. End the list with '--' if targets follow.",
+            "help": "Compute Backend Config files, one per site, as [NAME=]FILE; without NAME the"
+            " site is named after its file. A rule chooses its site with 'resources:"
+            " mantik_site=NAME'; all other rules use the first site. End the list with '--' if"
+            " targets follow.",
             "nargs": "+",
             "env_var": True,
             "metavar": "[NAME=]FILE",
@@ -37,9 +38,10 @@ class ExecutorSettings(ExecutorSettingsBase):
     software_deployment: list[str] = field(
         default_factory=list,
         metadata={
-            "help": "Which of the rules' own environments are deployed at the sites: 'conda',"
-            " 'apptainer' (container:), 'env-modules'; others are not used. Snakemake's own option"
-            " of that kind acts on this machine. End the list with '--' if targets follow.",
+            "help": "The kinds of rules' own environments to deploy at the sites: 'conda',"
+            " 'apptainer' (container:), 'env-modules'; other kinds are not used. Snakemake's own"
+            " --software-deployment-method acts on this machine. End the list with '--' if targets"
+            " follow.",
             "nargs": "+",
             "env_var": True,
             "metavar": "METHOD",
@@ -48,8 +50,8 @@ class ExecutorSettings(ExecutorSettingsBase):
     track: str = field(
         default="mlproject",
         metadata={
-            "help": "Which jobs become MLflow runs: those of rules that run an entry point of an"
-            " 'mlproject', 'all', or 'none'. A rule chooses for itself with 'resources:"
+            "help": "Which jobs become MLflow runs: 'mlproject' (jobs of rules that run an entry"
+            " point of an MLproject), 'all', or 'none'. A rule overrides this with 'resources:"
             ' mantik_track="all"\' or "none".',
             "choices": list(TRACKED),
             "metavar": "|".join(TRACKED),
@@ -59,17 +61,18 @@ class ExecutorSettings(ExecutorSettingsBase):
     track_direct: bool = field(
         default=False,
         metadata={
-            "help": "Jobs log to the tracking server (MLFLOW_TRACKING_URI) themselves, from their"
-            " nodes: your tracking credentials go to the sites. Without it they stay here, and what"
-            " jobs log is carried over from here.",
+            "help": "Let jobs log to the tracking server (MLFLOW_TRACKING_URI) directly, from their"
+            " nodes: this uploads your tracking credentials to the sites. Without it they stay on"
+            " this machine, which downloads what jobs log and forwards it to MLflow.",
             "env_var": True,
         },
     )
     track_wait: int = field(
         default=int(MADE_WAIT_S),
         metadata={
-            "help": "Seconds that a job waits before it is submitted, at most, for MLflow to make"
-            " its run; without it the job's MLFLOW_RUN_ID is one of ours. 0: no job waits.",
+            "help": "The longest time in seconds that a job waits before its submission for MLflow"
+            " to create its run; after that the job's MLFLOW_RUN_ID is an id made by this plugin."
+            " 0: no job waits.",
             "metavar": "SECONDS",
             "env_var": True,
         },
@@ -77,9 +80,9 @@ class ExecutorSettings(ExecutorSettingsBase):
     on_interrupt: str = field(
         default="ask",
         metadata={
-            "help": "What Ctrl-C does to the jobs that are under way: 'cancel' them, 'detach'"
-            " (leave them running; the next run takes them up), or 'ask', without a terminal"
-            " 'cancel'. SIGTERM and SIGHUP always detach.",
+            "help": "What Ctrl-C does to jobs that have not ended: 'cancel' them, 'detach' (the"
+            " next run continues them), or 'ask' (without a terminal: 'cancel')."
+            " SIGTERM and SIGHUP always detach.",
             "choices": list(CHOICES),
             "metavar": "|".join(CHOICES),
             "env_var": True,
@@ -87,14 +90,14 @@ class ExecutorSettings(ExecutorSettingsBase):
     )
 
     def __post_init__(self) -> None:
-        """Snakemake makes the settings before it looks at its own lock."""
+        """Register the hint here: Snakemake creates the settings before it checks its own lock."""
         stale_lock.register_hint()
 
 
 common_settings = CommonSettings(
     non_local_exec=True,
-    # Inputs go up before a job and outputs are here before it is reported, so that for Snakemake
-    # the sites' file systems look like the local one (docs/decisions/snakemake-jobs.md).
+    # Inputs are uploaded before a job starts and outputs downloaded before it is reported, so to
+    # Snakemake the sites' file systems look like the local one (docs/decisions/snakemake-jobs.md).
     implies_no_shared_fs=False,
     job_deploy_sources=False,
     pass_default_storage_provider_args=False,

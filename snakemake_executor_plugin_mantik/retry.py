@@ -1,4 +1,4 @@
-"""Resources that follow from why a job failed before: for the `resources:` of a Snakefile.
+"""Raise a job's resources after a failure for want of them, in the `resources:` of a Snakefile.
 
     from snakemake_executor_plugin_mantik.retry import grows
 
@@ -8,8 +8,8 @@
             mem_mb=grows(4000, on="out_of_memory", at_most=64000),
             runtime=grows(60, on="time_limit"),
 
-Snakemake evaluates resources again before each try. What is told here comes from the journal, so it
-holds as well after a restart, where Snakemake's `attempt` begins at 1 again.
+Snakemake evaluates resources again before each try. The reasons come from the journal, so they
+survive a restart, which resets Snakemake's `attempt` to 1.
 """
 
 import inspect
@@ -27,51 +27,52 @@ _run_by_mantik = False
 
 
 def executor_runs() -> None:
-    """Note that this process runs jobs with this executor, which knows why tries failed."""
+    """Record that this process runs jobs with this executor, which knows why tries failed."""
     global _run_by_mantik  # noqa: PLW0603 - Snakemake offers functions of resources nothing else
     _run_by_mantik = True
 
 
 def failures(rulename: str, wildcards: Any) -> list[Reason]:
-    """Why the tries of a job failed since it last succeeded, the latest first.
+    """Return the reasons why tries of a job failed since it last succeeded, the latest first.
 
-    A function of a rule's resources gets both arguments from Snakemake: it names `wildcards` first
-    and `rulename` among the others.
+    Snakemake passes both arguments to a resource function that names `wildcards` first and
+    `rulename` among its other parameters.
     """
     try:
         tries = read_history(STATE, job_name(rulename, dict(wildcards.items())))
     except JournalError:
-        return []  # nothing was sent from here yet
+        return []  # no job was submitted from here yet
     return _since_success(tries)
 
 
 def last_failure(rulename: str, wildcards: Any) -> Reason | None:
-    """Why the last try of a job failed; None if it did not, or there was none."""
+    """Return the reason why the last try of a job failed; None if it succeeded or never ran."""
     return next(iter(failures(rulename, wildcards)), None)
 
 
 def grows(
     start: float | Callable[..., Any], *, on: str, factor: float = 2, at_most: float | None = None
 ) -> Callable[..., Any]:
-    """A resource that is raised after each try that failed for want of it, and else is not.
+    """Return a resource function that raises the value after each try that failed for want of it.
 
-    With another executor, which tells no reasons, it is raised with each attempt.
+    Other executors report no reasons: with them it raises the value with each attempt.
 
     Args:
-        start: what the first try asks for; a number, or a function as Snakemake takes them.
-        on: reasons (`jobs.reasons.Reason`) after which more may help, with commas between them.
-        factor: by which it is raised each time.
-        at_most: the most that is asked for.
+        start: the value for the first try: a number, or a function as Snakemake accepts.
+        on: reasons (`jobs.reasons.Reason`) after which to raise the value, separated by commas.
+        factor: multiplies the value each time.
+        at_most: the upper limit.
 
     Raises:
-        UserError: `on` names what is no reason, or a number makes no sense.
+        UserError: `on` holds an unknown reason, `factor` is not above 1, or `at_most` is not
+            positive.
     """
     reasons = parse_reasons(on)
     if factor <= 1 or (at_most is not None and at_most <= 0):
         raise UserError(
-            f"factor={factor}, at_most={at_most} let nothing grow",
+            f"factor={factor}, at_most={at_most} can never raise the resource",
             where="mantik's grows()",
-            do="Give a factor above 1, and at_most as the most that may be asked for",
+            do="Use a factor above 1, and a positive at_most",
         )
 
     def grown(wildcards: Any, rulename: str, attempt: int, **given: Any) -> Any:
@@ -81,7 +82,9 @@ def grows(
             takes = inspect.signature(start).parameters
             first = start(wildcards, **{k: v for k, v in given.items() if k in takes})
         if not isinstance(first, int | float):
-            return first  # what Snakemake puts where a value follows from files to be made yet
+            return (
+                first  # Snakemake's placeholder for a value that depends on files not yet created
+            )
         if attempt > 1 and not _run_by_mantik:
             times = attempt - 1
         else:

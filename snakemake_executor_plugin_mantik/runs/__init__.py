@@ -1,14 +1,14 @@
-"""Runs: one entry point of an MLproject at a site, from its submission to its registered model.
+"""Runs of one MLproject entry point at a site, from submission to the registered model.
 
     smk-mantik runs submit ─┐
     mlflow run -b mantik ───┼─▶ submit ─▶ run directory ─▶ controller ─▶ snakemake (one rule)
     smk-mantik schedule ────┘                │
-                                             └─▶ MLflow: the run, made first
+                                             └─▶ MLflow: the run, created first
 
-Each run has a directory of its own, named by its MLflow id: a snapshot of the project, the backend
-config, what it was asked for, and the journal of the one-rule workflow that runs there as
-`smk-mantik run` would run it. The controller is a process of its own session; if it dies, the job
-goes on at its site, and `start` takes it up again.
+Each run has its own directory, named by its MLflow id. It holds a snapshot of the project, the
+backend config, the request, and the journal of the one-rule workflow that runs there as
+`smk-mantik run` would run it. The controller is a process in a session of its own. If it dies, the
+job continues at its site, and `smk-mantik runs continue` starts a new controller.
 """
 
 from collections.abc import Mapping
@@ -26,25 +26,25 @@ def rerun(
     tags: Mapping[str, str] | None = None,
     key: str = "",
 ) -> str:
-    """Submit a run again, with the same project, parameters, config and experiment.
+    """Submit a run again with the same project, parameters, config and experiment.
 
-    Needs mlflow. The new run is started and not waited for.
+    Needs mlflow. Does not wait for the new run.
 
     Args:
-        run_id: the run, by its MLflow id; its run directory has to be on this machine.
+        run_id: the MLflow id of a run whose directory is on this machine.
         account: another compute budget account; empty: the same.
         name: another name; empty: the same.
-        tags: tags that the new run has from its start.
-        key: what the new run can be found by again: a second call with the same key returns the
-            run that the first one made, and starts it if that did not get so far. Empty: each call
-            makes a new run.
+        tags: tags to create the new run with.
+        key: makes the call repeatable: a second call with the same key returns the run that the
+            first one created, and starts it if the first did not. Empty: each call creates a new
+            run.
 
     Returns:
         The new run's MLflow id.
 
     Raises:
-        UserError: there is no such run here, or something is wrong with it now.
-        MantikError: MLflow cannot be asked.
+        UserError: no such run is on this machine, or it can no longer be submitted as it was.
+        MantikError: a request to MLflow fails.
     """
     from snakemake_executor_plugin_mantik.runs.submit import resubmit_run
 

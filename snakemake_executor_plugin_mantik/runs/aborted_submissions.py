@@ -1,9 +1,9 @@
-"""Runs that were being submitted when their process was killed: ended in MLflow. Needs mlflow.
+"""End the MLflow runs of submissions whose process was killed. Needs mlflow.
 
-What is submitted is in a directory of its own, which is renamed once its run is made in MLflow, and
-whose lock its process holds. Before the run is asked for, the directory has the request, and a tag
-that only this submission's run has. What a process that is no more has left tells so which run, if
-any, nobody will ever go on with.
+A submission prepares a directory of its own, and its process holds a lock in it. The directory is
+renamed once the run exists in MLflow. Before the submission creates the run, it writes the request
+there, with a tag that only this submission's run has. So the directory of a dead process identifies
+the run, if any, that no process will continue.
 """
 
 import shutil
@@ -27,19 +27,19 @@ from snakemake_executor_plugin_mantik.runs.store import (
 
 NEVER: Final = "it was never submitted"
 _STALE_S: Final = 86400.0
-"""Seconds after which what is left is removed where no run was asked for yet."""
+"""Seconds after which a directory is removed that no run was requested from."""
 ARRIVES_S: Final = 300.0
-"""Seconds after which a server has made the run that it was asked for, or never will."""
+"""Seconds after which a server has created a requested run, or never will."""
 GIVE_UP_S: Final = 30 * 86400.0
-"""Seconds after which it is removed where MLflow could not be asked in all that time."""
+"""Seconds after which a directory is removed although MLflow never answered."""
 
 
 @contextmanager
 def mark_unfinished(stage: RunDirectory) -> Iterator[None]:
-    """Let others see that the run of a directory is being submitted.
+    """Mark a directory as being submitted from, by a lock on its file `making`.
 
     Raises:
-        OSError: its lock cannot be taken.
+        OSError: the lock file cannot be opened, or the file system has no locks.
     """
     with open_private(stage.making, "ab") as lock:
         take_lock(lock)
@@ -47,15 +47,15 @@ def mark_unfinished(stage: RunDirectory) -> Iterator[None]:
 
 
 def submission_tag(stage: RunDirectory) -> dict[str, str]:
-    """The tag of the run that a directory is to become."""
+    """Return the tag that identifies the run of a submission."""
     return {SUBMISSION: stage.path.name.removeprefix(NEW_PREFIX)}
 
 
 def end_aborted(store: RunStore, stage: RunDirectory) -> None:
-    """End the run of a submission in MLflow, if it has one that never got its directory.
+    """End the MLflow run of a submission, if one exists that has no run directory.
 
     Raises:
-        MantikError: MLflow cannot be asked.
+        MantikError: a request to MLflow fails.
     """
     for tag, value in submission_tag(stage).items():
         for run in store.search(f"tags.`{tag}` = {quote_filter(value)}"):
@@ -65,22 +65,22 @@ def end_aborted(store: RunStore, stage: RunDirectory) -> None:
 
 
 def remove_aborted() -> list[MantikError]:
-    """End the runs whose submission was killed, and remove what is left of it.
+    """End the runs whose submission was killed, and remove their directories.
 
     Returns:
-        Why some could not be ended, for each store; they stay for the next time.
+        One error per store that failed. The directories of its runs stay for the next call.
     """
     failed: dict[str, MantikError] = {}
     for path in runs_home().glob(f"{NEW_PREFIX}*"):
         try:
             _clear(path, failed)
-        except OSError:  # it has just been renamed or removed, or is none of ours
+        except OSError:  # just renamed or removed, or another user's
             continue
     return list(failed.values())
 
 
 def _clear(path: Path, failed: dict[str, MantikError]) -> None:
-    """Clear up one directory; a store that does not answer joins the `failed`, asked no more."""
+    """Clear up one directory; add a store that does not answer to `failed`, and skip it then."""
     stage, age = RunDirectory(path), time.time() - path.stat().st_mtime
     if not stage.making.exists():
         if age > _STALE_S:
@@ -97,7 +97,7 @@ def _clear(path: Path, failed: dict[str, MantikError]) -> None:
 
 
 def _ended(uri: str, stage: RunDirectory, failed: dict[str, MantikError]) -> bool:
-    """Whether there is no run of a submission at a store any more that has not ended."""
+    """Make sure that no run of a submission is open at a store; return whether that succeeded."""
     if uri in failed or not store_exists(uri):
         return False
     try:
@@ -109,7 +109,7 @@ def _ended(uri: str, stage: RunDirectory, failed: dict[str, MantikError]) -> boo
 
 
 def _store(stage: RunDirectory) -> str:
-    """The store that was asked for the run; empty: none was yet."""
+    """Return the store that the run was requested from; empty: none yet."""
     try:
         return read_request(stage).tracking_uri
     except MantikError:

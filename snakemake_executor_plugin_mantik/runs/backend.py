@@ -1,9 +1,9 @@
-"""`mlflow run --backend mantik`: MLflow's own way to submit a run. Imported by mlflow.
+"""The backend of `mlflow run --backend mantik`: submit a run with MLflow's own command.
 
     mlflow run churn -b mantik -c juwels.json -P alpha=0.5
 
-MLflow loads this by the entry point `mlflow.project_backend`. Environments are none of MLflow's
-business then: the backend config says what a job finds at its site.
+MLflow imports this module through the entry point `mlflow.project_backend`. It then prepares no
+environment: the backend config describes the job's environment at the site.
 """
 
 import os
@@ -29,27 +29,29 @@ from snakemake_executor_plugin_mantik.tracking.run import tracking_target, witho
 
 
 class MantikRun(SubmittedRun):  # type: ignore[misc] # mlflow is not typed
-    """A run at a site, as MLflow waits for it and cancels it."""
+    """A run at a site that MLflow can wait for and cancel."""
 
     def __init__(self, run_id: str) -> None:
-        """A run that was submitted from here."""
         super().__init__()
         self._run_id = run_id
         self._directory = RunDirectory(runs_home() / run_id)
 
     @property
     def run_id(self) -> str:
-        """MLflow's id."""
         return self._run_id
 
     def wait(self) -> bool:
-        """Wait for the run's end, or that of its controller; whether it succeeded."""
+        """Wait for the run to end and return whether it succeeded.
+
+        Raises:
+            ExecutionException: the controller ended before the run did.
+        """
         controller.wait_for_controller(self._directory)
         run = local_runs.read_local_run(self._directory)
         if run.end is None:
             raise ExecutionException(
-                f"Run (ID '{self._run_id}'): its controller is gone, and its job may go on at"
-                f" {run.request.site}: smk-mantik runs continue {self._run_id}"
+                f"Run (ID '{self._run_id}'): its controller is gone, and its job may still run at"
+                f" {run.request.site}. Continue it: smk-mantik runs continue {self._run_id}"
             )
         try:
             settle_run(self._directory, run.request)
@@ -58,14 +60,13 @@ class MantikRun(SubmittedRun):  # type: ignore[misc] # mlflow is not typed
         return bool(run.end["exit_code"] == 0)
 
     def get_status(self) -> str:
-        """The run's status, in MLflow's words."""
         run = RunStore(local_runs.read_local_run(self._directory).request.tracking_uri).run(
             self._run_id
         )
         return "UNKNOWN" if run is None else str(run.info.status)
 
     def cancel(self) -> None:
-        """Cancel the job at its site, and wait until that has confirmed it."""
+        """Cancel the job and wait until its site has confirmed it."""
         try:
             cancel_run(local_runs.read_local_run(self._directory), eprint)
         except MantikError as error:
@@ -74,7 +75,7 @@ class MantikRun(SubmittedRun):  # type: ignore[misc] # mlflow is not typed
 
 
 class MantikBackend(AbstractBackend):  # type: ignore[misc] # mlflow is not typed
-    """What MLflow calls for `--backend mantik`."""
+    """The class that MLflow calls for `--backend mantik`."""
 
     def run(  # noqa: PLR0917 - MLflow's
         self,
@@ -89,7 +90,7 @@ class MantikBackend(AbstractBackend):  # type: ignore[misc] # mlflow is not type
         """Submit an entry point.
 
         Raises:
-            ExecutionException: with all that is wrong; nothing was sent.
+            ExecutionException: with all mistakes found; nothing was submitted.
         """
         try:
             chosen = config_of_values(backend_config, os.environ)
@@ -114,10 +115,10 @@ class MantikBackend(AbstractBackend):  # type: ignore[misc] # mlflow is not type
 
 
 def _name() -> str:
-    """The value of `--run-name`, which MLflow's command hands to no backend.
+    """Return the value of `--run-name`, which MLflow's command passes to no backend.
 
-    It names the run once this one has returned: too late for who waits here, and for the run's
-    directory.
+    MLflow names the run after the backend has returned. That is too late where the backend waits
+    for the run, and for the run's directory.
     """
     context = click.get_current_context(silent=True)
     if context is None or getattr(context.command.callback, "__module__", "") != "mlflow.cli":
@@ -126,14 +127,14 @@ def _name() -> str:
 
 
 def _absolute(uri: str) -> str:
-    """A tracking URI without user and password, a relative SQLite file made absolute."""
+    """Remove user and password from a tracking URI, and make a relative SQLite file absolute."""
     from pathlib import Path
 
     return tracking_target({"MLFLOW_TRACKING_URI": without_user(uri)}, Path.cwd()).uri
 
 
 def _wait(run: MantikRun) -> None:
-    """Wait for a run as MLflow does where it waits."""
+    """Wait for a run as MLflow does: raise if it fails, cancel it at Ctrl-C."""
     try:
         if not run.wait():
             raise ExecutionException(f"Run (ID '{run.run_id}') failed")

@@ -1,4 +1,4 @@
-"""The backend config that a run is asked for with: a file, or values as `mlflow run` hands them."""
+"""Read a run's backend config, from a file or from the values that `mlflow run` passes."""
 
 import json
 from collections.abc import Mapping
@@ -17,15 +17,15 @@ from snakemake_executor_plugin_mantik.config.reading import (
 )
 
 _FROM_ENVIRONMENT: Final = "SNAKEMAKE_MANTIK_BACKEND_CONFIG"
-"""The variable that Snakemake's option --mantik-backend-config has, too."""
+"""The variable that Snakemake's option --mantik-backend-config reads, too."""
 
 _UNNAMED: Final = "site"
-"""The name of a site whose backend config is given as values, without one."""
+"""The name of a site whose backend config is given as values without a name."""
 
 _MLFLOW: Final = frozenset(
     ("ENV_MANAGER", "SYNCHRONOUS", "DOCKER_ARGS", "STORAGE_DIR", "build_image", "docker_auth")
 )
-"""What MLflow adds to the values for backends that build environments."""
+"""Keys that MLflow adds to the values for backends that build environments."""
 
 _OURS: Final = ("config", "site", "account", "extra", "wait")
 _SHOWN: Final = "backend config"
@@ -33,15 +33,15 @@ _SHOWN: Final = "backend config"
 
 @dataclass(frozen=True)
 class ChosenConfig:
-    """A backend config, and what else was said beside it.
+    """A backend config and the options given with it.
 
     Attributes:
         site: the site's name.
         content: the config's text.
-        suffix: how it is written, as a file's suffix.
-        config: its values.
-        source: the absolute path of the file; empty if it was none.
-        account: the compute budget account; empty: as the environment says.
+        suffix: its format, as a file suffix.
+        config: the parsed values.
+        source: the file's absolute path; empty if there was no file.
+        account: the compute budget account; empty: the environment's.
         extra: parameters that the entry point does not declare.
         wait: whether to wait for the run's end, whatever MLflow does.
     """
@@ -57,10 +57,10 @@ class ChosenConfig:
 
 
 def config_of_file(spec: str, environ: Mapping[str, str]) -> ChosenConfig:
-    """The backend config that `[NAME=]FILE` names, or else the environment.
+    """Read the backend config that `[NAME=]FILE` names; if `spec` is empty, the environment's.
 
     Raises:
-        UserError: none is named, or several, or it has mistakes.
+        UserError: no config or several are named, or it has mistakes.
     """
     if not spec:
         named = environ.get(_FROM_ENVIRONMENT, "").split()
@@ -68,13 +68,13 @@ def config_of_file(spec: str, environ: Mapping[str, str]) -> ChosenConfig:
             found = "none" if not named else f"{len(named)} in {_FROM_ENVIRONMENT}"
             raise UserError(
                 f"a run needs one backend config, found {found}",
-                do="Name it with --site [NAME=]FILE",
+                do="Pass it with --site [NAME=]FILE",
             )
         spec = named[0]
     name, file = split_spec(spec)
     wrong = [Mistake(file or spec, "", told)] if (told := check_site_name(name)) else []
     try:
-        # The files that it names are looked for in the snapshot, later.
+        # The files that it names are checked in the snapshot, later.
         loaded = read_config_named(name, file, Path(), project=None)
     except ConfigError as error:
         raise ConfigError([*wrong, *error.mistakes]) from None
@@ -85,15 +85,15 @@ def config_of_file(spec: str, environ: Mapping[str, str]) -> ChosenConfig:
 
 
 def config_of_values(values: Mapping[str, Any], environ: Mapping[str, str]) -> ChosenConfig:
-    """The backend config that `mlflow run` hands over.
+    """Read the backend config that `mlflow run` passes.
 
     Args:
-        values: those of a Compute Backend Config itself, or `config`, a file's path. Beside either
-            `site` (its name), `account`, `extra` and `wait` may stand.
-        environ: names a config where the values do not.
+        values: the keys of a Compute Backend Config, or `config`, the path of one. Either may come
+            with `site` (its name), `account`, `extra` and `wait`.
+        environ: names the config if the values do not.
 
     Raises:
-        UserError: with all that is wrong.
+        UserError: with all mistakes found.
     """
     given = {name: value for name, value in values.items() if name not in _MLFLOW}
     ours = {name: given.pop(name) for name in _OURS if name in given}
@@ -106,8 +106,8 @@ def config_of_values(values: Mapping[str, Any], environ: Mapping[str, str]) -> C
     if not isinstance(ours.get("extra", {}), Mapping):
         wrong.append(Mistake(_SHOWN, "extra", f"has to be a mapping, found {ours['extra']!r}"))
     if "config" in ours and given:
-        told = f"names a file, and its keys stand here as well: {', '.join(map(str, given))}"
-        wrong.append(Mistake(_SHOWN, "config", told))
+        both = f"names a file, but keys of a config are given as well: {', '.join(map(str, given))}"
+        wrong.append(Mistake(_SHOWN, "config", both))
     if wrong:
         raise ConfigError(wrong)
     name = ours.get("site", "")

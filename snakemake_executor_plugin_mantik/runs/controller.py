@@ -1,9 +1,9 @@
-"""The controller of a run: Snakemake in the run's directory, as a process of its own session.
+"""The controller of a run: it runs Snakemake in the run's directory, in a session of its own.
 
-It outlives the terminal and the command that started it. A lock tells whether it is there: taken
-before it is started, held by it and by the Snakemake below it, so that neither a process id nor a
-moment in between can deceive. All of it is one process group, which cannot be another one's while
-the lock is held.
+It outlives the terminal and the command that started it. A lock shows whether it is alive. The lock
+is taken before the controller starts, and is held by it and by its Snakemake. So there is no moment
+without a lock, and a reused process id misleads nothing. Both are in one process group, whose id
+cannot be reused while the lock is held.
 
     python -m snakemake_executor_plugin_mantik.runs.controller DIRECTORY LOCK-DESCRIPTOR
 """
@@ -32,25 +32,24 @@ if TYPE_CHECKING:
 
 MODULE: Final = "snakemake_executor_plugin_mantik.runs.controller"
 _RUN_ID: Final = "MANTIK_RUN_ID"
-"""The variable that names the MLflow run which was made for the workflow's only job."""
+"""The variable that names the MLflow run that was created for the workflow's only job."""
 
 _FOREIGN: Final = ("SNAKEMAKE_", "MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_", _RUN_ID)
-"""How variables begin that were set for something else, and would change the run."""
+"""Prefixes of variables that were set for other purposes and would change the run."""
 
 _INTERRUPTED: Final = 130
 
-# As whoever starts and asks
+# For the processes that start and query a controller
 
 
 def start_controller(directory: RunDirectory, environ: Mapping[str, str] | None = None) -> bool:
-    """Start the controller of a run; False: one is there.
+    """Start the controller of a run; return False if one is alive.
 
-    Args:
-        directory: of the run, with its request.
-        environ: this process's environment, where credentials come from.
+    Credentials come from `environ`, by default this process's environment.
 
     Raises:
-        MantikError: the run's request cannot be read, or no process can be started.
+        MantikError: the run's request cannot be read, its lock cannot be used, or no process can
+            be started.
     """
     request = read_request(directory)
     lock = hold_directory(directory)
@@ -60,7 +59,7 @@ def start_controller(directory: RunDirectory, environ: Mapping[str, str] | None 
     directory.cancelled.unlink(missing_ok=True)
     try:
         with lock, open_private(directory.log, "ab") as log:
-            # The shell ends at once, and nobody need wait for what it has started.
+            # The shell ends at once, so this process has no child to wait for.
             subprocess.run(
                 ["/bin/sh", "-c", '"$@" &', "sh", *words], cwd=directory.path,
                 env=controller_environment(
@@ -81,12 +80,12 @@ def start_controller(directory: RunDirectory, environ: Mapping[str, str] | None 
 def controller_environment(
     request: RunRequest, directory: RunDirectory, environ: Mapping[str, str]
 ) -> dict[str, str]:
-    """What the controller's environment is."""
+    """Return the environment of a run's controller."""
     from snakemake_executor_plugin_mantik.sites.lookup import variable_prefix
     from snakemake_executor_plugin_mantik.tracking.run import without_user
 
     made = {n: v for n, v in environ.items() if not n.startswith(_FOREIGN)}
-    # A password in the URI is kept nowhere; it is the environment that has it.
+    # The request holds no password: a URI with one comes from the environment alone.
     if without_user(made.get("MLFLOW_TRACKING_URI", "")) != request.tracking_uri:
         made["MLFLOW_TRACKING_URI"] = request.tracking_uri
     made["MLFLOW_EXPERIMENT_ID"] = request.experiment_id
@@ -100,17 +99,21 @@ def controller_environment(
 
 
 def hold_directory(directory: RunDirectory) -> BinaryIO | None:
-    """The run's lock, which is the caller's from now on; None: a controller has it."""
+    """Take the run's lock for the caller; return None if a controller holds it.
+
+    Raises:
+        MantikError: the lock cannot be used.
+    """
     try:
         lock = open_private(directory.lock, "ab")
     except OSError as error:
         raise MantikError(
             f"the run's lock cannot be used ({error.strerror or error})",
             where=str(directory.path),
-            do="Check that it is yours, and on a file system that has locks",
+            do="Check that the directory is yours and that its file system supports locks",
         ) from None
     if take_lock(lock):
-        # Nobody is interrupted whom an earlier holder has named.
+        # Or `interrupt_controller` would signal the process group of an earlier holder.
         lock.truncate(0)
         return lock
     lock.close()
@@ -118,21 +121,21 @@ def hold_directory(directory: RunDirectory) -> BinaryIO | None:
 
 
 def is_alive(directory: RunDirectory) -> bool:
-    """Whether a controller, or a Snakemake that it has started, is there."""
+    """Return whether a controller, or a Snakemake that it started, is alive."""
     return is_locked(directory.lock)
 
 
 def wait_for_controller(directory: RunDirectory) -> None:
-    """Wait until no controller is there."""
+    """Wait until no controller is alive."""
     with suppress(FileNotFoundError), directory.lock.open("rb") as lock:
         fcntl.flock(lock, fcntl.LOCK_SH)
 
 
 def interrupt_controller(directory: RunDirectory) -> None:
-    """Press Ctrl-C, so to say, where the controller is.
+    """Send SIGINT, as Ctrl-C does, to the controller and its Snakemake.
 
     Raises:
-        UserError: it is on another machine.
+        UserError: the controller is on another machine.
     """
     with suppress(ValueError, KeyError, FileNotFoundError, ProcessLookupError):
         holder = json.loads(directory.lock.read_text())
@@ -140,26 +143,26 @@ def interrupt_controller(directory: RunDirectory) -> None:
             raise UserError(
                 f"its controller runs on {holder['host']}",
                 where=str(directory.path),
-                do="Cancel it there",
+                do="Cancel the run on that machine",
             )
         os.killpg(holder["group"], signal.SIGINT)
 
 
 def tries_in(workdir: Path) -> "list[TryRecord]":
-    """What the journal of a workflow knows of its jobs; nothing if none was ever planned."""
+    """Return the tries in a workflow's journal; none if there is no journal yet."""
     from snakemake_executor_plugin_mantik.journal import JOURNAL_FILE, read_history
 
     return read_history(workdir / STATE) if (workdir / STATE / JOURNAL_FILE).exists() else []
 
 
 def has_left_tries(workdir: Path) -> bool:
-    """Whether a job of the workflow may be at its site, or has not been taken over yet."""
+    """Return whether a job may still run, or has ended but is not committed yet."""
     from snakemake_executor_plugin_mantik.journal import TryState
 
     return any(each.may_run or each.state is TryState.ENDED for each in tries_in(workdir))
 
 
-# As the controller
+# For the controller
 
 
 class _Controller:
@@ -174,7 +177,7 @@ class _Controller:
             signal.signal(number, self._hear)
         holder = {"group": os.getpgrp(), "pid": os.getpid(), "host": platform.node()}
         os.write(self._lock, json.dumps(holder).encode())
-        if self._directory.cancelled.exists():  # by somebody who could not see whom to interrupt
+        if self._directory.cancelled.exists():  # before the lock named a process to interrupt
             self._stopped = signal.SIGINT
         request = read_request(self._directory)
         workdir = self._directory.path / request.folder
@@ -204,7 +207,7 @@ class _Controller:
         )  # fmt: skip
         return [
             *snakemake_command(snakefile, site), "--executor", "mantik", "--jobs", "1",
-            # What the user has set up for other workflows is none of this one.
+            # The user's profiles are for other workflows.
             "--profile", "none", "--workflow-profile", "none",
             "--mantik-on-interrupt", "cancel",
         ]  # fmt: skip
@@ -213,14 +216,14 @@ class _Controller:
         if self._stopped:
             return _INTERRUPTED
         self._child = subprocess.Popen(words, stdin=subprocess.DEVNULL, pass_fds=[self._lock])
-        if self._stopped:  # between the two
+        if self._stopped:  # between the check above and the start
             self._child.send_signal(self._stopped)
         code = self._child.wait()
         return code if code >= 0 else 128 - code
 
     def _hear(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
         self._stopped = number
-        # Of Ctrl-C the whole group hears; the others are sent to this process alone.
+        # Ctrl-C signals the whole group; the other signals reach this process alone.
         if self._child is not None and number != signal.SIGINT:
             self._child.send_signal(number)
 
@@ -230,12 +233,12 @@ class _Controller:
         try:
             settle_run(self._directory, request)
         except MantikError as error:
-            # Whoever asks about the run tries again.
-            sys.stderr.write(f"MLflow has not been told of the end yet. {error}\n")
+            # The next command that looks at the run tries again.
+            sys.stderr.write(f"MLflow does not know yet that the run has ended. {error}\n")
 
 
 def main() -> int:
-    """Be the controller of the run directory that is the first argument."""
+    """Run the controller of the run directory given as the first argument."""
     return _Controller(RunDirectory(Path(sys.argv[1])), int(sys.argv[2])).run()
 
 

@@ -1,4 +1,4 @@
-"""Where runs lie on this machine: a directory per run, below one that belongs to the user."""
+"""The directories of runs on this machine: one per run, in a directory of the user."""
 
 import json
 import os
@@ -17,16 +17,16 @@ RUNS_VARIABLE: Final = "MANTIK_RUNS"
 """The variable that names the directory of all runs."""
 
 NEW_PREFIX: Final = ".new-"
-"""How the name of a run directory begins until its run is made in MLflow."""
+"""The prefix of a run directory's name until its run exists in MLflow."""
 
 CONFIGS: Final = "site"
-"""In a run directory: where the backend config is, under the site's name."""
+"""The folder of a run directory that holds the backend config, under the site's name."""
 
 _PROJECTS: Final = "project"
 
 
 def runs_home(environ: Mapping[str, str] | None = None) -> Path:
-    """The directory of all runs, which need not be there yet."""
+    """Return the directory of all runs, which may not exist yet."""
     known = os.environ if environ is None else environ
     if given := known.get(RUNS_VARIABLE):
         return Path(given).expanduser().absolute()
@@ -34,19 +34,19 @@ def runs_home(environ: Mapping[str, str] | None = None) -> Path:
 
 
 def make_runs_home(environ: Mapping[str, str] | None = None) -> Path:
-    """The directory of all runs; it is made if it is not there, closed to others.
+    """Return the directory of all runs; create it if needed, readable by the user alone.
 
     Raises:
-        UserError: it cannot be made.
+        UserError: the directory cannot be created.
     """
     found = runs_home(environ)
     try:
         make_private(found)
     except OSError as error:
         raise UserError(
-            f"it cannot be made ({error.strerror or error})",
+            f"the directory for runs cannot be created ({error.strerror or error})",
             where=str(found),
-            do=f"Name another directory for runs with {RUNS_VARIABLE}",
+            do=f"Set {RUNS_VARIABLE} to another directory",
         ) from None
     return found
 
@@ -59,43 +59,42 @@ class RunDirectory:
 
     @property
     def request(self) -> Path:
-        """What the run was asked for."""
         return self.path / "request.json"
 
     @property
     def log(self) -> Path:
-        """What the controller and Snakemake have said."""
+        """The output of the controller and of Snakemake."""
         return self.path / "snakemake.log"
 
     @property
     def lock(self) -> Path:
-        """Held while a controller, or a Snakemake that it started, is there."""
+        """Locked while a controller, or a Snakemake that it started, is alive."""
         return self.path / "lock"
 
     @property
     def making(self) -> Path:
-        """Held by the process that submits the run, until it is made."""
+        """Locked by the process that submits the run."""
         return self.path / "making"
 
     @property
     def cancelled(self) -> Path:
-        """There if somebody has asked for the run to be cancelled."""
+        """Exists if the user has cancelled the run."""
         return self.path / "cancelled"
 
     @property
     def ended(self) -> Path:
-        """There when the workflow is over and nothing of it is at the site."""
+        """Exists when the workflow is over and no job of it is left at the site."""
         return self.path / "ended.json"
 
     @property
     def told(self) -> Path:
-        """There when MLflow knows how the run ended."""
+        """Exists when MLflow knows how the run ended."""
         return self.path / "told"
 
     def read_end(self) -> Mapping[str, Any] | None:
         """Return how the workflow ended: `exit_code` and `time`.
 
-        None means that it has not, or that jobs may be left.
+        None means that it has not ended, or that jobs may be left.
         """
         with suppress(OSError, ValueError):
             found: Mapping[str, Any] = json.loads(self.ended.read_text())
@@ -109,10 +108,10 @@ class RunDirectory:
         new.replace(self.ended)
 
     def project(self, name: str) -> Path:
-        """The snapshot of a project of this name: the workflow's working directory."""
+        """Return the path of a project's snapshot, the workflow's working directory."""
         readable = re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-.")[:40]
         return self.path / _PROJECTS / (readable or "project")
 
     def config(self, site: str, suffix: str) -> Path:
-        """The copy of a site's backend config."""
+        """Return the path of the copy of a site's backend config."""
         return self.path / CONFIGS / f"{site}{suffix}"

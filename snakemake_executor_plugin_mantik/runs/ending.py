@@ -1,4 +1,4 @@
-"""Ends runs: cancels what is under way, and removes what is over."""
+"""Cancel runs, and remove runs that are over."""
 
 import os
 import shutil
@@ -19,12 +19,10 @@ _INTERRUPTED = 130
 def cancel_run(run: LocalRun, say: Callable[[str], None]) -> None:
     """Cancel a run and wait until its site has confirmed it. Needs mlflow.
 
-    Args:
-        run: the run.
-        say: writes a line for the user.
+    `say` writes a line for the user.
 
     Raises:
-        UserError: it is over, or its controller is on another machine.
+        UserError: the run is over, or its controller is on another machine.
         MantikError: its job may still run.
     """
     if run.end is not None:
@@ -38,7 +36,7 @@ def cancel_run(run: LocalRun, say: Callable[[str], None]) -> None:
         try:
             controller.wait_for_controller(run.directory)
         except KeyboardInterrupt:
-            # As at a terminal: the second one is not to wait for the site.
+            # As at a terminal: a second Ctrl-C stops waiting for the site.
             controller.interrupt_controller(run.directory)
             raise
     if read_local_run(run.directory).end is None:
@@ -50,7 +48,7 @@ def _without_controller(run: LocalRun, say: Callable[[str], None]) -> None:
     lock = controller.hold_directory(run.directory)
     if lock is None:
         raise UserError(
-            "somebody has just started it again", where=f"run {run.request.run_id}",
+            "its controller has just been started again", where=f"run {run.request.run_id}",
             do="Cancel it again",
         )  # fmt: skip
     with lock:
@@ -58,8 +56,8 @@ def _without_controller(run: LocalRun, say: Callable[[str], None]) -> None:
             _at_site(run, say)
         if controller.has_left_tries(run.workdir):
             raise MantikError(
-                f"its job at {run.request.site} did not confirm that it was cancelled, or had"
-                " ended already",
+                f"{run.request.site} did not confirm that the job was cancelled, or the job had"
+                " already ended",
                 where=f"run {run.request.run_id}",
                 do=f"Try again, or: smk-mantik runs continue {run.request.run_id}",
             )
@@ -67,16 +65,15 @@ def _without_controller(run: LocalRun, say: Callable[[str], None]) -> None:
 
 
 def _at_site(run: LocalRun, say: Callable[[str], None]) -> None:
-    """Have `smk-mantik cancel` end what is at the site."""
     for line in _smk_mantik(run, "cancel", "--all"):
         say(line)
 
 
 def clean_run(run: LocalRun, say: Callable[[str], None]) -> None:
-    """Remove what a run that is over has at its site.
+    """Remove the files of a run that is over from its site.
 
     Raises:
-        MantikError: something is left there.
+        MantikError: files are left at the site.
     """
     if (run.workdir / STATE / JOURNAL_FILE).exists():
         for line in _smk_mantik(run, "clean", "--yes", "--force"):
@@ -87,8 +84,8 @@ def remove_run(run: LocalRun) -> None:
     """Remove the directory of a run that is over.
 
     Raises:
-        UserError: it is not over.
-        MantikError: something of it is left.
+        UserError: the run is not over.
+        MantikError: the directory cannot be removed.
     """
     lock = controller.hold_directory(run.directory)
     if lock is None:
@@ -114,10 +111,10 @@ def _not_over(run: LocalRun, how: str) -> UserError:
 
 
 def _smk_mantik(run: LocalRun, *words: str) -> list[str]:
-    """Run a command in the workflow's directory; what it said.
+    """Run `smk-mantik` in the workflow's directory and return the lines of its output.
 
     Raises:
-        MantikError: it has failed.
+        MantikError: the command failed.
     """
     environ = controller.controller_environment(run.request, run.directory, os.environ)
     ended = subprocess.run(
@@ -125,7 +122,7 @@ def _smk_mantik(run: LocalRun, *words: str) -> list[str]:
         cwd=run.workdir, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, text=True, errors="replace", check=False,
     )  # fmt: skip
-    told = ended.stdout.strip()
+    output = ended.stdout.strip()
     if ended.returncode != 0:
-        raise MantikError(told.removeprefix("smk-mantik: "), where=f"run {run.request.run_id}")
-    return told.splitlines()
+        raise MantikError(output.removeprefix("smk-mantik: "), where=f"run {run.request.run_id}")
+    return output.splitlines()

@@ -1,8 +1,7 @@
-"""Projects in git: one version of a repository, by the `git` that is installed.
+"""Fetch one version of a git repository, with the installed `git`.
 
-Credentials are git's own business (its helpers, an SSH agent): nobody is asked for them here. A
-password that stands in a URL is shown to nobody: neither in what is told, nor in the list of
-processes, nor in the repository that is made.
+Credentials come from git itself (its helpers, an SSH agent), never from a prompt. A password in a
+URL appears neither in messages, nor in the list of processes, nor in the cloned repository.
 """
 
 import difflib
@@ -21,7 +20,7 @@ from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.tracking.run import without_user
 
 _FETCH_S: Final = 1800.0
-"""Seconds that one command of git may take."""
+"""The longest time that one git command may take."""
 
 _REMOTE: Final = re.compile(r"(?:[a-z][a-z0-9+.-]*://|[^/@\s]+@[^/:\s]+:)")
 _NO_ACCESS: Final = re.compile(
@@ -38,17 +37,17 @@ _HELPER: Final = (
     '!f() { test "$1" != get || '
     f'printf "username=%s\\npassword=%s\\n" "${_USER}" "${_PASSWORD}"; }}; f'
 )
-"""A credential helper (gitcredentials(7)) for git's shell; what it tells is in the environment."""
+"""A credential helper (gitcredentials(7)) for git's shell; it prints values of the environment."""
 
 
 @dataclass(frozen=True)
 class _Remote:
-    """A repository as git is told of it.
+    """A repository's address for git.
 
     Attributes:
-        url: its address, without password.
-        shown: the same for the user, without user, too.
-        environment: what git needs to know further.
+        url: without password.
+        shown: for messages, without user and password.
+        environment: variables that pass user and password to git, if the URL has a password.
     """
 
     url: str
@@ -57,51 +56,51 @@ class _Remote:
 
 
 def _remote(url: str) -> _Remote:
-    """A repository by its URL; user and password in it are for the same server alone."""
+    """Parse a repository's URL; git uses its user and password for that server alone."""
     shown = without_user(url)
     match = _WITH_PASSWORD.match(url)
     if match is None:
         return _Remote(url, shown)
     server = match["scheme"] + match["host"]
     first = int(os.environ.get("GIT_CONFIG_COUNT") or 0)
-    # The first one, empty, says that no other helper is asked, or told the password to keep it.
-    told = {
+    # The first helper is empty: it disables all others, which could store the password.
+    config = {
         f"GIT_CONFIG_{what}_{first + n}": value
         for n, helper in enumerate(("", _HELPER))
         for what, value in (("KEY", f"credential.{server}.helper"), ("VALUE", helper))
     }
     secret = {_USER: unquote(match["user"]), _PASSWORD: unquote(match["password"])}
-    return _Remote(shown, shown, {**secret, **told, "GIT_CONFIG_COUNT": str(first + 2)})
+    return _Remote(shown, shown, {**secret, **config, "GIT_CONFIG_COUNT": str(first + 2)})
 
 
 def is_remote(uri: str) -> bool:
-    """Whether a project's URI is none of a folder here: a URL, or `user@host:path`."""
+    """Return whether a project's URI names no local folder: a URL, or `user@host:path`."""
     return bool(_REMOTE.match(uri)) and not uri.startswith("file://")
 
 
 def is_repository(folder: Path) -> bool:
-    """Whether a folder is the top of a repository, or a bare one."""
+    """Return whether a folder is the top of a repository, or a bare repository."""
     return (folder / ".git").exists() or (
         (folder / "HEAD").is_file() and (folder / "objects").is_dir()
     )
 
 
 def fetch_project(url: str, version: str, into: Path) -> str:
-    """Fetch one version of a repository, with its submodules; the commit that it is.
+    """Fetch one version of a repository, with its submodules, and return its commit.
 
     Args:
         url: the repository.
-        version: a branch, tag or commit; empty: what the repository's HEAD is.
-        into: a directory that is not there yet.
+        version: a branch, tag or commit; empty: the repository's HEAD.
+        into: a directory that does not exist yet.
 
     Raises:
-        UserError: there is no git, no access or no such version.
+        UserError: git is not installed, or the repository or the version cannot be fetched.
     """
     remote = _remote(url)
     if url.startswith("-") or version.startswith("-"):
         raise UserError(
             "neither an address nor a version may begin with -",
-            where=f"git {remote.shown} {version}".rstrip(), do="Check both",
+            where=f"git {remote.shown} {version}".rstrip(), do="Correct the one that does",
         )  # fmt: skip
     if not _shallow(remote, version, into):
         shutil.rmtree(into, ignore_errors=True)
@@ -121,7 +120,7 @@ def fetch_project(url: str, version: str, into: Path) -> str:
 
 
 def branch_name(repository: Path, version: str) -> str:
-    """The branch that was fetched; empty: the version is none."""
+    """Return the branch that was fetched; empty if the version is no branch."""
     ended = _run(["-C", str(repository), "symbolic-ref", "--short", "--quiet", "HEAD"])
     if ended.returncode == 0:
         return ended.stdout.strip()
@@ -131,12 +130,12 @@ def branch_name(repository: Path, version: str) -> str:
 
 
 def _shallow(remote: _Remote, version: str, into: Path) -> bool:
-    """Fetch the tip of a branch or a tag alone; False: it is none, or not known to be one."""
+    """Fetch only the tip of a branch or tag; return False if the version may be a commit."""
     if re.fullmatch(r"[0-9a-f]{7,40}", version):
         return False
     words = ["clone", "--quiet", "--depth", "1", *(["--branch", version] if version else [])]
     url = remote.url
-    # A path would be cloned with hard links, and whole.
+    # Git would clone a path with hard links and its whole history.
     whole = f"file://{Path(url).absolute()}" if not is_remote(url) and "://" not in url else url
     ended = _run([*words, "--", whole, str(into)], remote.environment)
     if ended.returncode == 0:
@@ -170,22 +169,22 @@ def _git(remote: _Remote, *words: str) -> str:
 
 
 def _failed(ended: "subprocess.CompletedProcess[str]", remote: _Remote) -> UserError:
-    told = ended.stderr.replace(remote.url, remote.shown).strip()
-    # A redirect may have been told with the same user and password.
-    told = re.sub(r"://[^/@\s]+@", "://", told)
-    lines = [line for line in told.splitlines() if line.strip()]
+    output = ended.stderr.replace(remote.url, remote.shown).strip()
+    # Git may report a redirect with the same user and password.
+    output = re.sub(r"://[^/@\s]+@", "://", output)
+    lines = [line for line in output.splitlines() if line.strip()]
     reason = " ".join(lines[-3:]) or f"git ended with {ended.returncode}"
-    if _NO_ACCESS.search(told):
+    if _NO_ACCESS.search(output):
         return UserError(
             f"the repository cannot be read ({reason})",
             where=remote.shown,
-            do="Correct the URL, or see to it that `git clone` works without being asked for"
-            " anything (a credential helper, an SSH agent)",
+            do="Correct the URL, or set up a credential helper or an SSH agent so that `git clone`"
+            " works without a prompt",
         )
     return UserError(
         f"the project cannot be fetched ({reason})",
         where=remote.shown,
-        do="See whether `git clone` works with this URL",
+        do="Check that `git clone` works with this URL",
     )
 
 
@@ -206,10 +205,10 @@ def _run(
         )  # fmt: skip
     except FileNotFoundError:
         raise UserError(
-            "the program git is not here", where="git", do="Install it, or give a folder"
+            "the program git is not installed", where="git", do="Install it, or pass a folder"
         ) from None
     except subprocess.TimeoutExpired:
         raise UserError(
-            f"git has not come to an end within {_FETCH_S / 60:.0f} min", where=words[0],
-            do="Clone the repository yourself and give the folder",
+            f"git did not finish within {_FETCH_S / 60:.0f} min", where=words[0],
+            do="Clone the repository yourself and pass the folder",
         ) from None  # fmt: skip

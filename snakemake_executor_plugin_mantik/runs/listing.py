@@ -1,4 +1,4 @@
-"""Runs as they are listed and found: in MLflow, and in their directories here. Needs mlflow."""
+"""List and find runs, in MLflow and in their directories on this machine. Needs mlflow."""
 
 import difflib
 import math
@@ -26,9 +26,9 @@ from snakemake_executor_plugin_mantik.runs.store import (
 from snakemake_executor_plugin_mantik.tracking.run import WAITING_REASON
 
 _OURS: Final = "mantik/"
-"""How the names of metrics begin that tracking adds."""
+"""The prefix of the metrics that tracking adds."""
 DIRECTORY_OF: Final = "mantik.run"
-"""The tag of a later try: the run in whose directory it is."""
+"""The tag of the MLflow run of a later try: the run whose directory it belongs to."""
 _ID: Final = re.compile(r"[0-9a-f]{4,32}")
 _WAITS: Final = "SCHEDULED"
 """MLflow's status of a run whose job has not started."""
@@ -41,11 +41,11 @@ class RunRow:
 
     Attributes:
         state: MLflow's status.
-        waited, ran: in the queue, and at work; None: not known (yet).
-        metrics: the last values of what the code has logged.
-        note: what is to be done about it, why it failed, or why it cannot start.
-        here: whether it was submitted from here, so that it can be continued or submitted again.
-        uri: the MLflow store that it is in.
+        waited, ran: time in the queue, and running; None if unknown.
+        metrics: the latest values of the metrics that the code logged.
+        note: what the user can do about the run, why it failed, or why it cannot start.
+        here: whether its directory is on this machine, so that it can be continued or resubmitted.
+        uri: its MLflow store.
     """
 
     run_id: str
@@ -64,13 +64,12 @@ class RunRow:
     uri: str
 
     def as_json(self) -> dict[str, Any]:
-        """All of it."""
         return asdict(self)
 
 
 @dataclass(frozen=True)
 class RunFilter:
-    """Which runs are to be listed; what is empty does not matter.
+    """A filter for runs; an empty field matches all.
 
     Attributes:
         state: MLflow's status.
@@ -85,14 +84,12 @@ class RunFilter:
 
 
 def list_rows(wanted: RunFilter, say: Callable[[str], None]) -> list[RunRow]:
-    """The latest runs, in the user's store and in those that runs of this machine went to.
+    """List the latest runs of the user's store and of all stores of runs on this machine.
 
-    Args:
-        wanted: which ones.
-        say: told of a store that does not answer.
+    `say` receives a line about each store that does not answer.
 
     Raises:
-        UserError: a condition cannot be asked for.
+        UserError: MLflow cannot express the filter, or the experiment does not exist.
         MantikError: no store answers.
     """
     for why in remove_aborted():
@@ -126,7 +123,7 @@ def _see_that_it_is_there(experiment: str, uris: Sequence[str]) -> None:
         near = difflib.get_close_matches(experiment, names, 3)
         raise UserError(
             f"there is no experiment {experiment!r}", where="--experiment",
-            do=f"Did you mean {' or '.join(near)}?" if near else "Name one that MLflow shows",
+            do=f"Did you mean {' or '.join(near)}?" if near else "Use one that MLflow shows",
         )  # fmt: skip
 
 
@@ -156,20 +153,13 @@ def _in_store(store: RunStore, wanted: RunFilter, there: Mapping[str, LocalRun])
 
 
 def _owner(run: Any) -> str:
-    """Whose directory a run is in, if it is here: a store may be one that others write to, too."""
-    told = str(run.data.tags.get(DIRECTORY_OF, ""))
-    return told if _ID.fullmatch(told) else str(run.info.run_id)
+    """Return the run whose directory a run belongs to; other users may have written its tags."""
+    owner = str(run.data.tags.get(DIRECTORY_OF, ""))
+    return owner if _ID.fullmatch(owner) else str(run.info.run_id)
 
 
 def make_row(run: Any, experiment: str, here: LocalRun | None, store: RunStore) -> RunRow:
-    """One of MLflow's runs.
-
-    Args:
-        run: MLflow's.
-        experiment: the name of its experiment.
-        here: its directory, if it is here.
-        store: that it is in.
-    """
+    """Make the row of an MLflow run; `here` is None if its directory is not on this machine."""
     info, tags = run.info, run.data.tags
     state, note = info.status, str(tags.get("mantik.reason", "")).partition("\n")[0]
     why = str(tags.get(WAITING_REASON, "")) if state == _WAITS else ""
@@ -197,15 +187,17 @@ def make_row(run: Any, experiment: str, here: LocalRun | None, store: RunStore) 
 
 
 def finite_metrics(metrics: Mapping[str, float]) -> dict[str, float | str]:
-    """Metrics for JSON, which has no infinity and nothing that is no number: these are texts."""
+    """Turn infinities and NaN, which JSON does not have, into texts."""
     return {name: v if math.isfinite(v) else str(v) for name, v in metrics.items()}
 
 
 @dataclass(frozen=True)
 class FoundRun:
-    """A run that was named: MLflow's, its store, and its directory if that is here.
+    """A run that was found.
 
-    `run` is None where MLflow does not have it any more.
+    Attributes:
+        run: MLflow's run; None if MLflow no longer has it.
+        here: None if its directory is not on this machine.
     """
 
     run_id: str
@@ -215,11 +207,11 @@ class FoundRun:
 
 
 def find_run(word: str) -> FoundRun:
-    """The run that a word names: its id, the beginning of it, or its name.
+    """Find a run by its id, the beginning of its id, or its name.
 
     Raises:
-        UserError: there is none, or several.
-        MantikError: MLflow cannot be asked.
+        UserError: no run or several match.
+        MantikError: a request to MLflow fails.
     """
     there = local_runs.find_local_run(word)
     if there is not None:
@@ -243,12 +235,12 @@ def find_run(word: str) -> FoundRun:
             return FoundRun(runs[0].info.run_id, runs[0], store, found)
     raise UserError(
         f"there is no run {word!r} here or in {uri}",
-        do="smk-mantik runs list shows those that there are",
+        do="See the existing runs: smk-mantik runs list",
     )
 
 
 def refresh(found: FoundRun) -> FoundRun:
-    """The same run as it is now, MLflow told of its end where it does not know it."""
+    """Read a run again, after reporting its end to MLflow if MLflow does not know it."""
     if found.here is None:
         return found
     now = local_runs.read_local_run(found.here.directory)
@@ -258,10 +250,10 @@ def refresh(found: FoundRun) -> FoundRun:
 
 
 def parse_since(text: str) -> float:
-    """A time, seconds since the epoch: a date as 2027-03-31, or how long ago as 12h or 7d.
+    """Parse a date such as 2027-03-31, or an age such as 12h or 7d, to seconds since the epoch.
 
     Raises:
-        UserError: it is neither.
+        UserError: the text is neither.
     """
     from datetime import datetime
 
@@ -275,6 +267,6 @@ def parse_since(text: str) -> float:
         return time.time() - parse_duration(text)
     except ValueError as error:
         raise UserError(
-            f"{text!r} is no time ({error})", where="--since",
-            do="Give a date as 2027-03-31, or how long ago as 12h or 7d",
+            f"{text!r} is not a time ({error})", where="--since",
+            do="Use a date such as 2027-03-31, or an age such as 12h or 7d",
         ) from None  # fmt: skip

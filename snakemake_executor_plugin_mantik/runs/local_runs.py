@@ -1,4 +1,4 @@
-"""The runs that were submitted from here, and how they are: read from their directories alone."""
+"""Find and read the runs submitted from this machine, from their directories alone."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,18 +12,16 @@ from snakemake_executor_plugin_mantik.runs.directories import NEW_PREFIX, RunDir
 from snakemake_executor_plugin_mantik.runs.request import RunRequest, read_request
 
 _SHORTEST: Final = 4
-"""Characters of a run's id that are enough to name it."""
+"""The least characters of a run's id that identify it."""
 
 
 @dataclass(frozen=True)
 class LocalRun:
-    """A run that was submitted from here.
+    """A run that was submitted from this machine.
 
     Attributes:
-        directory: of the run.
-        request: what it was asked for.
-        alive: whether its controller is there.
-        end: how its workflow ended; None: it has not.
+        alive: whether its controller is alive.
+        end: how its workflow ended (`RunDirectory.read_end`); None if it has not.
     """
 
     directory: RunDirectory
@@ -33,34 +31,34 @@ class LocalRun:
 
     @property
     def gone(self) -> bool:
-        """Whether nobody looks after a run that is not over."""
+        """Whether the run is not over, but its controller is gone."""
         return not self.alive and self.end is None
 
     @property
     def workdir(self) -> Path:
-        """The snapshot of the project, which the workflow runs in."""
+        """The snapshot of the project: the workflow's working directory."""
         return self.directory.path / self.request.folder
 
     @property
     def tries(self) -> list[TryRecord]:
-        """What the journal knows of its job, the oldest first."""
+        """The tries of its job in the journal, the oldest first."""
         return controller.tries_in(self.workdir)
 
 
 def read_local_run(directory: RunDirectory) -> LocalRun:
-    """A run that was submitted from here.
+    """Read a run from its directory.
 
     Raises:
-        MantikError: its directory cannot be read.
+        MantikError: the directory's request cannot be read.
     """
     request = read_request(directory)
-    # In this order: it writes down its end while it is alive.
+    # In this order: a controller records the end while it is alive.
     alive = controller.is_alive(directory)
     return LocalRun(directory, request, alive, directory.read_end())
 
 
 def list_local_runs() -> list[LocalRun]:
-    """All runs that were submitted from here, the latest first; what cannot be read is left out."""
+    """List the runs submitted from this machine, the latest first, without unreadable ones."""
     found = []
     for path in _directories():
         try:
@@ -71,10 +69,10 @@ def list_local_runs() -> list[LocalRun]:
 
 
 def find_local_run(word: str) -> LocalRun | None:
-    """The run that a word names, by id, the beginning of it, or name; None: none from here.
+    """Find a run of this machine by its id, the beginning of its id, or its name.
 
     Raises:
-        UserError: it may be several.
+        UserError: several runs match.
     """
     if "/" in word:
         return None
@@ -89,9 +87,9 @@ def find_local_run(word: str) -> LocalRun | None:
 
 
 def ambiguous_run(word: str, ids: list[str]) -> UserError:
-    """The mistake that a word names several runs."""
+    """Return the error for a word that matches several runs."""
     listed = "".join(f"\n  {run_id}" for run_id in ids)
-    return UserError(f"{word!r} may be several runs:{listed}", do="Name one of them by its id")
+    return UserError(f"{word!r} matches several runs:{listed}", do="Use the id of one of them")
 
 
 def _directories() -> list[Path]:

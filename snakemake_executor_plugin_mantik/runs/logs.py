@@ -1,4 +1,4 @@
-"""What a run says: its job's output, at the site while it runs, and its controller's."""
+"""Show the output of a run's job, read from the site while it runs, and of its controller."""
 
 import asyncio
 import codecs
@@ -24,10 +24,10 @@ from snakemake_executor_plugin_mantik.runs.local_runs import LocalRun
 from snakemake_executor_plugin_mantik.sites.base import Site
 
 _LOOK_S: Final = 0.5
-"""Seconds between two looks at a log here that grows."""
+"""Seconds between two reads of a growing log on this machine."""
 
 _LOOK_THERE_S: Final = 5.0
-"""Seconds between two looks at a log at a site; each takes one or two requests."""
+"""Seconds between two reads of a log at a site; each takes one or two requests."""
 
 _PIECE: Final = 1 << 16
 
@@ -35,16 +35,13 @@ _Write = Callable[[str], None]
 
 
 def write_controller_log(run: LocalRun, write: _Write, *, follow: bool) -> None:
-    """Write what a run's controller and Snakemake have said.
+    """Write the output of a run's controller and Snakemake.
 
-    Args:
-        run: the run.
-        write: takes a piece of text.
-        follow: whether to wait for what comes, until no controller is there.
+    With `follow`, continue with new output until the controller ends.
     """
     with run.directory.log.open(errors="replace") as file:
         while True:
-            # Asked before it is read: what is written after that is read once more.
+            # Check before reading: the next round reads what is written after the check.
             alive = follow and controller.is_alive(run.directory)
             while text := file.read(_PIECE):
                 write(text)
@@ -54,24 +51,21 @@ def write_controller_log(run: LocalRun, write: _Write, *, follow: bool) -> None:
 
 
 def write_job_log(run: LocalRun, write: _Write, *, follow: bool) -> bool:
-    """Write the output of a run's job, from the site as long as it is not here.
+    """Write the output of a run's job, read from the site until it has been downloaded.
 
-    Args:
-        run: the run.
-        write: takes a piece of text.
-        follow: whether to wait for what comes, until no controller is there.
+    With `follow`, continue with new output until the controller ends.
 
     Returns:
-        Whether there was a job that may have had an output.
+        Whether the run had a job, which may have had output.
 
     Raises:
-        MantikError: the site is to be asked and cannot be.
+        MantikError: the output is at the site and cannot be read there.
     """
     return asyncio.run(_of_job(run, write, follow=follow))
 
 
 async def _of_job(run: LocalRun, write: _Write, *, follow: bool) -> bool:
-    last, shown, told = "", 0, codecs.getincrementaldecoder("utf-8")("replace")
+    last, shown, decoder = "", 0, codecs.getincrementaldecoder("utf-8")("replace")
     async with AsyncExitStack() as stack:
         site: Site | None = None
         while True:
@@ -80,20 +74,20 @@ async def _of_job(run: LocalRun, write: _Write, *, follow: bool) -> bool:
             if record is not None and record.id != last:  # it was tried again
                 last, shown = record.id, 0
             if record is not None and (log := _here(run, record)) is not None:
-                shown += _rest(log, shown, write, told)
+                shown += _rest(log, shown, write, decoder)
             elif record is not None and record.site_jobs:
                 if site is None:
                     site = await stack.enter_async_context(_site(run, record))
                 async for piece in _there(site, record.paths.log, shown, patient=follow):
                     shown += len(piece)
-                    write(told.decode(piece))
+                    write(decoder.decode(piece))
             if not (follow and alive):
                 return bool(last)
             await asyncio.sleep(_LOOK_THERE_S if site is not None else _LOOK_S)
 
 
 def _here(run: LocalRun, record: TryRecord) -> Path | None:
-    """The output of a job that has ended."""
+    """Return the downloaded output of a job that has ended, if there is one."""
     path = run.workdir / record.log
     return path if record.log and path.is_file() else None
 
@@ -109,7 +103,7 @@ def _rest(log: Path, shown: int, write: _Write, told: codecs.IncrementalDecoder)
 
 
 async def _there(site: Site, path: str, shown: int, *, patient: bool) -> AsyncIterator[bytes]:
-    """What a log at a site has more than was shown; nothing while it is not there."""
+    """Yield what a log at a site has beyond `shown`; nothing while it does not exist."""
     try:
         entry = await site.stat(path)
         if entry is not None and entry.size > shown:
@@ -124,7 +118,7 @@ async def _there(site: Site, path: str, shown: int, *, patient: bool) -> AsyncIt
 
 @asynccontextmanager
 async def _site(run: LocalRun, record: TryRecord) -> AsyncIterator[Site]:
-    """The site of a try, reached beside the controller."""
+    """Connect to the site of a try, independently of the controller."""
     path = str(run.directory.path / run.request.config)
     configs = {record.site: read_config_named(record.site, path, run.workdir, project=None)}
     credentials = find_site_credentials(configs, run.workdir)

@@ -1,6 +1,6 @@
-"""Take a project for a run: a snapshot of a folder, or one version of a git repository.
+"""Copy a project for a run: a snapshot of a folder, or one version of a git repository.
 
-Copies share blocks with the original where the file system can do that.
+Copies share blocks with the original where the file system supports that.
 """
 
 import fcntl
@@ -26,7 +26,7 @@ from snakemake_executor_plugin_mantik.staging.sources import list_candidates
 from snakemake_executor_plugin_mantik.tracking.run import git_tags, without_user
 
 _INPUTS: Final = "mantik-inputs"
-"""In a snapshot: copies of files that parameters name and that lie outside of the project."""
+"""The folder of a snapshot for files that parameters name outside of the project."""
 
 _MLPROJECT: Final = "mlproject"
 
@@ -36,11 +36,11 @@ class TakenProject:
     """A project in a run directory.
 
     Attributes:
-        uri: where it is from: an absolute path, or a URL without password; `#sub` names a folder.
+        uri: its origin: an absolute path, or a URL without password; `#sub` names a folder in it.
         folder: the snapshot.
-        origin: the folder that it is a copy of; None: it is from git.
-        version: as it was asked for.
-        tags: what MLflow is told of its version.
+        origin: the folder that was copied; None if the project is from git.
+        version: the version as requested.
+        tags: MLflow tags that describe the version.
     """
 
     uri: str
@@ -53,16 +53,16 @@ class TakenProject:
 def take_project(
     uri: str, version: str, config: BackendConfig, directory: RunDirectory
 ) -> TakenProject:
-    """Take a project into a run directory; nothing is written where it lies.
+    """Copy a project into a run directory, without writing to its origin.
 
     Args:
-        uri: a folder, its MLproject file, a git URL; each with `#sub` for a folder in it.
+        uri: a folder, its MLproject file or a git URL, each with `#sub` for a folder in it.
         version: a branch, tag or commit; empty: the folder as it is, or the repository's HEAD.
-        config: the backend config: what it excludes is left out.
-        directory: of the run.
+        config: names the files to leave out (`Exclude`).
+        directory: the run directory.
 
     Raises:
-        UserError: there is no such project, or it cannot be read.
+        UserError: the project does not exist or cannot be copied.
     """
     where, sub = _split(uri)
     folder = None if git.is_remote(where) else _folder(where)
@@ -84,10 +84,10 @@ def take_project(
 
 
 def retake_project(old: Path, directory: RunDirectory) -> Path:
-    """Take the snapshot of another run; what that run brought back is left out.
+    """Copy the snapshot of another run, without that run's results.
 
     Raises:
-        UserError: it cannot be read.
+        UserError: the snapshot cannot be copied.
     """
     target = directory.project(old.name)
     with _telling(old):
@@ -98,15 +98,11 @@ def retake_project(old: Path, directory: RunDirectory) -> Path:
 def project_values(
     taken: TakenProject, parameters: Mapping[str, str], paths: set[str]
 ) -> dict[str, str]:
-    """The parameters as the workflow in the snapshot has them.
+    """Return the parameters as the workflow in the snapshot needs them.
 
-    A file that one of type path names is looked up where the command was typed, as `mlflow run`
-    does, and then in the project; one that is not in the snapshot is copied into it.
-
-    Args:
-        taken: the project.
-        parameters: as they were given.
-        paths: the names of those of type path.
+    The value of a parameter in `paths` (those of type path) is first looked up in the current
+    directory, as `mlflow run` does, then in the project. A file that is not in the snapshot is
+    copied into it.
 
     Raises:
         UserError: a file cannot be copied.
@@ -120,7 +116,7 @@ def project_values(
 def missing_values(
     taken: TakenProject, values: Mapping[str, str], paths: set[str]
 ) -> dict[str, Mistake]:
-    """Those of type path, by name, that name no file, here or in the project."""
+    """Return a mistake for each parameter in `paths` whose file does not exist in the snapshot."""
     return {
         name: Mistake(
             f"-P {name}", "", f"there is no file {value!r}, neither here nor in the project"
@@ -137,7 +133,7 @@ def _value(taken: TakenProject, name: str, value: str) -> str:
         return value
     here = Path(given).expanduser().absolute()
     if not here.exists():
-        return value  # in the project, or a mistake that is told with the others
+        return value  # in the project, or a mistake that is reported with all others
     real, origin = here.resolve(), taken.origin and taken.origin.resolve()
     if real.is_relative_to(taken.folder.resolve()):
         return str(real.relative_to(taken.folder.resolve()))
@@ -151,7 +147,7 @@ def _value(taken: TakenProject, name: str, value: str) -> str:
 
 
 def _split(uri: str) -> tuple[str, str]:
-    """Where the project is, and the folder in it."""
+    """Split a URI into the project's location and the folder in it."""
     if os.path.exists(uri):
         return uri, ""
     where, _, sub = uri.partition("#")
@@ -159,18 +155,20 @@ def _split(uri: str) -> tuple[str, str]:
 
 
 def _folder(where: str) -> Path | None:
-    """The folder that a URI names; None for a repository to be cloned from where it lies."""
+    """Return the folder that a URI names."""
     path = Path(unquote(where.removeprefix("file://")) if where.startswith("file://") else where)
     path = path.expanduser().absolute()
     if where.endswith(".zip"):
         raise UserError(
-            "projects in zip files are not taken", where=where, do="Unpack it and give the folder"
+            "projects in zip files are not supported",
+            where=where,
+            do="Unpack it and pass the folder",
         )
     if path.is_file() and path.name.lower() == _MLPROJECT:
         path = path.parent
     if not path.is_dir():
         raise UserError(
-            "there is no such folder", where=where, do="Give a folder or the URL of a repository"
+            "there is no such folder", where=where, do="Pass a folder or the URL of a repository"
         )
     return path
 
@@ -180,18 +178,18 @@ def _inside(folder: Path, sub: str, uri: str) -> Path:
     if os.path.normpath(sub).split("/")[0] == ".." or os.path.isabs(sub) or not found.is_dir():
         raise UserError(
             f"there is no folder {sub!r} in it", where=without_user(uri),
-            do="Name one that this version of it has, after the #",
+            do="Use a folder of this version after the #",
         )  # fmt: skip
     if not found.resolve().is_relative_to(folder.resolve()):
         raise UserError(
-            f"its folder {sub!r} is a link that leads out", where=without_user(uri),
-            do="Name the project that it leads to",
+            f"its folder {sub!r} is a link that leads out of it", where=without_user(uri),
+            do="Pass the folder that it links to",
         )  # fmt: skip
     return found
 
 
 def _top(folder: Path) -> tuple[Path, str]:
-    """The repository that a folder belongs to, and where in it that lies."""
+    """Return the repository that a folder belongs to, and the folder's path in it."""
     if git.is_repository(folder):
         return folder, ""
     ended = subprocess.run(
@@ -200,7 +198,7 @@ def _top(folder: Path) -> tuple[Path, str]:
     )  # fmt: skip
     if ended.returncode != 0:
         raise UserError(
-            "it is in no git repository, and so has no versions", where=str(folder),
+            "the folder is in no git repository, so it has no versions", where=str(folder),
             do="Leave the version out",
         )  # fmt: skip
     prefix, top = ended.stdout.split("\n")[:2]
@@ -227,7 +225,7 @@ def _from_git(
         raise UserError(
             f"it has symbolic links to files of this machine: {', '.join(outside[:5])}",
             where=without_user(shown),
-            do="Do not submit it before you know why: they would go to the site as if they were"
+            do="Find out why before you submit it: these files would be uploaded to the site as"
             " the project's",
         )
     uri = without_user(url if git.is_remote(url) else str(Path(url).absolute()))
@@ -235,9 +233,10 @@ def _from_git(
 
 
 def _leading_out(project: Path, run: Path) -> Iterator[str]:
-    """Links of a repository, which others have made, to what is here and none of it.
+    """Yield the symbolic links of a repository that lead to files of this machine outside of it.
 
-    Links to nowhere are left out of what is sent: they may mean a place at a site.
+    Others may have written the repository. Broken links are harmless, since they are not uploaded:
+    they may mean a path at a site.
     """
     inside = os.path.realpath(project)
     for at, folders, files in os.walk(project):
@@ -250,19 +249,19 @@ def _leading_out(project: Path, run: Path) -> Iterator[str]:
 
 
 def _versioned(folder: Path) -> dict[str, str]:
-    """What git says of a folder now; `git_tags` remembers, and this process may submit often."""
+    """Return the git tags of a folder now: `git_tags` caches, and this process may submit often."""
     return dict(git_tags.__wrapped__(folder))
 
 
 def _leave(origin: Path) -> set[str]:
-    """What of a folder is never taken: results of its own runs, and the runs themselves."""
+    """Return paths that are never copied: results of the folder's runs, and run directories."""
     runs = runs_home().resolve()
     inside = runs.is_relative_to(origin.resolve())
     return {RESULTS, *([str(runs.relative_to(origin.resolve()))] if inside else [])}
 
 
 def _named(origin: Path, config: BackendConfig) -> Iterator[str]:
-    """Files that go along even if they are excluded: the MLproject file, and the config's own."""
+    """Yield files to copy even if excluded: the MLproject file, and files the config names."""
     yield from (p.name for p in origin.iterdir() if p.name.lower() == _MLPROJECT and p.is_file())
     apptainer = config.environment.apptainer
     image = apptainer.path if apptainer is not None and apptainer.type == "local" else None
@@ -279,20 +278,16 @@ def _telling(where: Path) -> Iterator[None]:
         raise UserError(
             f"the project cannot be copied ({error})",
             where=str(where),
-            do="See whether it can be read, and whether there is room for a copy",
+            do="Check that it is readable and that there is space for a copy",
         ) from None
 
 
 _FICLONE: Final = 0x40049409
-"""Linux's ioctl that makes a file share another one's blocks (Btrfs, XFS, bcachefs)."""
+"""The Linux ioctl that makes a file share another one's blocks (Btrfs, XFS, bcachefs)."""
 
 
 def _copy_file(source: Path, target: Path) -> None:
-    """Copy a file, or what a link leads to, with its times and mode; its directory is made.
-
-    Raises:
-        OSError: it cannot be copied.
-    """
+    """Copy a file, or the target of a link, with times and mode; create its directory."""
     target.parent.mkdir(parents=True, exist_ok=True)
     if not _clone(source, target):
         shutil.copyfile(source, target)
@@ -305,7 +300,7 @@ def _clone(source: Path, target: Path) -> bool:
     with source.open("rb") as there, target.open("wb") as here:
         try:
             fcntl.ioctl(here, _FICLONE, there.fileno())
-        except OSError:  # another file system, or one that cannot do it
+        except OSError:  # another file system, or one without shared blocks
             return False
     return True
 
@@ -313,17 +308,14 @@ def _clone(source: Path, target: Path) -> bool:
 def _copy_sources(
     source: Path, target: Path, exclude: Exclude, leave: Container[str] = (), *, include: Matching
 ) -> None:
-    """Copy what of a project's folder a job may be sent, whatever its size.
+    """Copy the files of a project that may be uploaded for a job, whatever their size.
 
     Args:
-        source: the folder.
-        target: a directory.
-        exclude: the backend config's.
-        leave: further paths in the folder that are left out.
-        include: matches what is copied although it seems to hold a secret.
-
-    Raises:
-        OSError: something cannot be copied.
+        source: the project's folder.
+        target: the new folder.
+        exclude: the backend config's patterns.
+        leave: further paths in the folder to leave out.
+        include: matches files to copy although they seem to hold a secret.
     """
     target.mkdir(parents=True, exist_ok=True)
     for path, _ in list_candidates(source, exclude, leave, include):
@@ -331,11 +323,7 @@ def _copy_sources(
 
 
 def _copy_any(source: Path, target: Path) -> None:
-    """Copy a file or a directory, whatever is in it, hidden things included.
-
-    Raises:
-        OSError: something cannot be copied.
-    """
+    """Copy a file, or a directory with all its files, hidden ones included."""
     if not source.is_dir():
         _copy_file(source, target)
         return

@@ -1,4 +1,4 @@
-"""The models of runs in MLflow's registry. Needs mlflow."""
+"""Register and unregister the models of runs in MLflow's registry. Needs mlflow."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -13,10 +13,10 @@ from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.runs.store import RunStore, quote_filter
 
 _VERSIONS = "mlflow.modelVersions"
-"""The tag of a logged model that MLflow's pages find its registered versions by."""
+"""The tag of a logged model from which MLflow's pages read its registered versions."""
 
 _LONGEST: Final = 256
-"""Characters that MLflow's databases keep of a model's name."""
+"""The longest name of a model that MLflow's databases keep, in characters."""
 
 
 @dataclass(frozen=True)
@@ -24,10 +24,10 @@ class ModelVersion:
     """A version of a registered model.
 
     Attributes:
-        name: of the registered model.
-        number: of the version.
-        aliases: that stand for it.
-        new: whether it was registered just now.
+        name: the registered model's name.
+        number: the version's number.
+        aliases: the version's aliases.
+        new: whether this call registered it.
     """
 
     name: str
@@ -40,23 +40,24 @@ def register_model(store: RunStore, run: Any, name: str, model: str = "") -> Mod
     """Register the model of a run that has finished.
 
     Args:
-        store: that the run is in.
-        run: MLflow's.
-        name: one that no other model has; the same run may be registered under it again.
-        model: which one, if the run has logged several.
+        store: the run's store.
+        run: MLflow's run.
+        name: a name that no other model has. Registering the same model again is no error.
+        model: the logged model's name, if the run has logged several.
 
     Raises:
-        UserError: it cannot be registered so; nothing was changed.
+        UserError: the model cannot be registered; nothing was changed.
+        MantikError: a request to MLflow fails.
     """
     run_id = run.info.run_id
     if run.info.status != "FINISHED":
         raise UserError(
-            f"it is {run.info.status}: only what has finished can be registered",
+            f"its status is {run.info.status}; only models of finished runs can be registered",
             where=f"run {run_id}",
-            do=f"See how it is: smk-mantik runs show {run_id}",
+            do=f"See its state: smk-mantik runs show {run_id}",
         )
     if why := _unfit(name):
-        raise UserError(f"{name!r} cannot be a model's name: {why}", do="Give it another")
+        raise UserError(f"{name!r} cannot be a model's name: {why}", do="Use another name")
     logged = _chosen(store, run, model)
     with store.asked():
         there = _registered(store, name)
@@ -78,18 +79,18 @@ def register_model(store: RunStore, run: Any, name: str, model: str = "") -> Mod
 
 
 def _unfit(name: str) -> str:
-    """Why a name is none that a model can be registered, and found again, by."""
+    """Return why a model cannot be registered, or found again, by a name; empty: it can."""
     if not name.strip() or not name.isprintable():
         return "it has to be one line, and not blank"
     if set(name) & set("/:"):
-        return "it may hold no / and no :"
+        return "it may not contain / or :"
     if {"'", '"'} <= set(name):
-        return "it may hold one kind of quotes, and not both"
-    return f"it may have {_LONGEST} characters" if len(name) > _LONGEST else ""
+        return "it may not contain both kinds of quotes"
+    return f"it may have at most {_LONGEST} characters" if len(name) > _LONGEST else ""
 
 
 def versions_of_run(store: RunStore, run: Any) -> tuple[list[str], list[ModelVersion]]:
-    """The names of the models that a run has logged, and what is registered of them."""
+    """Return the names of the models that a run has logged, and their registered versions."""
     with store.asked():
         return sorted({model.name for model in _logged(store, run)}), _versions(store, run)
 
@@ -103,7 +104,7 @@ def _versions(store: RunStore, run: Any) -> list[ModelVersion]:
 
 @contextmanager
 def only_store(store: RunStore) -> Iterator[None]:
-    """Have MLflow take a store for the only one: it looks models up there, whatever it is asked."""
+    """Set MLflow's global tracking URI: it looks models up there, whatever store a client has."""
     before = mlflow.get_tracking_uri()
     mlflow.set_tracking_uri(store.client.tracking_uri)
     try:
@@ -113,16 +114,20 @@ def only_store(store: RunStore) -> Iterator[None]:
 
 
 def _again(store: RunStore, name: str, run_id: str, logged: Any) -> ModelVersion:
-    """The version that a name has already, if it is the same model."""
+    """Return the registered version of a model under a name.
+
+    Raises:
+        UserError: the name belongs to another model.
+    """
     versions = store.client.search_model_versions(f"name = {quote_filter(name)}")
-    # Of a version MLflow tells the model in its source alone.
+    # MLflow reports a version's model in its source alone.
     same = [v for v in versions if v.source == _source(logged)]
     if not same:
         whose = ", ".join(sorted({str(v.run_id) for v in versions})) or "no run"
         raise UserError(
-            f"the name {name} is taken, by a model of {whose}",
+            f"the name {name} is taken by a model of {whose}",
             where=f"run {run_id}",
-            do="Choose another name, or unregister that one",
+            do="Use another name, or unregister that model",
         )
     return ModelVersion(name, str(same[0].version), _aliases(store, name, same[0].version))
 
@@ -130,18 +135,19 @@ def _again(store: RunStore, name: str, run_id: str, logged: Any) -> ModelVersion
 def unregister_model(
     store: RunStore, run: Any, name: str = "", *, force: bool = False
 ) -> list[ModelVersion]:
-    """Take the models of a run out of the registry; those that went.
+    """Remove the versions of a run's models from the registry and return them.
 
-    A registered model without a version left goes, too; one with others stays as it is.
+    Also removes a registered model without a version left.
 
     Args:
-        store: that the run is in.
-        run: MLflow's.
-        name: only the model of this name.
-        force: also those that an alias stands for.
+        store: the run's store.
+        run: MLflow's run.
+        name: if given, only the registered model of this name.
+        force: also remove versions that have aliases, with the aliases.
 
     Raises:
-        UserError: there is none, or an alias stands for it; nothing was changed.
+        UserError: no version is registered, or one has an alias; nothing was changed.
+        MantikError: a request to MLflow fails.
     """
     run_id = run.info.run_id
     with store.asked():
@@ -155,15 +161,15 @@ def unregister_model(
         held = [f"{v.name}@{alias}" for v in found for alias in v.aliases]
         if held and not force:
             raise UserError(
-                f"aliases stand for it: {', '.join(held)}",
+                f"it has aliases: {', '.join(held)}",
                 where=f"run {run_id}",
-                do="Give them to another version, or add --force",
+                do="Move them to another version, or add --force",
             )
         for version in found:
             for alias in version.aliases:
                 store.client.delete_registered_model_alias(version.name, alias)
             store.client.delete_model_version(version.name, version.number)
-            # MLflow's search knows no name with both kinds of quotes, which others may have given.
+            # Not by a search: MLflow's conditions cannot hold a name with both kinds of quotes.
             if not store.client.get_registered_model(version.name).latest_versions:
                 store.client.delete_registered_model(version.name)
         _unlink(store, run, found)
@@ -204,7 +210,7 @@ def _logged(store: RunStore, run: Any) -> list[Any]:
 
 
 def _chosen(store: RunStore, run: Any, name: str) -> Any:
-    """The logged model that is meant; of several of one name the latest."""
+    """Return the logged model of a name, the latest of several; empty: the only one."""
     with store.asked():
         logged = _logged(store, run)
     names = sorted({model.name for model in logged})
@@ -212,16 +218,16 @@ def _chosen(store: RunStore, run: Any, name: str) -> Any:
     if not logged:
         raise UserError(
             "it has logged no model", where=where,
-            do="Log one where it is trained: mlflow.sklearn.log_model(…), say",
+            do="Log one where it is trained, such as with mlflow.sklearn.log_model(…)",
         )  # fmt: skip
     if name and name not in names:
         raise UserError(
-            f"it has logged no model {name}", where=where, do=f"Take one of: {', '.join(names)}"
+            f"it has logged no model {name}", where=where, do=f"Use one of: {', '.join(names)}"
         )
     if not name and len(names) > 1:
         raise UserError(
             f"it has logged several models: {', '.join(names)}", where=where,
-            do="Name one with --model",
+            do="Choose one with --model",
         )  # fmt: skip
     meant = [model for model in logged if model.name == (name or names[0])]
     return max(meant, key=lambda model: model.creation_timestamp)

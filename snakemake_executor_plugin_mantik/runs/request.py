@@ -1,4 +1,4 @@
-"""What a run was asked for: all that is needed to submit it again. Values."""
+"""The request of a run: all that is needed to submit it again. Values."""
 
 import json
 from collections.abc import Mapping
@@ -13,28 +13,27 @@ _VERSION: Final = 1
 
 @dataclass(frozen=True)
 class RunRequest:
-    """What a run was asked for.
+    """The request of a run.
 
     Attributes:
         uri: the project: an absolute path, or a git URL without password; `#sub` names a folder.
-        version: the branch, tag or commit that was asked for.
-        commit: the commit that it is, if the project is in git.
+        version: the requested branch, tag or commit.
+        commit: the commit of that version, if the project is in git.
         folder: the snapshot, relative to the run directory.
-        entry_point: of the project.
-        parameters: as they were given.
-        values: the same as the workflow has them: files by their paths in the snapshot.
+        parameters: as the user passed them.
+        values: the same for the workflow: files by their paths in the snapshot.
         extra: parameters that the entry point does not declare.
-        site: its name.
+        site: the site's name.
         config: the copy of its backend config, relative to the run directory.
-        config_source: where that was copied from; empty: it was given as values.
+        config_source: the copied file; empty: the config was given as values.
         account: the compute budget account; empty: none.
         tracking_uri: the MLflow store, without user and password.
-        experiment_id, experiment: the run's, there.
+        experiment_id, experiment: the experiment's id and name in that store.
         name: the run's name.
-        tags: further tags that it was given.
+        tags: further tags of the run.
         again_of: the run that this one repeats; empty: none.
         created: seconds since the epoch.
-        run_id: MLflow's id of the run; empty until it is made.
+        run_id: MLflow's id of the run; empty until MLflow has created it.
     """
 
     uri: str
@@ -59,15 +58,14 @@ class RunRequest:
     run_id: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        """All of it."""
         return {"format": _VERSION, **asdict(self)}
 
 
 def write_request(directory: RunDirectory, request: RunRequest) -> None:
-    """Write a run's request, all of it or nothing.
+    """Write a run's request atomically.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     new = directory.request.with_suffix(".new")
     new.write_text(json.dumps(request.as_json(), indent=2, ensure_ascii=False), encoding="utf-8")
@@ -78,7 +76,7 @@ def read_request(directory: RunDirectory) -> RunRequest:
     """Read a run's request.
 
     Raises:
-        MantikError: there is none that can be read.
+        MantikError: the file is missing, damaged, or of a newer version.
     """
     where = str(directory.request)
     try:
@@ -89,8 +87,10 @@ def read_request(directory: RunDirectory) -> RunRequest:
             return RunRequest(**{name: value for name, value in values.items() if name in known})
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise MantikError(
-            f"what the run was asked for cannot be read ({error})",
+            f"the run's request cannot be read ({error})",
             where=where,
-            do="If the directory is of no use any more, remove it",
+            do="Remove the directory if you no longer need the run",
         ) from None
-    raise MantikError("a newer version has written it", where=where, do="Update this one")
+    raise MantikError(
+        "it was written by a newer version of smk-mantik", where=where, do="Update smk-mantik"
+    )

@@ -1,4 +1,4 @@
-"""Sees to it that MLflow knows how a run ended, also where no job of it was ever sent."""
+"""Report the end of a run to MLflow, even if no job of it was submitted."""
 
 import sqlite3
 import subprocess
@@ -14,11 +14,11 @@ from snakemake_executor_plugin_mantik.tracking.outbox import Outbox
 from snakemake_executor_plugin_mantik.tracking.store import DIRECTORY
 from snakemake_executor_plugin_mantik.tracking.worker.process import OUTBOX
 
-_REASON: Final = "it ended before a job was sent; see smk-mantik runs logs"
+_REASON: Final = "it ended before a job was submitted; see smk-mantik runs logs"
 
 
 def run_status(directory: RunDirectory) -> str:
-    """How a run that is over ended, in MLflow's words."""
+    """Return MLflow's status for a run that is over."""
     end = directory.read_end()
     if end is not None and end["exit_code"] == 0:
         return "FINISHED"
@@ -26,20 +26,20 @@ def run_status(directory: RunDirectory) -> str:
 
 
 def settle_run(directory: RunDirectory, request: RunRequest) -> None:
-    """See to it that MLflow knows how a run ended that is over. Imports mlflow if it does not.
+    """Report the end of a run that is over to MLflow; import mlflow only if needed.
 
-    What is still in the workflow's outbox goes first, by a process of its own.
+    If events are left in the workflow's outbox, only start a worker that publishes them.
 
     Raises:
-        MantikError: MLflow cannot be asked.
+        MantikError: a request to MLflow fails.
     """
     if directory.told.exists():
         return
-    pending, told = _outbox(directory, request)
+    pending, published = _outbox(directory, request)
     if pending:
         _tell_rest(directory.path / request.folder)
         return
-    if not told:
+    if not published:
         from snakemake_executor_plugin_mantik.runs.store import RunStore
 
         RunStore(request.tracking_uri).end(request.run_id, run_status(directory), _REASON)
@@ -47,7 +47,7 @@ def settle_run(directory: RunDirectory, request: RunRequest) -> None:
 
 
 def _outbox(directory: RunDirectory, request: RunRequest) -> tuple[bool, bool]:
-    """Whether the tracking of jobs has something left to tell, and whether it has told the end."""
+    """Return whether the outbox holds unpublished events, and whether it has published the end."""
     path = directory.path / request.folder / DIRECTORY / OUTBOX
     if not path.exists():
         return False, False

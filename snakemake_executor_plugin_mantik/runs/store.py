@@ -1,4 +1,4 @@
-"""Runs in MLflow. Needs mlflow, whose import takes seconds: imported where a run is looked at."""
+"""Create, read and end runs in MLflow. Import late: importing mlflow takes seconds."""
 
 import io
 import os
@@ -26,37 +26,37 @@ _BATCH: Final = 100
 ENDED: Final = ("FINISHED", "FAILED", "KILLED")
 STATES: Final = ("SCHEDULED", "RUNNING", *ENDED)
 _ERRORS: tuple[type[Exception], ...] = (MlflowException,)
-with suppress(ImportError):  # mlflow-skinny, which knows servers only
+with suppress(ImportError):  # mlflow-skinny, which supports servers only
     from sqlalchemy.exc import SQLAlchemyError
 
-    _ERRORS += (SQLAlchemyError,)  # of a file that is no database, say
+    _ERRORS += (SQLAlchemyError,)  # such as for a file that is no database
 
 SITE: Final = "mantik.site"
 KEY: Final = "mantik.key"
-"""A tag: what a run can be found by that was asked for twice."""
+"""The tag by which a second request with the same key finds the run of the first."""
 
 SUBMISSION: Final = "mantik.submission"
-"""A tag: what the run of one submission can be found by, should that be killed."""
+"""The tag by which the run of a killed submission can be found."""
 
 _VALUE: Final = 6000
-"""Characters that MLflow keeps of a parameter's value."""
+"""The longest value of a parameter that MLflow keeps, in characters."""
 
 
 def tracking_uri(environ: Mapping[str, str]) -> str:
-    """Where the user's runs are, absolute and without user and password."""
+    """Return the tracking URI of the user's runs, absolute and without user and password."""
     found = tracking_target(environ, Path.cwd()).uri or without_user(mlflow.get_tracking_uri())
     return str(Path(found).absolute()) if ":" not in found else found
 
 
 def store_exists(uri: str) -> bool:
-    """Whether a store is there to be asked; MLflow would make a SQLite file that is not."""
+    """Return whether a store may be queried: MLflow would create a SQLite file that is missing."""
     path = uri.removeprefix("sqlite:///")
     return path == uri or Path(path.partition("?")[0]).exists()
 
 
 @dataclass(frozen=True)
 class NewRun:
-    """A run that was made: its id, its name, its experiment."""
+    """A run that was just created."""
 
     run_id: str
     name: str
@@ -67,11 +67,11 @@ class NewRun:
 class RunStore:
     """An MLflow store: a server, or a SQLite file.
 
-    All methods raise `MantikError` where it cannot be asked or refuses.
+    All methods raise `MantikError` if the store does not answer or refuses.
     """
 
     def __init__(self, uri: str) -> None:
-        """Reach the store at `uri`, which names no user: those are in the environment."""
+        """Connect to a store; `uri` has no user and password, which come from the environment."""
         self.uri = uri
         given = os.environ.get("MLFLOW_TRACKING_URI", "")
         with self.asked():
@@ -79,30 +79,30 @@ class RunStore:
 
     @contextmanager
     def asked(self) -> Iterator[None]:
-        """Tell MLflow's errors as ours."""
+        """Turn MLflow's errors into `MantikError`."""
         try:
             yield
         except _ERRORS as error:
             raise MantikError(
                 f"MLflow: {' '.join(without_users(str(error)).split())[:500]}",
                 where=without_user(self.uri),
-                do="See whether MLFLOW_TRACKING_URI is right and the store there",
+                do="Check that MLFLOW_TRACKING_URI is right and that the store is available",
             ) from None
 
-    # Making and ending
+    # Creating and ending
 
     def make(
         self, experiment: str, experiment_id: str, name: str, tags: Mapping[str, str],
         params: Mapping[str, str],
     ) -> NewRun:  # fmt: skip
-        """Make a run that is about to be submitted.
+        """Create a run that is about to be submitted, with status SCHEDULED.
 
         Args:
-            experiment: its name; it is made if it is not there.
-            experiment_id: its id instead.
-            name: the run's; empty: MLflow finds one.
-            tags: from its start.
-            params: raw.
+            experiment: the experiment's name; it is created if needed.
+            experiment_id: the experiment's id, instead of a name.
+            name: the run's name; empty: MLflow makes one up.
+            tags: set at creation.
+            params: parameters; long values are cut.
         """
         with self.asked():
             found = self._experiment(experiment, experiment_id)
@@ -111,9 +111,9 @@ class RunStore:
                 run_name=name or None,
             )  # fmt: skip
             run_id = made.info.run_id
-            told = [Param(key, value[:_VALUE]) for key, value in params.items()]
-            for at in range(0, len(told), _BATCH):
-                self.client.log_batch(run_id, params=told[at : at + _BATCH])
+            logged = [Param(key, value[:_VALUE]) for key, value in params.items()]
+            for at in range(0, len(logged), _BATCH):
+                self.client.log_batch(run_id, params=logged[at : at + _BATCH])
             self.client.update_run(run_id, status="SCHEDULED")
         return NewRun(run_id, made.info.run_name, found.experiment_id, found.name)
 
@@ -122,25 +122,25 @@ class RunStore:
         if found.lifecycle_stage != "active":
             raise UserError(
                 f"the experiment {found.name} was deleted in MLflow", where=self.uri,
-                do="Restore it, or name another one",
+                do="Restore it, or use another one",
             )  # fmt: skip
         return found
 
     def end(self, run_id: str, status: str, reason: str = "") -> None:
-        """Set a run's final status, unless it has one."""
+        """Set a run's final status, unless it already has one."""
         with self.asked():
             if self.client.get_run(run_id).info.status in ENDED:
                 return
             if reason and status != "FINISHED":
                 self.client.log_batch(run_id, tags=[RunTag("mantik.reason", reason)])
-            # Of a server's run MLflow prints the address, amid what may be read as JSON.
+            # MLflow prints the address of a server's run, into output that may be read as JSON.
             with redirect_stdout(io.StringIO()):
                 self.client.set_terminated(run_id, status)
 
-    # Looking
+    # Reading
 
     def run(self, run_id: str) -> Any:
-        """A run by its id; None: there is none, or it was deleted."""
+        """Return a run; None if it does not exist or was deleted."""
         try:
             found = self.client.get_run(run_id)
         except MlflowException as error:
@@ -153,7 +153,7 @@ class RunStore:
     def search(
         self, condition: str, experiment: str = "", limit: int = 50, *, latest: bool = True
     ) -> list[Any]:
-        """Runs that match a condition in MLflow's words, the latest first."""
+        """Return the runs that match a filter of MLflow, if `latest` the latest first."""
         with self.asked():
             if experiment:
                 found = self.client.get_experiment_by_name(experiment)
@@ -169,7 +169,6 @@ class RunStore:
         return [each.experiment_id for each in self._all_experiments()]
 
     def experiments(self) -> list[str]:
-        """The names of all experiments."""
         with self.asked():
             return [str(each.name) for each in self._all_experiments()]
 
@@ -184,31 +183,30 @@ class RunStore:
                 return found
 
     def experiment_name(self, experiment_id: str) -> str:
-        """An experiment's name."""
         with self.asked():
             return str(self.client.get_experiment(experiment_id).name)
 
     def delete(self, run_id: str) -> None:
-        """Delete a run, as MLflow does: `mlflow gc` removes it for good."""
+        """Mark a run as deleted; `mlflow gc` removes it for good."""
         with self.asked():
             self.client.delete_run(run_id)
 
 
 def quote_filter(text: str) -> str:
-    """A text for a condition.
+    """Quote a text for a filter of MLflow.
 
     Raises:
-        UserError: MLflow's conditions cannot hold it.
+        UserError: the text holds both kinds of quotes, which MLflow's filters cannot express.
     """
     for sign in ("'", '"'):
         if sign not in text:
             return f"{sign}{text}{sign}"
     raise UserError(
         f"MLflow cannot search for a name with both kinds of quotes: {text}",
-        do="Name a run by its id, or leave the filter out",
+        do="Use the id of a run, or leave the filter out",
     )
 
 
 def join_conditions(parts: Sequence[str]) -> str:
-    """All of some conditions."""
+    """Join filters with AND; leave out empty ones."""
     return " AND ".join(part for part in parts if part)

@@ -1,4 +1,4 @@
-"""Submit runs: check everything, make the run in MLflow, start its controller."""
+"""Submit runs: check everything, create the run in MLflow, start its controller."""
 
 import os
 import shutil
@@ -63,19 +63,17 @@ from snakemake_executor_plugin_mantik.tracking.run import user_name
 
 @dataclass(frozen=True)
 class SubmitRequest:
-    """What somebody asks for.
+    """The arguments of a submission.
 
     Attributes:
         uri: the project: a folder or a git URL, with `#sub` for a folder in it.
         chosen: the backend config.
-        entry_point: of the project.
         version: a branch, tag or commit.
-        parameters: of the entry point.
-        experiment, experiment_id: where the run goes; empty: as MLflow's variables say.
-        name: the run's; empty: MLflow finds one.
-        account: the compute budget account; empty: as the environment says.
+        experiment, experiment_id: of the run; empty: from MLflow's variables.
+        name: the run's name; empty: MLflow makes one up.
+        account: the compute budget account; empty: the environment's.
         tags: further tags of the run.
-        tracking_uri: the MLflow store; empty: as the environment says.
+        tracking_uri: the MLflow store; empty: the environment's.
     """
 
     uri: str
@@ -92,18 +90,18 @@ class SubmitRequest:
 
 
 def submit_run(asked: SubmitRequest) -> str:
-    """Submit a run; its MLflow id. Needs mlflow.
+    """Submit a run and return its MLflow id. Needs mlflow.
 
     Raises:
-        UserError: with all that is wrong; nothing was sent, and no run made.
-        MantikError: MLflow cannot be asked.
+        UserError: with all mistakes found; no run was created or submitted.
+        MantikError: a request to MLflow fails, or the controller cannot be started.
     """
     with _staging() as stage:
         taken = take_project(asked.uri, asked.version, asked.chosen.config, stage)
         config = _written(stage, asked.chosen)
         parameters, extra = dict(asked.parameters), dict(asked.chosen.extra)
         point = _entry(taken.folder, asked.entry_point)
-        if point is not None and point.script:  # it declares none, and takes any
+        if point is not None and point.script:  # it declares no parameters and accepts any
             parameters, extra = {}, {**parameters, **extra}
         values = project_values(taken, parameters, _paths(point))
         account = asked.account or find_account(asked.chosen.site, os.environ) or ""
@@ -134,29 +132,29 @@ def resubmit_run(
     tags: Mapping[str, str] | None = None,
     key: str = "",
 ) -> str:
-    """Submit a run again, or with something changed (`runs.again`).
+    """Submit a run again, as it was or with changes (see `runs.rerun`).
 
     Args:
-        run_id: the run.
-        parameters: those that have other values now; an undeclared one is a mistake.
+        run_id: the MLflow id of a run whose directory is on this machine.
+        parameters: new values of declared parameters; an undeclared one is a mistake.
         site: another backend config.
-        extra: of the parameters that are not declared those that have other values now, or are new.
-        account: another account; empty: the same, unless the site is another one.
+        extra: new values of undeclared parameters.
+        account: another account; empty: the same, or for another site the environment's.
         experiment: another experiment, by its name; empty: the same.
         name: another name; empty: the same.
         tags: further tags.
-        key: see `runs.again`.
+        key: as in `runs.rerun`.
 
     Raises:
-        UserError: there is no such run here, or something is wrong with it now.
-        MantikError: MLflow cannot be asked.
+        UserError: no such run is on this machine, or with all mistakes found.
+        MantikError: a request to MLflow fails, or the controller cannot be started.
     """
     old = RunDirectory(runs_home() / run_id)
     if not old.request.exists():
         raise UserError(
             f"it was deleted, or not submitted from here: there is no {old.path}",
             where=f"run {run_id}",
-            do="Submit its project anew: smk-mantik runs submit",
+            do="Submit its project again: smk-mantik runs submit",
         )
     before = local_runs.read_local_run(old).request
     if key and (found := _of_key(before.tracking_uri, key)):
@@ -199,7 +197,7 @@ def resubmit_run(
 
 @contextmanager
 def _staging() -> Iterator[RunDirectory]:
-    """A directory for a run that is not made yet; those that never became any are removed."""
+    """Create the directory of a submission; remove it at the end unless it has become a run's."""
     runs = make_runs_home()
     stage = RunDirectory(runs / f"{NEW_PREFIX}{uuid.uuid4().hex}")
     with ExitStack() as held:
@@ -213,7 +211,6 @@ def _staging() -> Iterator[RunDirectory]:
 
 
 def _written(stage: RunDirectory, chosen: ChosenConfig) -> Path:
-    """The copy of a backend config."""
     config = stage.config(chosen.site, chosen.suffix)
     with _writing(stage):
         config.parent.mkdir(exist_ok=True)
@@ -227,14 +224,14 @@ def _writing(directory: RunDirectory) -> Iterator[None]:
         yield
     except OSError as error:
         raise UserError(
-            f"the run directory cannot be made ({error.strerror or error})",
+            f"the run directory cannot be created ({error.strerror or error})",
             where=str(directory.path),
-            do=f"Free space there, or name another directory for runs with {RUNS_VARIABLE}",
+            do=f"Free space there, or set {RUNS_VARIABLE} to another directory for runs",
         ) from None
 
 
 def _entry(folder: Path, name: str) -> EntryPoint | None:
-    """The entry point; None where it is a mistake that is told with all others."""
+    """Return an entry point; None for a mistake, which is reported with all others."""
     try:
         return load(folder, warn=False).entry(name)
     except MantikError:
@@ -252,17 +249,17 @@ def _account(name: str) -> Iterator[Mistake]:
 
 
 def _default(what: str, given: str) -> str:
-    """What MLflow's variable says of the experiment, where nothing else says it."""
+    """Return an MLflow variable's value for the experiment, unless one was given."""
     return "" if given else os.environ.get(f"MLFLOW_EXPERIMENT_{what}", "")
 
 
 def _kept(tags: Mapping[str, str]) -> dict[str, str]:
-    """Of a run's tags those of its project; what somebody else gave it was for it alone."""
+    """Return the tags of a run that describe its project; other tags were for that run alone."""
     return {n: v for n, v in tags.items() if n.startswith(("mlflow.source.", "mantik.git."))}
 
 
 def _of_key(uri: str, key: str) -> str:
-    """The run that was made for a key before; one that never got a directory is given up."""
+    """Return the run of an earlier call with this key; end one that has no directory."""
     store = RunStore(uri)
     for run_id in (
         str(run.info.run_id) for run in store.search(f"tags.`{KEY}` = {quote_filter(key)}")
@@ -293,11 +290,11 @@ def _submitted(
     assert point is not None
     defaults = {p.name: p.default for p in point.parameters.values() if p.default is not None}
     params = {**defaults, **request.parameters, **request.extra}
-    # By this it is found again, should MLflow make it and not be able to say so.
+    # The tag finds the run if MLflow creates it but its answer gets lost.
     request = replace(request, tags={**request.tags, **submission_tag(stage)})
     try:
         with delay_signals():
-            # Should this process be killed, it tells whoever comes later what to look for.
+            # If this process is killed, `remove_aborted` finds the run by this request.
             with _writing(stage):
                 write_request(stage, request)
             made = store.make(
@@ -308,7 +305,7 @@ def _submitted(
         _become(stage, directory, request, made)
         controller.start_controller(directory)
     except BaseException:
-        with suppress(MantikError):  # what has happened is to be told, not this
+        with suppress(MantikError):  # or it would hide the original error
             end_aborted(store, stage)
         raise
     return made.run_id
@@ -344,9 +341,9 @@ def _tags(request: RunRequest, stage: RunDirectory) -> dict[str, str]:
 
 
 def _check(stage: RunDirectory, request: RunRequest) -> None:
-    """See to it that the run can be sent, as far as that can be told here.
+    """Check whether the run can be submitted, as far as this machine can know.
 
-    Paths are looked up in the snapshot, which a process of its own is in.
+    A process of its own runs the check, since paths are relative to the snapshot.
     """
     workdir = stage.path / request.folder
     site = f"{request.site}={stage.path / request.config}"
@@ -359,11 +356,11 @@ def _check(stage: RunDirectory, request: RunRequest) -> None:
         errors="replace", check=False,
     )  # fmt: skip
     if ended.returncode != 0:
-        # In words of the snapshot; the user knows the project and the config by other names.
+        # The output names the copies of the project and the config: name the originals.
         config = str(stage.path / request.config)
-        told = ended.stderr.replace(config, request.config_source or "backend config")
-        told = told.replace(str(workdir), request.uri)
-        raise _ToldError(told.removeprefix("smk-mantik: ").strip())
+        output = ended.stderr.replace(config, request.config_source or "backend config")
+        output = output.replace(str(workdir), request.uri)
+        raise _ToldError(output.removeprefix("smk-mantik: ").strip())
     configs = read_configs([site], workdir)
     if not configs:
         raise ConfigError([Mistake(site, "", "is no backend config")])
@@ -371,7 +368,7 @@ def _check(stage: RunDirectory, request: RunRequest) -> None:
 
 
 class _ToldError(UserError):
-    """Mistakes that another process has put into words."""
+    """Mistakes in the words of another process, shown as they are."""
 
     def __str__(self) -> str:
         return self.what
@@ -379,10 +376,10 @@ class _ToldError(UserError):
 
 @contextmanager
 def delay_signals() -> Iterator[None]:
-    """Do something to its end at Ctrl-C, which comes after it; the second one comes at once.
+    """Delay the first Ctrl-C until the block ends; a second one interrupts at once.
 
-    What is interrupted in the middle of a transaction leaves it open: a SQLite file stays locked
-    while the error is on its way, and nothing can be put right in it.
+    An interrupt in the middle of a transaction would leave it open: a SQLite file would stay locked
+    while the exception propagates, so nothing could be corrected in it.
     """
     before = signal.getsignal(signal.SIGINT)
     if not callable(before) or threading.current_thread() is not threading.main_thread():

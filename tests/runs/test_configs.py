@@ -50,7 +50,10 @@ def test_what_mlflow_hands_over(file: Path) -> None:
         ({}, "a run needs one backend config, found none"),
         ({"config": "gone.yaml"}, "gone.yaml: there is no such file"),
         ({"config": 3}, "config: has to be a text, found 3"),
-        ({"config": "{file}", **KEYS}, "its keys stand here as well: UnicoreApiUrl, Resources"),
+        (
+            {"config": "{file}", **KEYS},
+            "keys of a config are given as well: UnicoreApiUrl, Resources",
+        ),
         ({**KEYS, "site": "1x"}, "'1x' cannot be the name of a site"),
         ({**KEYS, "wait": "yes"}, "wait: has to be true or false"),
         ({**KEYS, "extra": [1]}, "extra: has to be a mapping"),

@@ -86,7 +86,7 @@ def test_a_mistake_that_only_the_controller_finds(run: LocalRun) -> None:
     assert "there is no MLproject file" in run.directory.log.read_text()
     assert status(run) == "FAILED"
     assert listed(state="FAILED") == [
-        ("FAILED", "it ended before a job was sent; see smk-mantik runs logs")
+        ("FAILED", "it ended before a job was submitted; see smk-mantik runs logs")
     ]
     with pytest.raises(UserError, match="over already"):
         cancel_run(now, pytest.fail)
@@ -176,9 +176,9 @@ def test_named_by_the_beginning_of_its_id_or_not_at_all(run: LocalRun) -> None:
     twin = RunDirectory(run.directory.path.with_name(run.request.run_id[:8] + "0" * 24))
     os.makedirs(twin.path)
     write_request(twin, replace(run.request, run_id=twin.path.name))
-    with pytest.raises(UserError, match="may be several runs"):
+    with pytest.raises(UserError, match="matches several runs"):
         find_local_run(run.request.run_id[:8])
-    with pytest.raises(UserError, match="may be several runs"):
+    with pytest.raises(UserError, match="matches several runs"):
         find_local_run("first")
     found = find_local_run(run.request.run_id)
     assert found is not None

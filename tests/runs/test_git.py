@@ -218,7 +218,7 @@ def test_no_access_and_no_git(
     programs = tmp_path / "bin"
     programs.mkdir()
     monkeypatch.setenv("PATH", str(programs))
-    with pytest.raises(UserError, match="program git is not here"):
+    with pytest.raises(UserError, match="program git is not installed"):
         git.fetch_project("https://example.org/x.git", "", directory.path / "clone")
     stub = programs / "git"
     # What git and a server say to a private repository without credentials.

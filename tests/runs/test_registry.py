@@ -56,7 +56,7 @@ def test_registered_once_and_taken_out(store: RunStore, tmp_path: Path) -> None:
     (model,) = client.search_logged_models(["0"], f"source_run_id = '{one}'")
     assert version.source == f"models:/{model.model_id}"
     assert register_model(store, client.get_run(one), name) == ModelVersion(name, "1")
-    with pytest.raises(UserError, match=f"taken, by a model of {one}"):
+    with pytest.raises(UserError, match=f"taken by a model of {one}"):
         register_model(store, client.get_run(two), name, "model")
     # A version that somebody has added by hand stays, and so do its aliases.
     with only_store(store):
@@ -64,7 +64,7 @@ def test_registered_once_and_taken_out(store: RunStore, tmp_path: Path) -> None:
     client.set_registered_model_alias(name, "best", "2")
     client.set_registered_model_alias(name, "first", "1")
 
-    with pytest.raises(UserError, match=f"aliases stand for it: {name}@first"):
+    with pytest.raises(UserError, match=f"it has aliases: {name}@first"):
         unregister_model(store, client.get_run(one))
     assert len(client.search_model_versions(f"name = '{name}'")) == 2
     unregister_model(store, client.get_run(one), force=True)
@@ -86,11 +86,11 @@ def test_what_cannot_be_registered(store: RunStore, tmp_path: Path) -> None:
     for run_id, given, told in (
         (logged(client), (name,), "it has logged no model"),
         (logged(client, "a", "b"), (name,), "several models: a, b"),
-        (logged(client, "a"), (name, "b"), "logged no model b. Take one of: a"),
-        (logged(client, "a"), ("x/y",), "no / and no :"),
+        (logged(client, "a"), (name, "b"), "logged no model b. Use one of: a"),
+        (logged(client, "a"), ("x/y",), "may not contain / or :"),
         (logged(client, "a"), (" ",), "one line, and not blank"),
         (logged(client, "a"), ("x\ny",), "one line, and not blank"),
-        (logged(client, "a"), ('it\'s "x"',), "one kind of quotes"),
+        (logged(client, "a"), ('it\'s "x"',), "both kinds of quotes"),
         (logged(client, "a"), ("x" * 257,), "256 characters"),
         (logged(client, "a", status="FAILED"), (name,), "it is FAILED"),
     ):

@@ -1,10 +1,10 @@
-"""Tracking: workflows, and jobs that run an MLproject's entry point or are to have one, are runs.
+"""Track workflows, and jobs of MLproject entry points or all jobs, as MLflow runs.
 
     engine ──▶ Tracker ──▶ Outbox (SQLite) ◀── worker process ──▶ MLflow
                                                     ▲
     the job's own file store, fetched with its logs ┘
 
-What is kept of a workflow and of each of its jobs (`Ledger`), for counts and pictures, is in the
-outbox's file, too. Only the worker process imports mlflow. What is to be told is in the outbox
-before it is told, so that nothing is lost or told twice, whoever dies.
+The outbox's file also holds the records of workflows and their jobs (`Ledger`), for counts and
+pictures. Only the worker process imports mlflow. Each event is in the outbox before it is
+published, so that none is lost or published twice, whichever process dies.
 """

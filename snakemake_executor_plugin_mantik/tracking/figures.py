@@ -1,4 +1,4 @@
-"""The metrics that are told of a job, and of a workflow as a whole."""
+"""Compute the metrics of a job's run and of a workflow's run."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -8,7 +8,7 @@ from snakemake_executor_plugin_mantik.engine.observer import JobEnd
 from snakemake_executor_plugin_mantik.tracking.ledger import JobRow
 
 _FOLDER: Final = "mantik/"
-"""How the names of our metrics begin: MLflow shows them as a section of their own."""
+"""The prefix of our metrics: MLflow shows them as a section of their own."""
 _STATES: Final[Mapping[str, str]] = {
     "SCHEDULED": "jobs_queued",
     "RUNNING": "jobs_running",
@@ -19,20 +19,20 @@ _STATES: Final[Mapping[str, str]] = {
 
 
 def job_figures(end: JobEnd, job: JobRow | None) -> dict[str, float]:
-    """The metrics of a job that has ended, as far as they are known."""
-    asked = job.cores if job is not None else None
+    """Return the known metrics of a job that has ended."""
+    cores = job.cores if job is not None else None
     found = {
         "queued_seconds": end.waited,
         "running_seconds": end.ran,
         "cpu_seconds": end.cpu,
-        "core_hours": asked * end.ran / 3600 if asked and end.ran is not None else None,
+        "core_hours": cores * end.ran / 3600 if cores and end.ran is not None else None,
         "exit_code": end.exit_code,
     }
     return {f"{_FOLDER}{name}": float(value) for name, value in found.items() if value is not None}
 
 
 def workflow_figures(jobs: Iterable[JobRow]) -> dict[str, float]:
-    """How many jobs there are in which state, the last try of each; and what all tries used."""
+    """Count the jobs in each state, by their last tries, and sum up what all tries used."""
     last: dict[str, str] = {}
     core_hours = cpu = 0.0
     for job in jobs:

@@ -1,8 +1,8 @@
-"""The workflows that have runs of their own, and what became of each of their jobs.
+"""Record the workflows that have MLflow runs, and the state of each of their jobs.
 
-In the outbox's file. Of each job that is sent for such a workflow there is a row, whether it has a
-run of its own or not: the workflow's run counts them all, and shows them in its pictures, also
-after its controller was killed and another one went on with it.
+The records are in the outbox's file. Each submitted job of such a workflow has a row, whether it
+has a run of its own or not. The workflow's run counts them all and shows them in its pictures, even
+after its controller was killed and another one continued.
 """
 
 import json
@@ -22,13 +22,13 @@ class JobRow:
     """One try of a job of a workflow; times are seconds since the epoch on this machine's clock.
 
     Attributes:
-        job: what the job is, the same in every run (`JobRequest.job`).
-        members: of a group, the jobs that it consists of.
-        attempt: 1, or one more than that of the try before, if that one did not finish.
-        cores: how many it asked for; None where that is not known.
-        queued, started, ended: None until it did.
-        status: one of MLflow's: how it ended; empty until it did.
-        cpu: seconds of CPU time that it used, where they are known.
+        job: identifies the job, the same in every run (`JobRequest.job`).
+        members: the jobs of a group.
+        attempt: 1, or one more than that of the previous try, if that one did not finish.
+        cores: the requested cores; None if unknown.
+        queued, started, ended: None until then.
+        status: MLflow's final status; empty until the try has ended.
+        cpu: the CPU time used, in seconds, if known.
         note: one line on how it ended.
     """
 
@@ -51,55 +51,52 @@ class JobRow:
 
     @property
     def state(self) -> str:
-        """MLflow's word for how far it is."""
+        """MLflow's status."""
         return self.status or ("RUNNING" if self.started is not None else "SCHEDULED")
 
     @property
     def over(self) -> bool:
-        """Whether its end is known."""
         return bool(self.status)
 
     @property
     def ran(self) -> float | None:
-        """Seconds that it ran, of one that has ended."""
+        """The running time of a try that has ended, in seconds."""
         if self.started is None or self.ended is None:
             return None
         return max(0.0, self.ended - self.started)
 
     @property
     def core_hours(self) -> float | None:
-        """The cores that it occupied, times the hours that it ran."""
+        """The cores times the running time in hours."""
         if self.cores is None or self.ran is None:
             return None
         return self.cores * self.ran / 3600
 
 
 class Ledger:
-    """Reads and writes the rows. Belongs to the thread of its outbox.
+    """Reads and writes the records. Belongs to the thread of its outbox.
 
     All methods raise `sqlite3.Error` if the file cannot be used.
     """
 
     def __init__(self, outbox: Outbox) -> None:
-        """Use the file of an outbox."""
         self._outbox = outbox
         self._db: sqlite3.Connection = outbox.db
 
     # Workflows
 
     def begin(self, workflow: str, identity: str) -> None:
-        """A workflow has begun."""
         self._outbox.execute(
             "INSERT INTO workflows (id, identity, created) VALUES (?, ?, ?)",
             (workflow, identity, time.time()),
         )
 
     def end(self, workflow: str) -> None:
-        """A workflow has ended: it is not gone on with."""
+        """Record that a workflow has ended and will not be continued."""
         self._outbox.execute("UPDATE workflows SET ended = ? WHERE id = ?", (time.time(), workflow))
 
     def unended(self, identity: str) -> str:
-        """The last workflow of an identity that has not ended; empty if there is none."""
+        """Return the last workflow of an identity that has not ended; empty if there is none."""
         row = self._db.execute(
             "SELECT id FROM workflows WHERE identity = ? AND ended IS NULL"
             " ORDER BY created DESC LIMIT 1",
@@ -108,11 +105,11 @@ class Ledger:
         return row["id"] if row is not None else ""
 
     def over(self, open_tries: Collection[str], but: str = "") -> list[str]:
-        """The workflows that have not ended and of which nothing can come any more.
+        """Return the workflows that have not ended, but have no job left to hear from.
 
         Args:
-            open_tries: those that a site may know, or whose results are still there.
-            but: an identity; its workflows may be gone on with.
+            open_tries: tries that may be known at a site, or have results there.
+            but: an identity whose workflows may be continued.
         """
         rows = self._db.execute(
             "SELECT id FROM workflows WHERE ended IS NULL AND identity != ? ORDER BY created",
@@ -121,11 +118,11 @@ class Ledger:
         return [r["id"] for r in rows if not set(self.open_jobs(r["id"])) & set(open_tries)]
 
     def set_pipeline(self, workflow: str, pipeline: str) -> None:
-        """What the workflow's jobs are and which need which, as JSON."""
+        """Store a workflow's jobs and their dependencies, as JSON."""
         self._outbox.execute("UPDATE workflows SET pipeline = ? WHERE id = ?", (pipeline, workflow))
 
     def pipeline(self, workflow: str) -> Any:
-        """The same as a value; None if it is not known."""
+        """Return a workflow's jobs and their dependencies; None if unknown."""
         row = self._db.execute(
             "SELECT pipeline FROM workflows WHERE id = ?", (workflow,)
         ).fetchone()
@@ -137,7 +134,7 @@ class Ledger:
         self, try_id: str, workflow: str, *, job: str, rule: str, name: str, site: str,
         members: Sequence[str] = (),
     ) -> JobRow:  # fmt: skip
-        """A try of a job belongs to a workflow, unless it belongs to one already."""
+        """Add a try to a workflow, unless it belongs to one already; return its row."""
         known = self.job(try_id)
         if known is None:
             before = self.before(try_id, job)
@@ -154,7 +151,7 @@ class Ledger:
         return known
 
     def revive(self, job: JobRow) -> JobRow:
-        """A try that was taken for over, since nobody had sent it, is sent after all."""
+        """Reopen a try that was taken for over because it had not been submitted."""
         with self._outbox.write() as db:
             db.execute(
                 "UPDATE jobs SET ended = NULL, status = '', note = '' WHERE try = ?",
@@ -164,7 +161,7 @@ class Ledger:
         return replace(job, ended=None, status="", note="")
 
     def before(self, try_id: str, job: str) -> JobRow | None:
-        """The try of the same job before this one, if that one did not finish."""
+        """Return the previous try of the same job, if it ended without finishing."""
         row = self._db.execute(
             "SELECT * FROM jobs WHERE job = ? AND try != ? ORDER BY rowid DESC LIMIT 1",
             (job, try_id),
@@ -173,17 +170,17 @@ class Ledger:
         return found if found is not None and found.status not in ("", FINISHED) else None
 
     def asked(self, try_id: str, cores: int | None) -> None:
-        """The cores that a try occupies; None where that is not known."""
+        """Record the cores of a try; None if unknown."""
         self._outbox.execute("UPDATE jobs SET cores = ? WHERE try = ?", (cores, try_id))
 
     def queued(self, try_id: str) -> None:
-        """A try was submitted."""
+        """Record that a try was submitted."""
         self._outbox.execute(
             "UPDATE jobs SET queued = COALESCE(queued, ?) WHERE try = ?", (time.time(), try_id)
         )
 
     def started(self, try_id: str) -> None:
-        """A try was seen to run."""
+        """Record that a try runs."""
         self._outbox.execute(
             "UPDATE jobs SET started = COALESCE(started, ?) WHERE try = ?", (time.time(), try_id)
         )
@@ -192,7 +189,7 @@ class Ledger:
         self, try_id: str, status: str, *, ran: float | None = None, cpu: float | None = None,
         note: str = "",
     ) -> None:  # fmt: skip
-        """A try has ended; what it says itself of how long it ran comes before what was seen."""
+        """Record that a try has ended; `ran`, measured by the job, overrides the recorded start."""
         now = time.time()
         self._outbox.execute(
             "UPDATE jobs SET ended = ?, status = ?, cpu = ?, note = ?,"
@@ -201,18 +198,18 @@ class Ledger:
         )
 
     def job(self, try_id: str) -> JobRow | None:
-        """A try; None if it belongs to no workflow."""
+        """Return a try; None if it belongs to no workflow."""
         row = self._db.execute("SELECT * FROM jobs WHERE try = ?", (try_id,)).fetchone()
         return _job(row) if row is not None else None
 
     def jobs(self, workflow: str) -> list[JobRow]:
-        """All tries of a workflow, the oldest first."""
+        """Return all tries of a workflow, the oldest first."""
         wanted = "SELECT * FROM jobs WHERE workflow = ? ORDER BY rowid"
         rows = self._db.execute(wanted, (workflow,))
         return [_job(row) for row in rows]
 
     def open_jobs(self, workflow: str) -> list[str]:
-        """The tries of a workflow whose ends are not known."""
+        """Return the tries of a workflow that have not ended."""
         rows = self._db.execute(
             "SELECT try FROM jobs WHERE workflow = ? AND ended IS NULL", (workflow,)
         )

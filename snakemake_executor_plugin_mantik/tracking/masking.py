@@ -1,4 +1,4 @@
-"""Keeps secrets out of what is handed on: their values are replaced wherever they occur."""
+"""Mask secrets in texts: replace their values wherever they occur."""
 
 import re
 from base64 import b64decode
@@ -10,25 +10,25 @@ _SECRET: Final = re.compile(
     r"PASSWORD|PASSWD|PASSPHRASE|SECRET|TOKEN$|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|CREDENTIAL",
     re.IGNORECASE,
 )
-"""Names of variables that by their names hold secrets."""
+"""Matches names of variables that hold secrets."""
 _SHORTEST: Final = 4
-"""Characters that a secret has at least; shorter ones would be found everywhere."""
+"""The shortest secret to mask, in characters; shorter ones would match everywhere."""
 
 
 def is_secret(name: str) -> bool:
-    """Whether the name of a variable says that it holds a secret."""
+    """Return whether a variable holds a secret, judged by its name."""
     return _SECRET.search(name) is not None
 
 
 def secret_values(variables: Mapping[str, str]) -> Iterator[str]:
-    """The values of those variables whose names say that they are secret."""
+    """Yield the values of the variables whose names mark them as secret."""
     for name, value in variables.items():
         if is_secret(name):
             yield value
 
 
 def credential_secrets(credentials: Iterable[object]) -> Iterator[str]:
-    """What credentials hold, wherever they come from; not the addresses that they are for."""
+    """Yield the values in credentials of any kind, except URLs."""
     for credential in credentials:
         for name, value in vars(credential).items():
             if isinstance(value, str) and "url" not in name:
@@ -41,7 +41,7 @@ def credential_secrets(credentials: Iterable[object]) -> Iterator[str]:
 
 
 def make_masker(secrets: Iterable[str]) -> Callable[[str], str]:
-    """What replaces each of `secrets` in a text."""
+    """Return a function that replaces each of `secrets` in a text."""
     known = sorted({s for s in secrets if len(s) >= _SHORTEST}, key=len, reverse=True)
     if not known:
         return lambda text: text

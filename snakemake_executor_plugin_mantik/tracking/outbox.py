@@ -1,9 +1,9 @@
-"""The outbox: what MLflow is to be told, written before it is told and marked when it was.
+"""The outbox: events for MLflow, written before they are published and marked afterwards.
 
-One SQLite file per workflow directory, written by the controller and by one worker at a time. Each
-try that is tracked has a row, and so has each workflow that has a run of its own, under a key that
-is no try's; the events of each are told in their order. A write has survived kill -9 when the
-method returns. `ledger.py` keeps in the same file what a workflow's run tells of all its jobs.
+It is one SQLite file per workflow directory, written by the controller and by one worker at a time.
+Each tracked try has a row, and so does each workflow with a run of its own, under a key that is no
+try's id. The events of a row are published in order. A write survives kill -9 once the method has
+returned. `ledger.py` stores the records of a workflow's jobs in the same file.
 """
 
 import json
@@ -18,7 +18,7 @@ from typing import Any
 
 OUTBOX_VERSION = 3
 _LOCK_WAIT_S = 5.0
-"""Seconds to wait while another process writes; each write takes about a millisecond."""
+"""The longest wait while another process writes; each write takes about a millisecond."""
 
 _SCHEMA = (
     """
@@ -50,11 +50,11 @@ CREATE INDEX jobs_workflow ON jobs (workflow);
 """,
     "ALTER TABLE runs ADD COLUMN own_experiment_id TEXT NOT NULL DEFAULT ''",
 )
-"""What each version added to the one before."""
+"""What each version adds to the previous one."""
 
 
 class Lane(StrEnum):
-    """Who tells what, side by side: jobs wait for their runs, and the end of one may take long."""
+    """A concurrent queue of the worker: jobs wait for their runs, and an end may take long."""
 
     MAKING = "making"
     STATES = "states"
@@ -63,7 +63,7 @@ class Lane(StrEnum):
 
 
 class EventKind(StrEnum):
-    """What happened to a try, or to a workflow: that changed (UPDATE) and ends, in between."""
+    """What happened to a try or to a workflow; between start and end, a workflow has UPDATE."""
 
     CREATE = "create"
     SUBMITTED = "submitted"
@@ -75,18 +75,18 @@ class EventKind(StrEnum):
 
 
 _REPEATED = (EventKind.SUBMITTED, EventKind.WAITING, EventKind.LIVE, EventKind.UPDATE)
-"""What may happen again; what was not told yet of the last time need not be told any more."""
+"""Kinds that may repeat; a new event replaces an unpublished one of its kind."""
 LATE = (EventKind.UPDATE, EventKind.END)
-"""What may take long to be told: it has a lane of its own."""
+"""Kinds that may take long to publish: they have a lane of their own."""
 
 
 @dataclass(frozen=True)
 class Event:
-    """One thing that MLflow is to be told.
+    """An event to publish to MLflow.
 
     Attributes:
         seq: grows with time.
-        attempts: how often it was begun to be told.
+        attempts: how often its publication was begun.
     """
 
     seq: int
@@ -98,17 +98,17 @@ class Event:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """A tracked try.
+    """A tracked try, or a workflow.
 
     Attributes:
-        uri: the tracking URI; empty: MLflow's default, until the worker has found it out.
-        data: what the run is made with.
+        uri: the tracking URI; empty: MLflow's default, until the worker knows it.
+        data: the values to create the run with.
         created: seconds since the epoch.
-        run_id: MLflow's id of the run, empty until it is made.
-        experiment_id, experiment: where it is.
-        own_id: the id that the job was given because MLflow's was not there in time, or of the run
-            that was made for it before.
-        own_experiment_id: the experiment's id that it was given with that.
+        run_id: MLflow's id of the run; empty until MLflow has created it.
+        experiment_id, experiment: of the run.
+        own_id: the id that the job got instead of MLflow's: one of ours, because MLflow's was late,
+            or that of a run created before the job.
+        own_experiment_id: the experiment's id that the job got with `own_id`.
     """
 
     try_id: str
@@ -136,7 +136,7 @@ class Outbox:
     """
 
     def __init__(self, path: Path) -> None:
-        """Open the file, and make it if it is not there."""
+        """Open the file, and create it if needed."""
         self._db = sqlite3.connect(
             path, isolation_level=None, timeout=_LOCK_WAIT_S, check_same_thread=False
         )
@@ -153,17 +153,16 @@ class Outbox:
             db.execute(f"PRAGMA user_version = {OUTBOX_VERSION}")
 
     def close(self) -> None:
-        """Close the file."""
         self._db.close()
 
     @property
     def db(self) -> sqlite3.Connection:
-        """The file's connection, to read."""
+        """The connection to the file, for reading."""
         return self._db
 
     @contextmanager
     def write(self) -> Iterator[sqlite3.Connection]:
-        """A transaction: all of it, or nothing."""
+        """Run a transaction: roll it back on any exception."""
         self._db.execute("BEGIN IMMEDIATE")
         try:
             yield self._db
@@ -185,9 +184,9 @@ class Outbox:
                 self._insert(db, try_id, EventKind.CREATE, {})
 
     def add(self, try_id: str, kind: EventKind, data: Mapping[str, Any]) -> bool:
-        """Something happened to a try that is tracked; whether it is new.
+        """Add an event of a tracked try; return whether it was added.
 
-        Each kind happens to a try once, and nothing after its end; but for what is `_REPEATED`.
+        Each kind happens once per try, except those in `_REPEATED`. Nothing happens after the end.
         """
         with self.write() as db:
             known = {
@@ -218,17 +217,17 @@ class Outbox:
         )
 
     def give_own_id(self, try_id: str, own_id: str, experiment_id: str, experiment: str) -> None:
-        """The job is given an id of ours, and this experiment, unless its run has been made."""
+        """Store our own id and experiment for a job, unless MLflow has created its run."""
         self.execute(
             "UPDATE runs SET own_id = ?, own_experiment_id = ?, experiment = ? WHERE try = ?"
             " AND run_id = ''",
             (own_id, experiment_id, experiment, try_id),
         )
 
-    # Both
+    # The controller and the worker
 
     def run(self, try_id: str) -> RunRecord | None:
-        """A tracked try; None if it is not."""
+        """Return a tracked try; None if it is not tracked."""
         row = self._db.execute("SELECT * FROM runs WHERE try = ?", (try_id,)).fetchone()
         if row is None:
             return None
@@ -236,19 +235,19 @@ class Outbox:
         return RunRecord(try_id=values.pop("try"), data=json.loads(values.pop("data")), **values)
 
     def adopted(self, run_id: str) -> str:
-        """The try whose run was made by somebody else, with this id; empty: none."""
+        """Return the try that uses the existing run of this id; empty if none does."""
         row = self._db.execute(
             "SELECT try FROM runs WHERE json_extract(data, '$.run_id') = ?", (run_id,)
         ).fetchone()
         return str(row["try"]) if row else ""
 
     def pending(self) -> int:
-        """The number of tries of which MLflow does not know everything yet."""
+        """Return the number of tries with unpublished events."""
         row = self._db.execute("SELECT COUNT(DISTINCT try) FROM events WHERE done IS NULL")
         return int(row.fetchone()[0])
 
     def settled(self, try_id: str) -> bool:
-        """Whether MLflow knows the end of a try, or nothing is known of it here."""
+        """Return whether the end of a try is published, or the outbox has no events of it."""
         row = self._db.execute(
             "SELECT COUNT(*) AS all_of_it, SUM(kind = ? AND done IS NOT NULL) AS ended"
             " FROM events WHERE try = ?",
@@ -259,11 +258,11 @@ class Outbox:
     # The worker
 
     def open_tries(self, lane: Lane) -> list[str]:
-        """The tries of a lane with something to be told, the oldest first.
+        """Return the tries of a lane that have unpublished events, the oldest first.
 
-        MAKING: their runs are to be made, and nothing can be told before; ENDING: what they have
-        from their start is told, and something `LATE` is to be; LIVE: what their jobs log; STATES:
-        the rest.
+        MAKING: MLflow has not created their runs, which must come first. ENDING: their CREATE
+        events are published, and one in `LATE` is not. LIVE: their jobs have logged. STATES: the
+        rest.
         """
         rows = self._db.execute(
             "SELECT try, MIN(seq) AS first, run_id, SUM(kind = 'create') AS making,"
@@ -274,7 +273,7 @@ class Outbox:
         return [row["try"] for row in rows if lane in _lanes(row)]
 
     def events(self, try_id: str) -> list[Event]:
-        """What is to be told of a try, in order."""
+        """Return the unpublished events of a try, in order."""
         rows = self._db.execute(
             "SELECT * FROM events WHERE try = ? AND done IS NULL ORDER BY seq", (try_id,)
         )
@@ -284,38 +283,38 @@ class Outbox:
         ]
 
     def begin(self, event: Event) -> None:
-        """An event is about to be told: if we are killed now, it may have been."""
-        # Not by its number: it may just have happened again, and have another one.
+        """Count an attempt to publish an event: if the worker dies now, MLflow may have it."""
+        # Not by `seq`: a repeated event may just have replaced it under another one.
         self.execute(
             "UPDATE events SET attempts = attempts + 1 WHERE try = ? AND kind = ?",
             (event.try_id, event.kind),
         )
 
     def begun(self, try_id: str, kind: EventKind) -> bool:
-        """Whether an event of that kind was ever begun to be told."""
+        """Return whether the publication of an event of this kind was ever begun."""
         row = self._db.execute(
             "SELECT attempts FROM events WHERE try = ? AND kind = ?", (try_id, kind)
         ).fetchone()
         return row is not None and row["attempts"] > 0
 
     def done(self, event: Event) -> None:
-        """An event has been told."""
+        """Record that an event is published."""
         self.execute("UPDATE events SET done = ? WHERE seq = ?", (time.time(), event.seq))
 
     def made(self, try_id: str, uri: str, run_id: str, experiment_id: str, experiment: str) -> None:
-        """The run of a try has been made, there."""
+        """Record that MLflow has created the run of a try."""
         self.execute(
             "UPDATE runs SET uri = ?, run_id = ?, experiment_id = ?, experiment = ? WHERE try = ?",
             (uri, run_id, experiment_id, experiment, try_id),
         )
 
     def execute(self, statement: str, values: tuple[object, ...]) -> None:
-        """A write of one statement: a transaction of its own."""
+        """Run one statement in a transaction of its own."""
         self._db.execute(statement, values)
 
 
 def _lanes(row: sqlite3.Row) -> set[Lane]:
-    """Where what is to be told of a try is told."""
+    """Return the lanes of a try with unpublished events."""
     if not row["run_id"]:
         return {Lane.MAKING}
     if row["late"] and not row["making"]:

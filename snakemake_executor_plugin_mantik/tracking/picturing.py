@@ -1,4 +1,4 @@
-"""What the pictures of a workflow show, from its jobs and from what Snakemake knew of it."""
+"""Make the `Picture` of a workflow from its jobs and from Snakemake's pipeline."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
@@ -7,7 +7,7 @@ from snakemake_executor_plugin_mantik.tracking.ledger import JobRow
 from snakemake_executor_plugin_mantik.tracking.pictures import Node, NodeState, Picture
 
 MAX_LISTED_JOBS: Final = 1000
-"""Jobs of a workflow that are known one by one; of more only which rule needs which."""
+"""The most jobs that a pipeline lists; of more it holds only the edges between rules."""
 
 _STATES: Final[Mapping[str, NodeState]] = {
     "SCHEDULED": NodeState.QUEUED,
@@ -19,14 +19,14 @@ _STATES: Final[Mapping[str, NodeState]] = {
 
 
 def make_picture(title: str, pipeline: Any, jobs: Sequence[JobRow], now: float) -> Picture:
-    """What there is to be drawn.
+    """Make the picture of a workflow.
 
     Args:
         title: the workflow's name.
-        pipeline: None, or what the executor has told (`describing.pipeline`): `jobs`, each with
-            `id`, `name`, `rule`, `wildcards`, `needed` (whether it is to run) and `done`, `edges`
-            between them, and `rule_edges`. Without `jobs`, those that were sent are shown.
-        jobs: those that were sent, all tries.
+        pipeline: None, or what `adapter.workflow_metadata` describes: `jobs`, each with `id`,
+            `name`, `rule`, `wildcards`, `needed` (whether it is to run) and `done`; `edges` between
+            them; and `rule_edges`. Without `jobs`, the picture shows the submitted ones.
+        jobs: all tries of the submitted jobs.
         now: seconds since the epoch.
     """
     known = pipeline or {"jobs": [], "edges": [], "rule_edges": []}

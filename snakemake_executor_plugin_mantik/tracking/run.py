@@ -1,4 +1,4 @@
-"""What is tracked: a run of an entry point, and what MLflow is told of it at first. Values."""
+"""Describe the run of a job: its parameters, its first tags and its destination. Values."""
 
 import getpass
 import json
@@ -14,24 +14,24 @@ from snakemake_executor_plugin_mantik.journal import TryRecord
 from snakemake_executor_plugin_mantik.mlproject.call import Call
 
 NAME_LENGTH = 250
-"""Characters of a run's name that MLflow's databases take."""
+"""The longest name of a run that MLflow's databases accept, in characters."""
 TAG_LENGTH = 5000
-"""Characters of a tag's value that all of MLflow's versions take."""
+"""The longest value of a tag that all versions of MLflow accept, in characters."""
 WAITING_REASON = "mantik.waiting_reason"
-"""The tag that tells why a job cannot start, while it cannot."""
+"""The tag that holds why a job cannot start, while it cannot."""
 _GIT_WAIT_S = 10.0
-"""Seconds that git may take to tell the commit of a project."""
+"""The longest time that git may take to read a project's commit."""
 
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """A job that has a run: of an entry point, or of any other rule.
+    """A job that has a run, of an entry point or of any other rule.
 
     Attributes:
         call: the entry point and its arguments.
         wildcards: of the Snakemake job.
-        params: what else the run has as parameters.
-        members: of a group, the names of its jobs.
+        params: further parameters of the run.
+        members: the names of a group's jobs.
     """
 
     call: Call | None = None
@@ -40,26 +40,21 @@ class TrackedRun:
     members: tuple[str, ...] = ()
 
     def values(self, mask: Callable[[str], str]) -> dict[str, str]:
-        """The parameters of the run: an entry point's raw, others without secrets.
-
-        Args:
-            mask: takes secrets out of a text.
-        """
+        """Return the run's parameters: an entry point's as they are, others masked by `mask`."""
         others = {name: mask(value) for name, value in self.params.items()}
         return others | dict(self.call.arguments if self.call is not None else {})
 
 
 @dataclass(frozen=True)
 class TrackingTarget:
-    """Where runs go, as the user's environment says; empty where it does not.
+    """The destination of runs, from the user's environment; a field is empty if unset.
 
     Attributes:
-        uri: MLFLOW_TRACKING_URI, relative SQLite files made absolute, without user and password.
+        uri: MLFLOW_TRACKING_URI without user and password; relative SQLite files made absolute.
         experiment_id, experiment: MLFLOW_EXPERIMENT_ID and MLFLOW_EXPERIMENT_NAME.
-        above: MLFLOW_RUN_ID: the run that Snakemake was started in, and that the workflow's run
-            belongs to.
-        run_id: MANTIK_RUN_ID: the run that was made for the workflow's only job by whoever started
-            Snakemake (`runs.controller`).
+        above: MLFLOW_RUN_ID: the run that Snakemake was started in; parent of the workflow's run.
+        run_id: MANTIK_RUN_ID: the run that was created for the workflow's only job before Snakemake
+            was started (`runs.controller`).
     """
 
     uri: str = ""
@@ -70,16 +65,16 @@ class TrackingTarget:
 
 
 def tracking_target(environ: Mapping[str, str], workdir: Path) -> TrackingTarget:
-    """Where the user's runs go.
+    """Return the destination of the user's runs.
 
-    MLflow hands a relative SQLite URI on as it is, so that another working directory would mean
-    another file.
+    Makes a relative SQLite URI absolute. MLflow passes it on as it is, so another working directory
+    would mean another file.
     """
     uri = environ.get("MLFLOW_TRACKING_URI", "")
     relative = uri.removeprefix("sqlite:///")
     if relative != uri and relative and not relative.startswith(("/", ":memory:", "?")):
         uri = f"sqlite:///{workdir / relative}"
-    # What the outbox keeps holds no password; the worker has it from its own environment.
+    # The outbox must hold no password; the worker reads it from its own environment.
     return TrackingTarget(
         without_user(uri),
         environ.get("MLFLOW_EXPERIMENT_ID", ""),
@@ -90,9 +85,9 @@ def tracking_target(environ: Mapping[str, str], workdir: Path) -> TrackingTarget
 
 
 def run_tags(run: TrackedRun, record: TryRecord, workdir: Path, snakefile: str) -> dict[str, str]:
-    """The tags that a run has from its start: those of `mlflow run`, and ours.
+    """Return the tags to create a run with: those of `mlflow run`, and ours.
 
-    May ask git, once per project.
+    May run git, once per project.
     """
     found = {
         "mlflow.user": user_name(),
@@ -132,21 +127,21 @@ def _json(value: object) -> str:
 
 @cache
 def user_name() -> str:
-    """The user's login name, as far as it can be found out."""
+    """Return the user's login name, or the user id if it has no name."""
     try:
         return getpass.getuser()
-    except (OSError, KeyError):  # an id without a name, in a container
+    except (OSError, KeyError):  # an id without a name, as in a container
         return str(os.getuid())
 
 
 @cache
 def git_tags(project: Path) -> Mapping[str, str]:
-    """Commit and repository of a project that is in git, and whether it differs; else nothing."""
+    """Return tags of a project's commit, repository and local changes; none if it is not in git."""
     commit = _git(project, "rev-parse", "HEAD")
     if not commit:
         return {}
     url = _git(project, "config", "--get", "remote.origin.url")
-    # `.snakemake` is Snakemake's, and ours.
+    # `.snakemake` belongs to Snakemake and to this executor.
     changed = _git(project, "status", "--porcelain", "--", ".", ":(exclude,glob)**/.snakemake/**")
     found = {
         "mlflow.source.git.commit": commit,
@@ -157,7 +152,7 @@ def git_tags(project: Path) -> Mapping[str, str]:
 
 
 def without_user(url: str) -> str:
-    """A URL without user name and password; those of SSH name no secret."""
+    """Remove user and password from a URL, except an SSH URL, which holds no secret."""
     scheme, separator, rest = url.partition("://")
     if not separator or "ssh" in scheme:
         return url
@@ -166,12 +161,12 @@ def without_user(url: str) -> str:
 
 
 def without_users(text: str) -> str:
-    """A text without the users and passwords of the URLs in it: MLflow's errors name its server."""
+    """Remove users and passwords from the URLs in a text: MLflow's errors name its server."""
     return re.sub(r"(?<=://)[^/\s]+@", "", text)
 
 
 def _git(project: Path, *arguments: str) -> str | None:
-    """What git says; None where it says nothing that can be relied on."""
+    """Return git's output; None if git fails or is not installed."""
     try:
         ended = subprocess.run(
             ["git", "-C", str(project), *arguments],

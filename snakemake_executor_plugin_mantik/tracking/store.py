@@ -1,8 +1,9 @@
 """The job's own MLflow store: files in its workspace, in the layout of MLflow's file store.
 
-Made here without mlflow, before the job; what the job adds to it comes back with its logs. The
-layout is that of MLflow 1 to 3: a directory per experiment, in it one per run, each with a
-`meta.yaml`; a run without the directories `metrics`, `params` and `artifacts` is not recognised.
+The controller creates it without mlflow before it submits the job, and downloads it with the job's
+logs. The layout is that of MLflow 1 to 3: one directory per experiment, with one per run in it,
+each with a `meta.yaml`. MLflow does not recognise a run without the directories `metrics`, `params`
+and `artifacts`.
 """
 
 import json
@@ -10,27 +11,27 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 DIRECTORY = ".snakemake/mantik/tracking"
-"""Where the stores of all tries lie, relative to the working directory and the workspace alike."""
+"""The directory of all stores, relative to both the working directory and the workspace."""
 _STORE = "mlruns"
 GROWING = "^[^/]+/(models/)?[^/]+/metrics/"
-"""Matches the paths of metrics in a store: a line is added with each value. For bash, too."""
+"""Matches the paths of metrics in a store, which grow by a line per value. Also valid in bash."""
 _RUNNING = 1
 _ACTIVE = "active"
 _LOCAL = 4
 
 
 def try_directory(try_id: str) -> str:
-    """The directory of a try, relative to the working directory and the workspace alike."""
+    """Return a try's directory, relative to both the working directory and the workspace."""
     return f"{DIRECTORY}/{try_id}"
 
 
 def store_directory(try_id: str) -> str:
-    """The store of a try, in its directory."""
+    """Return the directory of a try's store."""
     return f"{try_directory(try_id)}/{_STORE}"
 
 
 def copy_directory(try_id: str) -> str:
-    """What a job has logged so far, while it runs; relative to the working directory."""
+    """Return the directory for copies of a running job's store, below the working directory."""
     return f"{try_directory(try_id)}/live"
 
 
@@ -39,8 +40,8 @@ class RunIdentity:
     """A run as the job sees it.
 
     Attributes:
-        run_id: MLflow's id of it, or one of ours if MLflow did not answer in time.
-        experiment_id, experiment: of the experiment that it belongs to.
+        run_id: MLflow's id of the run, or one of ours if MLflow did not answer in time.
+        experiment_id, experiment: the id and name of the run's experiment.
     """
 
     run_id: str
@@ -49,12 +50,9 @@ class RunIdentity:
 
 
 def worker_variables(workspace: str, try_id: str, identity: RunIdentity) -> dict[str, str]:
-    """What a job's environment has to say so that MLflow logs into its store, and nowhere else.
+    """Return the variables that make MLflow log into the job's store, and nowhere else.
 
-    Args:
-        workspace: absolute path of the workspace as the job sees it.
-        try_id: the job's try.
-        identity: its run.
+    `workspace` is the absolute path of the workspace as the job sees it.
     """
     return {
         "MLFLOW_TRACKING_URI": _uri(workspace, store_directory(try_id)),
@@ -62,33 +60,28 @@ def worker_variables(workspace: str, try_id: str, identity: RunIdentity) -> dict
         "MLFLOW_EXPERIMENT_ID": identity.experiment_id,
         # MLflow 3.13 and later refuse file stores without it.
         "MLFLOW_ALLOW_FILE_STORE": "true",
-        # Nodes have no way out, and MLflow would try for some seconds.
+        # Nodes have no internet access, and MLflow would try for some seconds.
         "MLFLOW_DISABLE_TELEMETRY": "true",
-        # Where there is no git MLflow would complain at each import.
+        # Without git MLflow would warn at each import.
         "GIT_PYTHON_REFRESH": "quiet",
     }
 
 
 def run_variables(identity: RunIdentity) -> dict[str, str]:
-    """What the environment of a job says that logs to the tracking server itself."""
+    """Return the variables of a job that logs to the tracking server directly."""
     return {"MLFLOW_RUN_ID": identity.run_id, "MLFLOW_EXPERIMENT_ID": identity.experiment_id}
 
 
 def store_skeleton(
     workspace: str, try_id: str, identity: RunIdentity, *, name: str, user: str, now: float
 ) -> dict[str, bytes | None]:
-    """The store that the job starts with: its experiment and its run, which is running.
+    """Return the store that a job starts with: its experiment and its run, in state RUNNING.
 
-    Args:
-        workspace: absolute path of the workspace as the job sees it.
-        try_id: the job's try.
-        identity: its run.
-        name: the run's name.
-        user: the user's name.
-        now: seconds since the epoch.
+    `workspace` is the absolute path of the workspace as the job sees it; `now` is in seconds since
+    the epoch.
 
     Returns:
-        Its files by their paths; None is an empty directory.
+        The store's files by their paths; None stands for an empty directory.
     """
     place = f"{store_directory(try_id)}/{identity.experiment_id}"
     moment = int(now * 1000)
@@ -125,7 +118,7 @@ def store_skeleton(
 
 
 def _description(**values: object) -> bytes:
-    # JSON's values are YAML's.
+    # JSON values are valid YAML.
     lines = [f"{key}: {json.dumps(value, ensure_ascii=False)}\n" for key, value in values.items()]
     return "".join(lines).encode()
 

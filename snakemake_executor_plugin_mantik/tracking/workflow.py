@@ -1,4 +1,4 @@
-"""What is told of a workflow as a whole: the run above those of its jobs. Values."""
+"""Describe the run of a workflow, the parent of its jobs' runs. Values."""
 
 import json
 import platform
@@ -19,18 +19,18 @@ from snakemake_executor_plugin_mantik.tracking.run import (
 )
 
 WORKFLOW: Final = "mantik.workflow"
-"""The tag that a workflow's run is known by."""
+"""The tag that identifies a workflow's run."""
 PARENT_RUN_TAG: Final = "mlflow.parentRunId"
 ARTIFACT_FOLDER: Final = "mantik"
-"""Folder of a run's artifacts that holds what the executor adds: script, log, backend config."""
+"""The folder of a run's artifacts for the executor's files: script, log, backend config."""
 _VALUE_LENGTH: Final = 6000
-"""Characters of a parameter's value that MLflow (3.17) takes."""
+"""The longest value of a parameter that MLflow (3.17) accepts, in characters."""
 _NAME_LENGTH: Final = 250
-"""Characters of a parameter's name."""
+"""The longest name of a parameter, in characters."""
 _MOST_PARAMS: Final = 500
-"""Parameters that a run gets at most: a workflow's configuration may be a whole sample sheet."""
+"""The most parameters of a run: a workflow's configuration may be a whole sample sheet."""
 _STRANGE: Final = re.compile(r"[^\w./ :-]")
-"""What MLflow does not allow in a parameter's name."""
+"""Matches characters that MLflow does not allow in a parameter's name."""
 _USUAL: Final = ("Snakefile", "snakefile", "workflow/Snakefile", "workflow/snakefile")
 
 
@@ -39,10 +39,10 @@ class TrackedWorkflow:
     """A workflow as it was started.
 
     Attributes:
-        snakefile: its main file; a path, or a URL of one that was read from elsewhere.
+        snakefile: the path or URL of its main file.
         command: the words of the command line.
         config: Snakemake's `config`.
-        version: Snakemake's.
+        version: Snakemake's version.
     """
 
     snakefile: str
@@ -51,11 +51,11 @@ class TrackedWorkflow:
     version: str = ""
 
     def identity(self, target: TrackingTarget) -> str:
-        """What is the same when it is started again in the same directory: file and place."""
+        """Return what identifies the workflow in its directory: its Snakefile and destination."""
         return json.dumps([self.snakefile, target.uri, target.experiment_id, target.experiment])
 
     def name(self, workdir: Path) -> str:
-        """The directory's name, and that of the Snakefile if it is an unusual one."""
+        """Return the directory's name, with the Snakefile's if that is unusual."""
         path = workdir / self.snakefile
         if not path.is_relative_to(workdir):
             return f"{workdir.name}: {path.name}"
@@ -72,7 +72,7 @@ def workflow_tags(
     workdir: Path,
     mask: Callable[[str], str],
 ) -> dict[str, str]:
-    """The tags that a workflow's run has from its start. May ask git, once per directory."""
+    """Return the tags to create a workflow's run with. May run git, once per directory."""
     found = {
         "mlflow.user": user_name(),
         "mlflow.source.name": workflow.snakefile,
@@ -89,7 +89,7 @@ def workflow_tags(
 
 
 def mask_command(words: Sequence[str], mask: Callable[[str], str]) -> str:
-    """A command line without what its own words, or their names, say to be secret."""
+    """Format a command line; mask known secrets, and the value of NAME=VALUE with a secret NAME."""
     shown = []
     for word in words:
         name, equals, value = word.partition("=")
@@ -99,9 +99,9 @@ def mask_command(words: Sequence[str], mask: Callable[[str], str]) -> str:
 
 
 def flatten_config(values: Mapping[str, object], mask: Callable[[str], str]) -> dict[str, str]:
-    """Values as parameters: `a: {b: 1}` is `a.b`; secrets are masked, and what is too long is cut.
+    """Flatten values to parameters: `a: {b: 1}` becomes `a.b`, and a list becomes JSON.
 
-    Lists of plain values are one value, as JSON.
+    Masks secrets and cuts what is too long.
     """
     found: dict[str, str] = {}
     for name, value in _flat(values, ""):

@@ -92,7 +92,7 @@ def test_what_cannot_be_registered(store: RunStore, tmp_path: Path) -> None:
         (logged(client, "a"), ("x\ny",), "one line, and not blank"),
         (logged(client, "a"), ('it\'s "x"',), "both kinds of quotes"),
         (logged(client, "a"), ("x" * 257,), "256 characters"),
-        (logged(client, "a", status="FAILED"), (name,), "it is FAILED"),
+        (logged(client, "a", status="FAILED"), (name,), "its status is FAILED"),
     ):
         with pytest.raises(UserError, match=told):
             register_model(store, client.get_run(run_id), *given)

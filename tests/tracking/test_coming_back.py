@@ -135,7 +135,7 @@ def test_server_is_down_and_comes_back(gated: tuple[Tracked, Gate]) -> None:
 
     said = project.run().ok().output
 
-    assert "MLflow cannot be told now" in said
+    assert "MLflow cannot be updated now" in said
     assert not tracked.runs()
     gate.open()
     project.write("Snakefile", workflow(one=command, two=command, three="true"))
@@ -164,9 +164,9 @@ def test_server_of_earlier_runs_is_gone(gated: tuple[Tracked, Gate]) -> None:
     assert (run.info.run_name, run.info.status) == ("three", "FINISHED"), said
     # Its job did not go without it.
     assert "mantik.own_run_id" not in run.data.tags, said
-    assert "MLflow cannot be told of 3 earlier runs" in said
-    assert "MLflow cannot be told now" not in said
-    assert "MLflow does not know all of 3 runs yet" in said
+    assert "MLflow cannot be updated for 3 earlier runs" in said
+    assert "MLflow cannot be updated now" not in said
+    assert "MLflow does not know everything about 3 runs yet" in said
     assert f"smk-mantik track -d {project.directory}" in said
 
 

@@ -70,8 +70,8 @@ def test_a_server_that_does_not_answer_is_waited_for_once(workers: Workers) -> N
 
     run(work())
 
-    told = "MLflow cannot be told now; jobs go on, and it is told later."
-    assert workers.said == [f"{told} It has made no run for 0.05 s."]
+    told = "MLflow cannot be updated now; jobs continue, and updates follow later."
+    assert workers.said == [f"{told} It has created no run for 0.05 s."]
 
 
 def test_a_server_that_is_slow_is_waited_for_again(workers: Workers) -> None:
@@ -126,7 +126,9 @@ def test_what_says_that_it_is_down_is_not_waited_for(workers: Workers) -> None:
 
     run(work())
 
-    assert workers.said == ["MLflow cannot be told now; jobs go on, and it is told later. away"]
+    assert workers.said == [
+        "MLflow cannot be updated now; jobs continue, and updates follow later. away"
+    ]
 
 
 def test_earlier_runs_that_cannot_be_told_hold_up_no_job(workers: Workers) -> None:
@@ -145,7 +147,7 @@ def test_earlier_runs_that_cannot_be_told_hold_up_no_job(workers: Workers) -> No
 
     run(work())
 
-    assert workers.said == ["MLflow cannot be told of 2 earlier runs. gone"]
+    assert workers.said == ["MLflow cannot be updated for 2 earlier runs. gone"]
 
 
 def test_a_worker_that_dies_is_replaced_a_few_times(workers: Workers) -> None:

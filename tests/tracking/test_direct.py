@@ -62,7 +62,7 @@ def test_a_job_logs_by_itself(
     project.write("logs.py", LOGS)
     project.write("Snakefile", workflow(train=f"{sys.executable} logs.py {PASSWORD[::-1]}"))
     said = project.run("--mantik-track-direct").failed()
-    tells(said, "127.0.0.1 is another machine for each node", "leave the option out")
+    tells(said, "127.0.0.1 means the node that it runs on", "leave the option out")
     assert not project.workspace.exists()
     # Written like this it is no address that anybody would take for one, but for resolvers.
     project.extra["MLFLOW_TRACKING_URI"] = f"http://127.1:{tracking_server.port}"

@@ -136,8 +136,8 @@ def test_a_server_that_hangs_delays_a_job_no_longer_than_it_may(
         assert own_id != found[name].info.run_id
         assert found[name].data.tags["mantik.own_run_id"] == own_id
         assert found[name].data.params == {"seen": name}
-    told = "MLflow cannot be told now; jobs go on, and it is told later."
-    assert site.said == [f"{told} It has made no run for {SOON_S:g} s."]
+    told = "MLflow cannot be updated now; jobs continue, and updates follow later."
+    assert site.said == [f"{told} It has created no run for {SOON_S:g} s."]
 
 
 def test_a_server_that_answers_tells_all_jobs_their_ids(

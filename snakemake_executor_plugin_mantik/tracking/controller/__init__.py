@@ -1,1 +1,1 @@
-"""Tracking in the controller: records events in the outbox, and starts the worker process."""
+"""Tracking in the controller: write events to the outbox, and start the worker process."""

@@ -1,6 +1,7 @@
-"""The worker process as the tracker sees it: started, woken, heard, and waited for, within limits.
+"""Start, wake and await the worker process for the tracker, within time limits.
 
-Nothing here raises for what the worker or MLflow does: jobs go on, and it is told later.
+Failures of the worker or of MLflow raise nothing here: jobs continue, and later attempts publish
+their events.
 """
 
 import asyncio
@@ -11,16 +12,16 @@ from typing import Any
 from snakemake_executor_plugin_mantik.tracking.controller.messenger import Messenger
 
 MADE_WAIT_S = 15.0
-"""Seconds that a job waits, at most, for MLflow to make its run, unless the user has chosen others.
+"""The default for the longest time that a job waits for MLflow to create its run.
 
-To import MLflow takes two to six, to make a database in a new SQLite file two more.
+Importing MLflow takes two to six seconds, creating a database in a new SQLite file two more.
 """
 WORKERS = 3
-"""Workers that are started in the place of one that died, the first one included."""
+"""The most workers to start, the first one included, when workers die."""
 
 
 class Courier:
-    """Has a worker tell MLflow what the outbox holds."""
+    """Has a worker publish the outbox to MLflow."""
 
     def __init__(
         self,
@@ -30,14 +31,14 @@ class Courier:
         tracked: Collection[str],
         wait_s: float = MADE_WAIT_S,
     ) -> None:
-        """Prepare; nothing is started before `wake`.
+        """Prepare; the worker starts at the first `wake`.
 
         Args:
             workdir: the workflow's directory.
-            log: where what MLflow itself says goes to.
+            log: the file for the worker's own output.
             notify: writes a line to the user's log.
-            tracked: the keys in the outbox that this process has to do with; grows.
-            wait_s: seconds that a job waits for its run, at most; the worker's start included.
+            tracked: the keys in the outbox of this process's jobs and workflow; it grows.
+            wait_s: the longest time that a job waits for its run, worker's start included.
         """
         self._workdir = workdir
         self._log = log
@@ -53,7 +54,7 @@ class Courier:
         self._earlier_told = False
 
     def wake(self) -> None:
-        """There is something to be told.
+        """Have new events published; start a worker if none is alive.
 
         Raises:
             OSError: the worker cannot be started.
@@ -66,13 +67,13 @@ class Courier:
         self._messenger.wake()
 
     async def made(self, try_id: str, turn_s: float = 0.0) -> None:
-        """Wait until the run of a try is made, within the limit.
+        """Wait until MLflow has created the run of a try, within the limit.
 
-        If MLflow makes none at all in that time the next ones do not wait, until it does again.
+        If MLflow creates no run at all in that time, later jobs do not wait until it does again.
 
         Args:
             try_id: the try.
-            turn_s: seconds after which it can be submitted at all: those do not count.
+            turn_s: seconds until the try could be submitted anyway; they are added to the limit.
         """
         self._loop = asyncio.get_running_loop()
         future = self._waiting[try_id] = self._loop.create_future()
@@ -85,12 +86,12 @@ class Courier:
                 await future
         except TimeoutError:
             if self._made == before:
-                self._away(f"It has made no run for {self._wait_s + turn_s:g} s.")
+                self._away(f"It has created no run for {self._wait_s + turn_s:g} s.")
         finally:
             self._waiting.pop(try_id, None)
 
     def release(self) -> None:
-        """Nobody waits any more, until MLflow answers again."""
+        """End all waits, and let no job wait until MLflow answers again."""
         self._silent = True
         for future in self._waiting.values():
             if not future.done():
@@ -98,11 +99,11 @@ class Courier:
         self._waiting.clear()
 
     def close(self, wait_s: float) -> bool:
-        """Nothing new will come: wait for the worker's end; whether it came in time."""
+        """Announce that nothing new will come; return whether the worker ended within `wait_s`."""
         return self._messenger is None or self._messenger.close(wait_s)
 
     def _hear(self, answer: Mapping[str, Any]) -> None:
-        """In the messenger's thread."""
+        """Handle an answer, in the messenger's thread."""
         if "tell" in answer:
             self._notify(str(answer["tell"]))
         if self._loop is None or self._loop.is_closed():
@@ -110,7 +111,7 @@ class Courier:
         self._loop.call_soon_threadsafe(self._heard, answer)
 
     def _heard(self, answer: Mapping[str, Any]) -> None:
-        """In the engine's thread."""
+        """Handle an answer, in the engine's thread."""
         if "try" in answer:
             self._silent = False
             self._made += 1
@@ -124,14 +125,16 @@ class Courier:
 
     def _down(self, why: str, tries: Collection[str]) -> None:
         if set(self._tracked).isdisjoint(tries):
-            # Earlier runs went somewhere else: no job of this one has to do with that.
+            # Only runs of earlier workflows fail, at another destination: no job here is affected.
             if not self._earlier_told:
                 self._earlier_told = True
-                self._notify(f"MLflow cannot be told of {len(tries)} earlier runs. {why}")
+                self._notify(f"MLflow cannot be updated for {len(tries)} earlier runs. {why}")
             return
         self._away(why)
 
     def _away(self, why: str) -> None:
         if not self._silent:
-            self._notify(f"MLflow cannot be told now; jobs go on, and it is told later. {why}")
+            self._notify(
+                f"MLflow cannot be updated now; jobs continue, and updates follow later. {why}"
+            )
         self.release()

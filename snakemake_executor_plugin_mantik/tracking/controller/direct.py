@@ -1,6 +1,7 @@
-"""Jobs that log to the tracking server themselves (`--mantik-track-direct`): what they need for it.
+"""Let jobs log to the tracking server directly (`--mantik-track-direct`).
 
-It goes the way of secrets: into a file that only the user can read, which the job removes.
+The variables that they need travel like secrets: in a file that only the user can read, which the
+job removes.
 """
 
 from collections.abc import Mapping
@@ -19,14 +20,14 @@ _CREDENTIALS: Final = (
     "MLFLOW_TRACKING_TOKEN",
 )
 _SETTINGS: Final = ("MLFLOW_TRACKING_INSECURE_TLS", "MLFLOW_WORKSPACE")
-"""What else MLflow's client has to know of a server, but for names of files, which are here."""
+"""Further settings of MLflow's client, except those that name files of this machine."""
 
 
 def sent_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """What a job is given of the user's environment.
+    """Return the variables of the user's environment to pass to a job.
 
     Raises:
-        UserError: no node of a site can reach the tracking server.
+        UserError: the tracking URI is none that a site's nodes could reach.
     """
     uri = environ.get(_URI, "")
     _check(uri)
@@ -35,13 +36,13 @@ def sent_variables(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def direct_remark(environ: Mapping[str, str]) -> str:
-    """What the user is told before credentials leave the machine."""
+    """Return the note to show before credentials leave the machine."""
     uri = environ.get(_URI, "")
     held = [name for name in _CREDENTIALS if environ.get(name)]
     held += [f"the password in {_URI}"] if without_user(uri) != uri else []
     what = f"so these credentials go to the sites: {', '.join(held)}" if held else "without any"
     what += "" if held else " credential: none is set"
-    return f"{_OPTION}: jobs log to {without_user(uri)} themselves, {what}."
+    return f"{_OPTION}: jobs log to {without_user(uri)} directly, {what}."
 
 
 def _check(uri: str) -> None:
@@ -50,20 +51,20 @@ def _check(uri: str) -> None:
         what = f"{_URI} is {without_user(uri)}" if uri else f"{_URI} is not set"
         raise UserError(
             f"{_OPTION} needs a tracking server that the sites' nodes can reach, but {what}",
-            do=f"Set {_URI} to the URL of one (https://…), or leave the option out: then what jobs"
-            " log is carried over from here",
+            do=f"Set {_URI} to the URL of one (https://…), or leave the option out: then this"
+            " machine forwards what jobs log",
         )
     if _is_here(url.hostname):
         raise UserError(
-            f"{_OPTION}: {url.hostname} is another machine for each node that asks for it",
+            f"{_OPTION}: for a job, {url.hostname} means the node that it runs on",
             where=f"{_URI}={without_user(uri)}",
-            do="Name the server as the nodes can reach it, or leave the option out: then what jobs"
-            " log is carried over from here",
+            do="Use an address at which nodes can reach the server, or leave the option out: then"
+            " this machine forwards what jobs log",
         )
 
 
 def _is_here(host: str) -> bool:
-    """Whether a name or address means the machine that asks for it."""
+    """Return whether a name or address refers to the machine that uses it."""
     try:
         address = ip_address(host)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Whose id a job is given as its run's: MLflow's, or one of ours where that takes too long."""
+"""Give each job the id of its run: MLflow's, or one of ours where MLflow takes too long."""
 
 import math
 import uuid
@@ -13,17 +13,17 @@ from snakemake_executor_plugin_mantik.tracking.store import RunIdentity
 
 
 class Identities:
-    """The runs' ids as jobs are given them. Belongs to the engine's thread."""
+    """Assigns run ids to jobs. Belongs to the engine's thread."""
 
     def __init__(
         self, target: TrackingTarget, courier: Courier, paces: Mapping[str, float]
     ) -> None:
-        """Nothing is asked yet.
+        """Prepare.
 
         Args:
-            target: where the runs go.
-            courier: has MLflow make the runs.
-            paces: how many jobs a second are submitted to each site, at most.
+            target: the destination of the runs.
+            courier: has MLflow create the runs.
+            paces: the most jobs per second that are submitted to each site.
         """
         self._target = target
         self._courier = courier
@@ -31,10 +31,10 @@ class Identities:
         self._waiting: Counter[str] = Counter()
 
     async def of(self, record: TryRecord, outbox: Outbox) -> RunIdentity:
-        """The identity that a try has been given before, or is given now.
+        """Return the identity that a try was given before, or give it one.
 
-        A run that was made for the job before has an id: nothing is waited for, unless the job is
-        to speak to the server itself and has to know that the run is still there.
+        Does not wait for a run that was created before the job, since its id is known. It waits if
+        the job logs to the server directly, because the run must still exist there.
 
         Args:
             record: of a try whose run is in the outbox.
@@ -60,7 +60,7 @@ class Identities:
         return RunIdentity(*known.given, known.experiment)
 
     async def _made(self, record: TryRecord) -> None:
-        """Wait for the run; those that wait already are submitted before, at the site's pace."""
+        """Wait for a run, longer behind other waiting jobs: the site's pace delays it anyway."""
         turn_s = self._waiting[record.site] / self._paces.get(record.site, math.inf)
         self._waiting[record.site] += 1
         try:

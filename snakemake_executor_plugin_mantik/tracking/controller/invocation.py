@@ -1,4 +1,4 @@
-"""A workflow's own run, on the controller's side: made once, gone on with, ended truthfully."""
+"""A workflow's own run in the controller: create it once, continue it, and end it correctly."""
 
 import asyncio
 import json
@@ -20,29 +20,29 @@ from snakemake_executor_plugin_mantik.tracking.store import try_directory
 from snakemake_executor_plugin_mantik.tracking.workflow import TrackedWorkflow
 
 _UPDATE_S = 60.0
-"""Seconds between two updates of a workflow's run, at least: counts, and pictures."""
+"""The least seconds between two updates of a workflow's run (counts and pictures)."""
 SNAKEFILE_BYTES: Final = 1 << 20
-"""A Snakefile up to this size is kept with the run."""
+"""The largest Snakefile that becomes an artifact, in bytes."""
 
 Ending = Literal["finished", "failed", "killed", "detached"]
-"""How a whole run of Snakemake ended; detached: its jobs go on, and the next one takes them up."""
+"""How Snakemake ended; detached: its jobs continue, and the next Snakemake takes them up."""
 _STATUS: Final[Mapping[str, str]] = {
     "finished": "FINISHED",
     "failed": "FAILED",
     "killed": "KILLED",
 }
-_UNSENT: Final = "its Snakemake was gone before it was sent"
-_DEAD: Final = "its Snakemake was gone, and nothing of it was under way any more"
+_UNSENT: Final = "its Snakemake ended before the job was submitted"
+_DEAD: Final = "its Snakemake had ended, and no job of it was open any more"
 
 
 class Invocation:
-    """The workflow that this process runs, in the outbox. Belongs to the thread of that.
+    """The workflow that this process runs, in the outbox. Belongs to the outbox's thread.
 
     All methods raise `sqlite3.Error` if the outbox cannot be used.
 
     Attributes:
-        key: its key in the outbox; empty until it has begun.
-        pipeline: what jobs it has, and which needs which; None: not known.
+        key: the workflow's key in the outbox; empty until its first job.
+        pipeline: its jobs and their dependencies; None if unknown.
     """
 
     def __init__(
@@ -58,12 +58,12 @@ class Invocation:
         """Prepare; nothing is written before the first job.
 
         Args:
-            outbox: where it is written.
-            workflow: as it was started.
-            target: where its run goes.
-            workdir: its directory.
+            outbox: the outbox of the workflow's directory.
+            workflow: the workflow as it was started.
+            target: the destination of its run.
+            workdir: the workflow's directory.
             configs: the text of each site's backend config.
-            mask: takes secrets out of a text.
+            mask: removes secrets from a text.
         """
         self.key = ""
         self.pipeline: Mapping[str, object] | None = None
@@ -82,9 +82,9 @@ class Invocation:
         self._timer: asyncio.TimerHandle | None = None
 
     def record(self, request: JobRequest, record: TryRecord) -> JobRow:
-        """A job is about to be sent, or taken up again: it belongs to this workflow.
+        """Record a job that is about to be submitted or adopted, and return its row.
 
-        Unless it is one of an earlier workflow, that has ended or is another one.
+        The job joins this workflow unless it belongs to an earlier one.
         """
         job = self._ledger.job(record.id)
         if job is None:
@@ -99,7 +99,7 @@ class Invocation:
         return job
 
     def _begin(self) -> str:
-        """The workflow's key: of the one that is gone on with, or of a new one."""
+        """Return the workflow's key: that of an open workflow to continue, or a new one."""
         if not self.key:
             self.key = self._ledger.unended(self._identity)
             self._continued = bool(self.key)
@@ -109,7 +109,7 @@ class Invocation:
         return self.key
 
     async def make(self) -> str:
-        """Have its run made, before those of its jobs; the key of that run."""
+        """Request the workflow's run, before those of its jobs, and return its key."""
         async with self._making:
             key = self._begin()
             if self._outbox.run(key) is None:
@@ -131,7 +131,7 @@ class Invocation:
         }
 
     def _keep_files(self, directory: Path) -> None:
-        """What becomes artifacts, without secrets."""
+        """Write the files that become artifacts, without secrets."""
         texts = {f"backend-configs/{name}.yaml": text for name, text in self._configs.items()}
         snakefile = self._workdir / self._workflow.snakefile
         if snakefile.is_file() and snakefile.stat().st_size <= SNAKEFILE_BYTES:
@@ -144,12 +144,12 @@ class Invocation:
     # While jobs run
 
     def changed(self, wake: Callable[[], None], broken: Callable[[Exception], None]) -> None:
-        """Something happened to one of its jobs: its run is told at once, or soon after the last.
+        """Update the workflow's run after a change, now or `_UPDATE_S` after the last update.
 
-        In the thread of a running event loop.
+        Call it in the thread of a running event loop.
 
         Args:
-            wake: called when there is something to be told.
+            wake: called when there is an event to publish.
             broken: called with an error of the outbox.
         """
         if self._timer is not None or not self.key:
@@ -170,8 +170,8 @@ class Invocation:
     def _update(self, **facts: object) -> None:
         self._updated = time.monotonic()
         self._keep_pipeline()
-        told = {"time": time.time(), "continued": self._continued, **facts}
-        self._outbox.add(self.key, EventKind.UPDATE, told)
+        data = {"time": time.time(), "continued": self._continued, **facts}
+        self._outbox.add(self.key, EventKind.UPDATE, data)
 
     def _keep_pipeline(self) -> None:
         if self.pipeline is not None and self.pipeline is not self._kept:
@@ -181,7 +181,7 @@ class Invocation:
     # The end
 
     def end(self, how: Ending, words: str = "") -> None:
-        """Snakemake ends; to be called when the engine has ended."""
+        """Record how Snakemake ends. Call it when the engine has ended."""
         if not self.key:
             return
         self._keep_pipeline()
@@ -192,17 +192,17 @@ class Invocation:
 
 
 def settle_invocations(outbox: Outbox, open_tries: Collection[str], but: str = "") -> int:
-    """End the runs of workflows whose Snakemake is gone and of which nothing can come any more.
+    """End the runs of workflows whose Snakemake is gone and whose jobs are over.
 
-    To be called by whoever knows that no Snakemake runs in the directory but himself.
+    Call it only while no other Snakemake can run in the directory.
 
     Args:
-        outbox: of the directory.
-        open_tries: those that a site may know, or whose results are still there.
-        but: the identity of a workflow that may be gone on with.
+        outbox: the outbox of the directory.
+        open_tries: tries that may be known at a site, or have results there.
+        but: the identity of a workflow that may be continued.
 
     Returns:
-        How many there were.
+        The number of runs ended.
     """
     ledger = Ledger(outbox)
     over = ledger.over(open_tries, but)
@@ -210,13 +210,13 @@ def settle_invocations(outbox: Outbox, open_tries: Collection[str], but: str = "
         now = time.time()
         for try_id in ledger.open_jobs(key):
             ledger.ended(try_id, "KILLED")
-            told = {"status": "KILLED", "time": now, "words": _UNSENT, "exit_code": None, "log": ""}
-            outbox.add(try_id, EventKind.END, told)
+            data = {"status": "KILLED", "time": now, "words": _UNSENT, "exit_code": None, "log": ""}
+            outbox.add(try_id, EventKind.END, data)
         _end(outbox, key, "KILLED", _DEAD, continued=True)
     return len(over)
 
 
 def _end(outbox: Outbox, key: str, status: str, words: str, *, continued: bool) -> None:
-    told = {"status": status, "time": time.time(), "words": words, "continued": continued}
-    outbox.add(key, EventKind.END, told)
+    data = {"status": status, "time": time.time(), "words": words, "continued": continued}
+    outbox.add(key, EventKind.END, data)
     Ledger(outbox).end(key)

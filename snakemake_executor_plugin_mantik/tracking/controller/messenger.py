@@ -1,4 +1,4 @@
-"""The controller's end of the worker process: starts it, wakes it, hears its answers."""
+"""Start and wake the worker process from the controller, and receive its answers."""
 
 import fcntl
 import json
@@ -13,28 +13,28 @@ from typing import Any
 
 WORKER = "snakemake_executor_plugin_mantik.tracking.worker.process"
 _LOG_BYTES = 1 << 20
-"""Size of the worker's own log above which it is begun anew."""
+"""The size of the worker's log above which it is truncated, in bytes."""
 
 
 class Messenger:
-    """A worker process."""
+    """A worker process and the pipes to it."""
 
     def __init__(self, workdir: Path, log: Path, hear: Callable[[Mapping[str, Any]], None]) -> None:
         """Start the worker.
 
         Args:
             workdir: the workflow's directory.
-            log: where what MLflow itself says goes to.
+            log: the file for the worker's own output.
             hear: called with each answer, in a thread of its own.
 
         Raises:
-            OSError: it cannot be started.
+            OSError: the process cannot be started.
         """
         small = log.exists() and log.stat().st_size < _LOG_BYTES
         with log.open("a" if small else "w") as errors:
-            # In a session of its own: Ctrl-C is for the controller, which then ends it in order.
+            # In a session of its own: Ctrl-C must reach only the controller, which ends the worker.
             self._process = subprocess.Popen(
-                # -P: modules of the user's project do not stand in for others.
+                # -P: modules of the user's project must not shadow others.
                 [sys.executable, "-P", "-m", WORKER],
                 cwd=workdir, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
                 start_new_session=True,
@@ -51,23 +51,22 @@ class Messenger:
         assert self._process.stdout is not None
         with self._process.stdout as lines:
             for line in lines:
-                with suppress(ValueError):  # something else wrote to its output
+                with suppress(ValueError):  # other output of the process
                     self._hear(json.loads(line))
         self._hear({"gone": True})
 
     @property
     def alive(self) -> bool:
-        """Whether the worker is there."""
         return self._process.poll() is None
 
     def wake(self) -> None:
-        """There is something new in the outbox. Never waits."""
-        # Full: it has not yet read what will wake it. Broken: it is gone, the next one goes on.
+        """Announce new events in the outbox. Never blocks."""
+        # Full: earlier bytes will still wake it. Broken: it is dead, and the next worker continues.
         with suppress(BlockingIOError, BrokenPipeError):
             os.write(self._input, b"\n")
 
     def close(self, wait_s: float) -> bool:
-        """Nothing new will come: wait for the worker's end; whether it came in time."""
+        """Announce that nothing new will come; return whether the worker ended within `wait_s`."""
         assert self._process.stdin is not None
         with suppress(OSError):
             self._process.stdin.close()

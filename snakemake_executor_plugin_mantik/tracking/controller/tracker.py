@@ -1,6 +1,6 @@
-"""Tracking as the engine sees it: an observer that writes to the outbox and waits for run ids.
+"""The engine's observer for tracking: it writes events to the outbox and waits for run ids.
 
-Nothing here may fail a job: whatever goes wrong with tracking is told once, and the job goes on.
+Nothing here may fail a job: a failure of tracking is reported once, and the job continues.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ from snakemake_executor_plugin_mantik.tracking.worker.process import OUTBOX
 from snakemake_executor_plugin_mantik.tracking.workflow import ARTIFACT_FOLDER, TrackedWorkflow
 
 _END_WAIT_S = 30.0
-"""Seconds that the end of a workflow waits, at most, until MLflow knows everything."""
+"""The longest wait at the end of a workflow until all events are published."""
 _MISSING = (
     "MLproject runs are not tracked: MLflow is not installed here"
     " (pip install 'snakemake-executor-plugin-mantik[mlflow]')."
@@ -60,7 +60,7 @@ _STATUS: Final[Mapping[How, str]] = {
 
 
 class Tracker(Observer):
-    """Makes jobs, and the workflow that they belong to, MLflow runs.
+    """Turns jobs and their workflow into MLflow runs.
 
     Between the engine's start and its end the outbox belongs to the engine's thread.
     """
@@ -78,19 +78,19 @@ class Tracker(Observer):
         wait_s: float = MADE_WAIT_S,
         paces: Mapping[str, float] | None = None,
     ) -> None:
-        """Prepare; nothing is started before there is something to track.
+        """Prepare; nothing starts before there is something to track.
 
         Args:
             workdir: the workflow's directory.
-            target: where the runs go.
+            target: the destination of the runs.
             configs: the text of each site's backend config.
-            mask: takes secrets out of a text.
+            mask: removes secrets from a text.
             notify: writes a line to the user's log.
-            workflow: the one whose jobs are run; None if there are only earlier ones' to be ended.
-            direct: what jobs are given that log to the server themselves (`tracking.direct`);
-                nothing: what they log is carried over.
-            wait_s: seconds that a job is submitted later, at most, because it waits for its run.
-            paces: how many jobs a second are submitted to each site, at most.
+            workflow: the workflow to run; None to end only earlier workflows.
+            direct: variables for jobs that log to the server directly (`controller.direct`); empty:
+                this machine forwards what jobs log.
+            wait_s: the longest time that a job waits for its run before it is submitted.
+            paces: the most jobs per second that are submitted to each site.
         """
         self._direct = dict(direct or {})
         self._workdir = workdir
@@ -110,17 +110,17 @@ class Tracker(Observer):
         self._identities = Identities(target, self._courier, paces or {})
         self._writing: set[asyncio.Task[None]] = set()
         self._config_paths: dict[str, str] = {}
-        # The projects of which git has been asked already; None is the workflow's directory.
+        # The projects whose git tags are cached already; None is the workflow's directory.
         self._asked: set[PurePosixPath | None] = set()
 
-    # Before and after the engine's life
+    # Before the engine starts and after it has ended
 
     def start(self, *, tracked: bool, open_tries: Collection[str]) -> None:
-        """Start the worker if runs will be tracked, or an earlier controller left some untold.
+        """Start the worker if jobs will be tracked, or earlier events are unpublished.
 
         Args:
-            tracked: whether jobs are known that will be.
-            open_tries: tries of earlier runs that a site may know, or has the results of.
+            tracked: whether known jobs will be tracked.
+            open_tries: tries of earlier runs that may be known at a site, or have results there.
         """
         known = (self._directory / OUTBOX).exists()
         if not tracked and not known:
@@ -129,7 +129,7 @@ class Tracker(Observer):
             if not self._open():
                 return
             settle_invocations(self._box, open_tries, self._identity)
-            # What an earlier run began with tracked jobs is gone on with, whatever is left of it.
+            # Continue a workflow that began with tracked jobs, even if no tracked job is left.
             unended = self._identity and Ledger(self._box).unended(self._identity)
             self._recording = tracked or bool(unended)
             if tracked or self._box.pending():
@@ -138,25 +138,25 @@ class Tracker(Observer):
             self._broken(error)
 
     def set_pipeline(self, pipeline: Mapping[str, object]) -> None:
-        """What jobs the workflow has, and which needs which (`picturing.picture`). For any thread.
+        """Set the workflow's jobs and their dependencies (see `picturing.make_picture`).
 
-        What it is at last counts.
+        May be called again, and from any thread.
         """
         if self._invocation is not None:
             self._invocation.pipeline = pipeline
 
     @property
     def shows_pipeline(self) -> bool:
-        """Whether it was told, and so is to be told at last."""
+        """Whether a pipeline was set, so that its final state should be set too."""
         return self._invocation is not None and self._invocation.pipeline is not None
 
     @property
     def wants_pipeline(self) -> bool:
-        """Whether there is a run that would show it, and it is not known yet. For any thread."""
+        """Whether a run could show the pipeline, but none is set yet. For any thread."""
         return self._invocation is not None and self._invocation.pipeline is None and not self._off
 
     def end(self, how: Ending, words: str = "") -> None:
-        """How this run of Snakemake ends; to be called between the engine's end and `close`."""
+        """Record how Snakemake ends. Call it between the engine's end and `close`."""
         if self._invocation is None or self._off:
             return
         try:
@@ -167,11 +167,10 @@ class Tracker(Observer):
     def close(
         self, wait_s: float = _END_WAIT_S, *, open_tries: Collection[str] | None = None
     ) -> None:
-        """The engine has ended: wait until MLflow knows everything, but not for ever.
+        """Wait until all events are published, up to `wait_s`. Call it when the engine has ended.
 
-        Args:
-            wait_s: seconds to wait at most.
-            open_tries: those that a site may know, where workflows without any are over.
+        If `open_tries` is given (tries that may be known at a site, or have results there), also
+        end the workflows without any.
         """
         if self._outbox is None:
             return
@@ -180,20 +179,20 @@ class Tracker(Observer):
                 settle_invocations(self._box, open_tries)
             if self._box.pending():
                 self._courier.wake()
-            told = self._courier.close(wait_s)
+            worker_ended = self._courier.close(wait_s)
             left = self._outbox.pending()
             self._outbox.close()
         except (OSError, sqlite3.Error):
             return
         if left and wait_s:
-            how = "" if told else "; that goes on in the background"
+            how = "" if worker_ended else "; publishing continues in the background"
             self._notify(
-                f"MLflow does not know all of {left} runs yet{how}. To tell it what is left, at any"
-                f" time: smk-mantik track -d {shlex.quote(str(self._workdir))}"
+                f"MLflow does not know everything about {left} runs yet{how}. To publish the rest"
+                f" at any time: smk-mantik track -d {shlex.quote(str(self._workdir))}"
             )
 
     def _open(self) -> bool:
-        """Open the outbox; whether runs can be tracked."""
+        """Open the outbox; return whether runs can be tracked."""
         if self._outbox is None and not self._off:
             if importlib.util.find_spec("mlflow") is None:
                 self._off = True
@@ -222,12 +221,12 @@ class Tracker(Observer):
         self._courier.release()
         self._notify(f"Runs are not tracked from now on: {error} ({self._directory}).")
 
-    # What the engine tells
+    # Events of the engine
 
     async def prepare(
         self, request: JobRequest, record: TryRecord, workspace: str
     ) -> JobExtras | None:
-        """The job's own store, and its run's id in the environment."""
+        """Return the job's own store, and variables with its run's id."""
         run = request.subject if isinstance(request.subject, TrackedRun) else None
         if run is None and not self._recording:
             return None
@@ -267,13 +266,13 @@ class Tracker(Observer):
         assert self._invocation is not None
         if self._box.run(record.id) is None:
             made = await self._tags(run, record)
-            # A later try is a run of its own, in the directory of the one that was asked for.
-            asked = self._target.run_id
-            adopted = asked if asked and not self._box.adopted(asked) else ""
-            if asked and not adopted:
-                made |= {"mantik.run": asked}
-            # Where somebody asked for one run, there is none above it.
-            parent = "" if asked else await self._invocation.make()
+            # A later try is a run of its own, in the directory of the requested one.
+            requested = self._target.run_id
+            adopted = requested if requested and not self._box.adopted(requested) else ""
+            if requested and not adopted:
+                made |= {"mantik.run": requested}
+            # A requested run has no parent.
+            parent = "" if requested else await self._invocation.make()
             self._tracked |= {parent} - {""}
             before = Ledger(self._box).before(record.id, record.job)
             data = {
@@ -302,7 +301,7 @@ class Tracker(Observer):
         return found
 
     def _config(self, site: str) -> str:
-        """The local path, relative, of a site's backend config without secrets."""
+        """Return the relative local path of a site's backend config without secrets."""
         if site not in self._config_paths:
             text = self._mask(self._configs.get(site, ""))
             digest = hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -314,7 +313,7 @@ class Tracker(Observer):
         return self._config_paths[site]
 
     def submitting(self, record: TryRecord, spec: JobSpec, script: str) -> None:
-        """Keep what it asks for, and the script for the run's artifacts."""
+        """Record the requested cores, and write the script for the run's artifacts."""
         if self._recording:
             self._record(lambda ledger: ledger.asked(record.id, spec.cores))
         if record.id in self._tracked:
@@ -323,7 +322,7 @@ class Tracker(Observer):
             task.add_done_callback(self._writing.discard)
 
     def _keep_script(self, spec: JobSpec, script: str) -> None:
-        # What it carries is data of the job, and may be large.
+        # The files inlined in a script are data of the job, and may be large.
         text = self._mask(strip_inline(script, spec))
         try:
             path = (
@@ -338,25 +337,24 @@ class Tracker(Observer):
             self._notify(f"The script of {spec.name} is not kept for MLflow ({error}).")
 
     def submitted(self, record: TryRecord, site_job: str, queue: str) -> None:
-        """The run's tags tell where the job is."""
+        """Tag the run with the job's id and queue."""
         self._record(lambda ledger: ledger.queued(record.id))
         self._note(record, EventKind.SUBMITTED, {"job": site_job, "queue": queue})
 
     def waiting(self, record: TryRecord, why: str) -> None:
-        """A tag tells why the job cannot start."""
+        """Tag the run with the reason why the job cannot start."""
         self._note(record, EventKind.WAITING, {"why": why})
 
     def started(self, record: TryRecord) -> None:
-        """The run is running."""
         self._record(lambda ledger: ledger.started(record.id))
         self._note(record, EventKind.STARTED, {})
 
     def logged(self, record: TryRecord) -> None:
-        """What the job has logged so far goes to MLflow."""
+        """Have MLflow receive what the job has logged so far."""
         self._note(record, EventKind.LIVE, {})
 
     def ended(self, record: TryRecord, end: JobEnd) -> None:
-        """The run is over; what the job logged goes to MLflow."""
+        """Have MLflow receive everything that the job logged, and end the run."""
         data = {
             "status": _STATUS[end.how],
             "time": time.time(),
@@ -374,7 +372,7 @@ class Tracker(Observer):
         self._note(record, EventKind.END, data)
 
     def _record(self, write: Callable[[Ledger], None]) -> None:
-        """Note among the workflow's jobs what became of one."""
+        """Update a job's row in the ledger."""
         if self._off or self._outbox is None:
             return
         try:
@@ -388,7 +386,7 @@ class Tracker(Observer):
             self._invocation.changed(self._courier.wake, self._broken)
 
     def _note(self, record: TryRecord, kind: EventKind, data: Mapping[str, Any]) -> None:
-        # Of tries of earlier runs only the end is told here, when they are given up.
+        # Tries of earlier runs report only their end here, when they are given up.
         if self._off or self._outbox is None:
             return
         if kind is not EventKind.END and record.id not in self._tracked:
@@ -401,7 +399,7 @@ class Tracker(Observer):
                 and self._box.settled(record.id)
                 and self._is_tracked(record.id)
             ):
-                # Told by an earlier controller already; fetched again.
+                # An earlier controller has published it, and the store was downloaded again.
                 shutil.rmtree(self._workdir / store.try_directory(record.id), ignore_errors=True)
         except (OSError, sqlite3.Error) as error:
             self._broken(error)
@@ -410,7 +408,7 @@ class Tracker(Observer):
         return try_id in self._tracked or self._box.run(try_id) is not None
 
     def leftover(self, record_id: str) -> str | None:
-        """The try's directory, if it is tracked."""
+        """Return the try's directory, if the try is tracked and has a store."""
         if self._outbox is None:
             return None
         try:
@@ -422,5 +420,5 @@ class Tracker(Observer):
 
 
 def _is_direct(run: RunRecord) -> bool:
-    """Whether a job logs to the server itself: as it was sent, and if its run was known there."""
+    """Return whether a job logs to the server directly: as requested, and its run exists there."""
     return bool(run.data.get("direct")) and not run.own_id

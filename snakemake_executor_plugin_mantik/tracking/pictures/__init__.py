@@ -1,7 +1,7 @@
-"""Pictures of a workflow: its pipeline and its jobs' timeline, each one HTML file.
+"""Draw a workflow: its pipeline and its jobs' timeline, each as an HTML file.
 
-Pure functions of a `Picture`. MLflow's artifact view shows HTML in a frame, where the mouse finds
-titles and large pictures can be scrolled; it shows SVG as a mere image.
+These are pure functions of a `Picture`. MLflow's artifact view shows HTML in a frame, with tooltips
+and scrolling; it shows SVG as a mere image.
 """
 
 from collections.abc import Mapping
@@ -20,9 +20,9 @@ __all__ = ["Node", "NodeState", "Picture", "render_files", "render_pipeline", "r
 
 
 def render_files(picture: Picture) -> Mapping[str, str]:
-    """The pictures of a workflow: the names of files, and their texts (UTF-8).
+    """Draw the pictures of a workflow; return their texts (UTF-8) by file name.
 
-    Each is whole by itself: no script, nothing that is fetched. What comes from names is escaped.
+    Each file is self-contained: it has no script and fetches nothing. All names are escaped.
     """
     return {
         "pipeline.html": _page(picture, "pipeline", render_pipeline(picture)),

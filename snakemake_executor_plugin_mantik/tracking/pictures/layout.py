@@ -1,8 +1,8 @@
-"""A layered layout of a graph without cycles: who stands in which layer, and at which place there.
+"""Lay out a directed acyclic graph in layers.
 
-After Sugiyama: layers by the longest path, places by the barycentre of the neighbours, which keeps
-crossings few. An edge over several layers gets a bend in each of them, so that it leads around; one
-beside which another path leads is left out: it says nothing about what comes before what.
+The method is Sugiyama's: the longest path decides a node's layer, the barycentre of its neighbours
+its position there, which keeps crossings few. An edge over several layers gets a bend in each of
+them, so that it leads around the nodes. An edge that a longer path implies is left out.
 """
 
 from collections import defaultdict
@@ -12,12 +12,12 @@ from itertools import pairwise
 from typing import Final
 
 _SWEEPS: Final = 8
-"""How often the layers are put in order, to and fro; more changes next to nothing."""
+"""How often the layers are sorted, to and fro; more sweeps change next to nothing."""
 
 
 @dataclass(frozen=True)
 class Bend:
-    """Where an edge passes a layer between its ends."""
+    """The point where an edge passes a layer between its ends."""
 
     source: str
     target: str
@@ -29,11 +29,11 @@ Position = str | Bend
 
 @dataclass(frozen=True)
 class Layout:
-    """Where nodes are, and the bends of edges.
+    """The positions of nodes and of the bends of edges.
 
     Attributes:
-        layers: what stands in each, in order.
-        routes: for each edge what it leads through: its source, bends, its target.
+        layers: the nodes and bends of each layer, in order.
+        routes: for each edge its source, its bends and its target.
     """
 
     layers: Sequence[Sequence[Position]]
@@ -44,9 +44,9 @@ def layer_graph(nodes: Sequence[str], edges: Iterable[tuple[str, str]]) -> Layou
     """Lay out a graph.
 
     Args:
-        nodes: in the order in which they stand side by side where nothing else decides.
-        edges: those whose ends are not among the nodes, and to themselves, are left out, as is one
-            that closes a cycle (rules may, jobs cannot).
+        nodes: in the order that decides where nothing else does.
+        edges: edges with unknown ends, from a node to itself, or closing a cycle are left out
+            (rules may have cycles, jobs cannot).
     """
     known = set(nodes)
     wanted = {(a, b): None for a, b in edges if a in known and b in known and a != b}
@@ -67,7 +67,7 @@ def layer_graph(nodes: Sequence[str], edges: Iterable[tuple[str, str]]) -> Layou
 def _depths(
     nodes: Sequence[str], edges: Sequence[tuple[str, str]]
 ) -> tuple[dict[str, int], list[tuple[str, str]]]:
-    """The length of the longest path to each node, and the edges that close no cycle."""
+    """Return the length of the longest path to each node, and the edges that close no cycle."""
     before, after = defaultdict[str, list[str]](list), defaultdict[str, list[str]](list)
     for source, target in edges:
         before[target].append(source)
@@ -92,7 +92,7 @@ def _depths(
 def _reduced(
     nodes: Sequence[str], edges: Sequence[tuple[str, str]], depth: Mapping[str, int]
 ) -> list[tuple[str, str]]:
-    """The edges beside which no longer path leads (the transitive reduction)."""
+    """Return the edges that no longer path implies (the transitive reduction)."""
     after = defaultdict[str, list[str]](list)
     for source, target in edges:
         after[source].append(target)
@@ -130,7 +130,7 @@ def _ordered(
 
 
 def _positions(layers: Sequence[Sequence[Position]]) -> dict[Hashable, float]:
-    """Where each stands in its layer, counted from the layer's middle."""
+    """Return each position in its layer, counted from the layer's middle."""
     return {place: at - (len(layer) - 1) / 2 for layer in layers for at, place in enumerate(layer)}
 
 
@@ -149,7 +149,7 @@ def _sort(
 def _crossings(
     layers: Sequence[Sequence[Position]], below: Mapping[Position, Sequence[Position]]
 ) -> int:
-    """How many edges cross between neighbouring layers."""
+    """Count the edges that cross between neighbouring layers."""
     at = {place: index for layer in layers for index, place in enumerate(layer)}
     found = 0
     for layer in layers:

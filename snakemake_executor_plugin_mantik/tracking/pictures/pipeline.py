@@ -1,4 +1,4 @@
-"""The pipeline: jobs as boxes, or rules where there are many jobs, from left to right."""
+"""Draw the pipeline from left to right: jobs as boxes, or rules if there are many jobs."""
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -27,9 +27,9 @@ from snakemake_executor_plugin_mantik.tracking.pictures.text import (
 from snakemake_executor_plugin_mantik.tracking.pictures.value import Node, NodeState, Picture
 
 MAX_JOB_BOXES: Final = 60
-"""Jobs above which the boxes are rules."""
+"""The number of jobs above which the boxes are rules."""
 _LETTERS: Final = 32
-"""Columns of text in a box, at most."""
+"""The widest text in a box, in columns."""
 
 _LETTER: Final = 7.2
 _LINE: Final = 16.0
@@ -46,12 +46,12 @@ _Size = Callable[[Position], float]
 
 @dataclass(frozen=True)
 class Box:
-    """A job or a rule, as it is drawn.
+    """A box for a job or a rule.
 
     Attributes:
-        lines: what stands in it.
-        states: the states of its jobs and how many are in each.
-        title: what is shown where the mouse is.
+        lines: its text.
+        states: the states of its jobs, with the number of jobs in each.
+        title: its tooltip.
     """
 
     id: str
@@ -65,13 +65,13 @@ class Box:
 
     @property
     def state(self) -> NodeState:
-        """The state that its colour tells: the one that asks for most attention."""
+        """The state that decides its colour: the one that needs most attention."""
         there = {state for state, _ in self.states}
         return next(state for state in _ATTENTION if state in there)
 
     @property
     def parts(self) -> Sequence[tuple[NodeState, float, float]]:
-        """Its states as stretches of a bar: x and width of each; few of many can be seen, too."""
+        """Its states as parts of a bar: x and width of each; small parts stay visible."""
         total = sum(number for _, number in self.states)
         widths = [max(_SEEN, self.width * number / total) for _, number in self.states]
         drawn, x = [], self.x
@@ -89,7 +89,7 @@ _ATTENTION: Final = (
 
 
 def render_pipeline(picture: Picture) -> str:
-    """The pipeline as SVG."""
+    """Draw the pipeline as SVG."""
     if len(picture.nodes) <= MAX_JOB_BOXES and (picture.edges or not picture.rule_edges):
         boxes = [_job(node, picture.now) for node in picture.nodes]
         edges: Sequence[tuple[str, str]] = picture.edges
@@ -155,10 +155,10 @@ def _box(
     return Box(box_id, fitting, states, shown, width=width, height=len(fitting) * _LINE + 16)
 
 
-# Where everything is
+# Positions
 
 _Ports = Mapping[Position, tuple[float, float, float]]
-"""For each place where edges come in, where they leave, and at which height."""
+"""For each position: x where edges enter, x where they leave, and y."""
 
 
 def _placed(boxes: Mapping[str, Box], layout: Layout) -> tuple[list[Box], _Ports]:
@@ -182,7 +182,7 @@ def _placed(boxes: Mapping[str, Box], layout: Layout) -> tuple[list[Box], _Ports
 
 
 def _heights(layout: Layout, size: _Size) -> dict[Position, float]:
-    """The middle of each place: near those that it is connected with, and no two overlap."""
+    """Return the middle height of each position, near its neighbours and without overlaps."""
     near = defaultdict[Position, list[Position]](list)
     for route in layout.routes.values():
         for one, other in pairwise(route):
@@ -204,9 +204,9 @@ def _heights(layout: Layout, size: _Size) -> dict[Position, float]:
 def _apart(
     layer: Sequence[Position], wished: Mapping[Position, float], size: _Size
 ) -> dict[Position, float]:
-    """Heights in the layer's order without overlaps, as near to the wished ones as can be.
+    """Return heights in the layer's order, without overlaps and nearest to the wished ones.
 
-    Least squares by pooling neighbours that would overlap.
+    Solves least squares by pooling neighbours that would overlap.
     """
     offset, total = {}, 0.0
     for before, place in zip([None, *layer], layer, strict=False):
@@ -225,7 +225,7 @@ def _apart(
 
 
 def _path(route: Sequence[Position], ports: _Ports) -> str:
-    """An edge as a path: curves between the columns, straight where it passes one."""
+    """Draw an edge as a path: curves between columns, a straight line through each."""
     _, x, y = ports[route[0]]
     drawn = [f"M{x:.1f} {y:.1f}"]
     for place in route[1:]:

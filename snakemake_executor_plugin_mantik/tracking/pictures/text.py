@@ -1,4 +1,4 @@
-"""What pictures say in words: names that fit, states, times; and the templates they are made of."""
+"""Format the texts of pictures (names, states, times), and render their templates."""
 
 import unicodedata
 from collections import Counter
@@ -21,24 +21,24 @@ GLYPHS: Final[Mapping[NodeState, str]] = {
     NodeState.FAILED: "✗",
     NodeState.KILLED: "■",
 }
-"""A sign for each state besides its colour, in the order in which states are counted."""
+"""A symbol for each state besides its colour, in the order of counts."""
 
 _LEAST: Final = 0.7
-"""What is left, at least, of a drawing's width in a narrow frame."""
+"""The least scale of a drawing in a narrow frame."""
 
 
 def text_line(text: str) -> str:
-    """Text as one line without control characters; XML cannot hold them."""
+    """Return a text as one line without control characters, which XML cannot hold."""
     return " ".join(printable(text).split())
 
 
 def column_count(text: str) -> int:
-    """How wide a text is, in narrow letters."""
+    """Return the width of a text in narrow characters."""
     return sum(2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
 
 
 def shorten_text(text: str, most: int) -> str:
-    """The text as one line, cut to `most` columns."""
+    """Return a text as one line, cut to `most` columns."""
     text = text_line(text)
     if column_count(text) <= most:
         return text
@@ -48,18 +48,18 @@ def shorten_text(text: str, most: int) -> str:
 
 
 def format_timestamp(moment: float) -> str:
-    """A time, to the second."""
+    """Format a time in UTC, to the second."""
     return f"{datetime.fromtimestamp(moment, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def count_states(states: Iterable[NodeState]) -> Sequence[tuple[NodeState, int]]:
-    """How many there are of each state, without those that there are none of."""
+    """Count the nodes in each state that occurs."""
     number = Counter(states)
     return [(state, number[state]) for state in GLYPHS if number[state]]
 
 
 def waited_s(node: Node, now: float) -> float | None:
-    """Seconds in the queue, so far."""
+    """Return the seconds in the queue so far; None if it was not queued."""
     if node.queued is None:
         return None
     end = node.started if node.started is not None else node.ended
@@ -67,41 +67,41 @@ def waited_s(node: Node, now: float) -> float | None:
 
 
 def ran_s(node: Node, now: float) -> float | None:
-    """Seconds of running, so far."""
+    """Return the running time so far, in seconds; None if it has not started."""
     if node.started is None:
         return None
     return max(0.0, (now if node.ended is None else node.ended) - node.started)
 
 
 def format_wildcards(node: Node) -> str:
-    """The wildcards as users write them; of a job without any its name, if that says more."""
+    """Format a job's wildcards; without any, return its name if that differs from the rule."""
     if node.wildcards:
         return ", ".join(f"{name}={value}" for name, value in node.wildcards.items())
     return "" if node.name == node.rule else node.name
 
 
 def node_title(node: Node, now: float) -> str:
-    """All that is known of a job, a fact a line, for where the mouse is."""
-    told = [
+    """Return a job's tooltip: all known facts, one per line."""
+    facts = [
         text_line(node.name),
         f"{node.state}" + (f" at {text_line(node.site)}" if node.site else ""),
     ]
     if (seconds := waited_s(node, now)) is not None and node.queued is not None:
-        told.append(f"queued {format_timestamp(node.queued)}, waited {humanize_duration(seconds)}")
+        facts.append(f"queued {format_timestamp(node.queued)}, waited {humanize_duration(seconds)}")
     if (seconds := ran_s(node, now)) is not None and node.started is not None:
-        told.append(f"started {format_timestamp(node.started)}, ran {humanize_duration(seconds)}")
+        facts.append(f"started {format_timestamp(node.started)}, ran {humanize_duration(seconds)}")
     if node.ended is not None:
-        told.append(f"ended {format_timestamp(node.ended)}")
-    return "\n".join([*told, text_line(node.note)] if node.note else told)
+        facts.append(f"ended {format_timestamp(node.ended)}")
+    return "\n".join([*facts, text_line(node.note)] if node.note else facts)
 
 
 def render_template(name: str, **values: Any) -> str:
-    """A template beside this module, filled in; what is put in is escaped for HTML."""
+    """Render a template beside this module; escape values for HTML."""
     return _environment().get_template(name).render(values, glyphs=GLYPHS, least=_LEAST)
 
 
 def _writable(value: Any) -> Any:
-    """Text that XML and UTF-8 can hold, wherever it comes from."""
+    """Remove from a text what XML and UTF-8 cannot hold."""
     return printable(value) if type(value) is str else value
 
 

@@ -1,4 +1,4 @@
-"""The timeline: when each job waited and ran, by site; of thousands, how many of each rule did."""
+"""Draw the timeline by site: when each job waited and ran, or for thousands, counts per rule."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -31,11 +31,10 @@ _MOST_TICKS: Final = 8
 
 @dataclass(frozen=True)
 class Axis:
-    """A stretch of time as a stretch of the drawing.
+    """A span of time, drawn as a span of the x axis.
 
     Attributes:
         first, last: seconds since the epoch; `last` is later.
-        x, width: where it is drawn.
     """
 
     first: float
@@ -44,11 +43,11 @@ class Axis:
     width: float
 
     def at(self, moment: float) -> float:
-        """Where a time is."""
+        """Return the x of a time."""
         return self.x + self.width * (moment - self.first) / (self.last - self.first)
 
     def ticks(self) -> Sequence[tuple[float, str]]:
-        """Some round times: where, and what is written there. In UTC."""
+        """Return some round times in UTC: their x and their labels."""
         length = self.last - self.first
         longest = _STEPS[-1] * max(1, -(-length // (_STEPS[-1] * _MOST_TICKS)))
         step = next((s for s in _STEPS if length / s <= _MOST_TICKS), longest)
@@ -69,7 +68,7 @@ def _written(moment: float, step: float, length: float) -> str:
 
 
 def average_use(spans: Sequence[tuple[float, float]], axis: Axis, bins: int) -> Sequence[float]:
-    """How many of the spans there are on average in each of `bins` equal parts of the axis."""
+    """Return the average number of spans in each of `bins` equal parts of the axis."""
     edges = [axis.first + (axis.last - axis.first) * n / bins for n in range(bins + 1)]
     changes = sorted([*((a, 1) for a, _ in spans), *((b, -1) for _, b in spans)])
     area, number, since, position = 0.0, 0, edges[0], 0
@@ -87,11 +86,11 @@ def average_use(spans: Sequence[tuple[float, float]], axis: Axis, bins: int) -> 
 
 
 MOST_BARS: Final = 300
-"""Jobs above which only some have a bar: what failed and what took longest."""
+"""The number of jobs above which only the failed and the longest have a bar."""
 SOME_BARS: Final = 40
-"""How many have one then."""
+"""The number of bars then."""
 _MOST_NAMES: Final = 100
-"""Bars above which they are thin, and their names are shown only where the mouse is."""
+"""The number of bars above which bars are thin, with their names in tooltips only."""
 
 _NAMES: Final = 205.0
 _PLOT: Final = 560.0
@@ -107,7 +106,7 @@ _LETTERS: Final = 29
 
 @dataclass(frozen=True)
 class Bar:
-    """A job: x and width of its waiting and of its running, 0 if there was none."""
+    """A job: x and width of its waiting and running; the width is 0 if there was none."""
 
     node: Node
     title: str
@@ -122,7 +121,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Profile:
-    """How many jobs of a rule waited and ran at a site: two areas, each as high as its most."""
+    """The waiting and running jobs of a rule at a site, as two areas scaled to their peaks."""
 
     name: str
     told: str
@@ -135,14 +134,14 @@ class Profile:
 
 @dataclass(frozen=True)
 class Heading:
-    """What follows: a site."""
+    """The heading of a site."""
 
     text: str
     y: float
 
 
 def render_timeline(picture: Picture) -> str:
-    """The timeline as SVG."""
+    """Draw the timeline as SVG."""
     tries = [node for node in (*picture.earlier, *picture.nodes) if _begin(node) is not None]
     axis = _axis(tries, picture.now)
     drawing = _Drawing(axis, picture.now)
@@ -171,7 +170,7 @@ def _axis(tries: Sequence[Node], now: float) -> Axis:
 
 
 def _end(node: Node, now: float) -> float:
-    """Up to where a job is drawn; one that is over without a time of its end: as far as known."""
+    """Return up to where a job is drawn: its end, or for an unknown end its last known time."""
     if node.ended is not None:
         return node.ended
     if node.state in {NodeState.QUEUED, NodeState.RUNNING}:
@@ -194,7 +193,7 @@ def _by_site(tries: Iterable[Node]) -> list[tuple[str, list[Node]]]:
 
 
 class _Drawing:
-    """What has been drawn, from top to bottom."""
+    """The drawn parts, from top to bottom."""
 
     def __init__(self, axis: Axis, now: float) -> None:
         self.axis, self.now = axis, now
@@ -210,7 +209,7 @@ class _Drawing:
         self.y += _HEAD
 
     def bars(self, tries: Iterable[Node], *, thin: bool, what: str = "") -> None:
-        """A bar for each."""
+        """Draw a bar for each try."""
         row = _THIN_ROW if thin else _ROW
         for site, nodes in _by_site(tries):
             self._head(site, len(nodes), what)
@@ -240,13 +239,13 @@ class _Drawing:
         )  # fmt: skip
 
     def _stretch(self, first: float, last: float) -> tuple[float, float]:
-        """Where a time begins and how wide it is; what took any time at all can be seen."""
+        """Return x and width of a span; a span longer than 0 stays visible."""
         if last <= first:
             return self.axis.at(first), 0.0
         return self.axis.at(first), max(1.0, self.axis.at(last) - self.axis.at(first))
 
     def profiles(self, tries: Iterable[Node]) -> None:
-        """For each site and rule how many waited and ran."""
+        """Draw the numbers of waiting and running jobs for each site and rule."""
         for site, nodes in _by_site(tries):
             self._head(site, len(nodes), "")
             by_rule = defaultdict[str, list[Node]](list)
@@ -284,7 +283,7 @@ class _Drawing:
         )  # fmt: skip
 
     def _area(self, numbers: Sequence[float]) -> str:
-        """A path with steps, a step only where the number changes; the largest fills the row."""
+        """Return a stepped path, scaled so that the largest number fills the row."""
         bottom, step = self.y + _PROFILE - 4, self.axis.width / len(numbers)
         scale = (_PROFILE - 8) / (max(numbers) or 1)
         drawn, before = [f"M{self.axis.x:.0f} {bottom:.1f}"], ""

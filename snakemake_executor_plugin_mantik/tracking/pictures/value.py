@@ -1,4 +1,4 @@
-"""What pictures of a workflow show: its jobs, when and where they ran, and what needs what."""
+"""The values that pictures of a workflow show: its jobs, their times and sites, and their edges."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class NodeState(StrEnum):
-    """How far a job is, in the words that pictures use."""
+    """The state of a job, in the words that pictures use."""
 
     WAITING = "waiting"
     QUEUED = "queued"
@@ -18,17 +18,14 @@ class NodeState(StrEnum):
 
 @dataclass(frozen=True)
 class Node:
-    """One job; or one try of it, among the `earlier` ones of a `Picture`.
+    """A job, or a try of it among the `earlier` ones of a `Picture`.
 
     Attributes:
-        id: what edges name it by; unique among the nodes.
-        name: what it is called, usually the rule with its wildcards.
-        rule: its rule.
-        wildcards: of the job.
-        state: how far it is.
-        site: where it is or was; empty: on this machine, or nowhere yet.
-        queued, started, ended: seconds since the epoch, where they are known.
-        note: a line about how it ended (exit code, reason); shown where the mouse is.
+        id: its name in edges; unique among the nodes.
+        name: usually the rule with its wildcards.
+        site: empty: this machine, or none yet.
+        queued, started, ended: seconds since the epoch, if known.
+        note: a line about how it ended (exit code, reason), shown in the tooltip.
     """
 
     id: str
@@ -45,15 +42,15 @@ class Node:
 
 @dataclass(frozen=True)
 class Picture:
-    """A workflow as it is at a time.
+    """A workflow at a moment.
 
     Attributes:
         title: the workflow's name.
-        nodes: its jobs, the last try of each.
-        now: when that was, seconds since the epoch: what runs is drawn up to there.
-        edges: (job, job that needs it) by their ids; may be left out where there are many.
-        rule_edges: (rule, rule that needs it); empty: as the `edges` say.
-        earlier: tries that others have replaced; shown in the timeline.
+        nodes: its jobs, by the last try of each.
+        now: the moment, in seconds since the epoch; running jobs are drawn up to it.
+        edges: (job, job that needs it) by id; may be left out if there are many.
+        rule_edges: (rule, rule that needs it); empty: derived from `edges`.
+        earlier: tries that later ones have replaced; shown in the timeline.
     """
 
     title: str

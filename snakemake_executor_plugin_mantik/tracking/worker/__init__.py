@@ -1,1 +1,1 @@
-"""The worker process: publishes to MLflow what the outbox and the stores of jobs hold."""
+"""The worker process: publish the outbox and the stores of jobs to MLflow."""

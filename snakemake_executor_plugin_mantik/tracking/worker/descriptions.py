@@ -1,8 +1,7 @@
-"""Reads YAML that a job wrote: MLflow's descriptions of runs, models and data sets.
+"""Read YAML written by a job: MLflow's descriptions of runs, models and data sets.
 
-What is nested deeply ends a process that reads it with libyaml, as MLflow does, and a few lines
-with aliases can stand for more than any memory holds: so a file is looked through before it is
-read.
+Deep nesting kills a process that reads it with libyaml, as MLflow does, and a few lines with
+aliases can expand beyond any memory. So each file is scanned before it is loaded.
 """
 
 from pathlib import Path
@@ -21,13 +20,13 @@ from yaml.tokens import (
 )
 
 _LONGEST: Final = 4 << 20
-"""Bytes of a description; the largest are those of data sets, with their schema and profile."""
+"""The largest description, in bytes; those of data sets hold a schema and a profile."""
 MAX_YAML_DEPTH: Final = 50
-"""Lists and mappings in each other."""
+"""The deepest nesting of lists and mappings."""
 
 _LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""Ten times as fast as what is written in Python, and what MLflow reads with. To look through a
-file it goes from token to token, however deeply they are nested."""
+"""MLflow reads with it, and it is ten times as fast as the loader in Python. Its scanner goes from
+token to token, at any depth."""
 _BEGIN: Final = (
     BlockMappingStartToken,
     BlockSequenceStartToken,
@@ -38,11 +37,9 @@ _END: Final = (BlockEndToken, FlowMappingEndToken, FlowSequenceEndToken)
 
 
 def read_mapping(path: Path, *, aliases: bool = False) -> dict[Any, Any] | None:
-    """The mapping that a file holds; None: it holds something else, or cannot be read.
+    """Read a mapping; return None if the file holds something else or cannot be read.
 
-    Args:
-        path: the file.
-        aliases: whether it may have aliases.
+    A file with YAML aliases is read only if `aliases` is set.
     """
     try:
         if not path.is_file() or path.stat().st_size > _LONGEST or not _is_tame(path, aliases):

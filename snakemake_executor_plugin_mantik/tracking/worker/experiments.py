@@ -1,7 +1,4 @@
-"""The experiment that runs go to, and the errors of MLflow that are definite refusals.
-
-Needs mlflow.
-"""
+"""Find or create experiments, and recognise MLflow's definite refusals. Needs mlflow."""
 
 from typing import Final
 
@@ -10,19 +7,19 @@ from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
 _DEFAULT: Final = "Default"
-"""MLflow's own name of the experiment of runs for which none is named."""
+"""MLflow's name of the experiment for runs without one."""
 
 
 def find_or_make(client: MlflowClient, name: str, experiment_id: str) -> Experiment:
-    """The experiment with an id, or with a name; it may have been deleted in MLflow.
+    """Return the experiment with an id or a name, which may have been deleted in MLflow.
 
     Args:
-        client: of the server.
-        name: if there is none of that name, it is made; empty: `_DEFAULT`.
-        experiment_id: comes before the name; empty: the name counts.
+        client: for the server.
+        name: created if it does not exist; empty: `_DEFAULT`.
+        experiment_id: takes precedence over the name; empty: use the name.
 
     Raises:
-        MlflowException: there is none with this id, or the server refuses or does not answer.
+        MlflowException: no experiment has this id, or the server refuses or does not answer.
     """
     if experiment_id:
         return client.get_experiment(experiment_id)
@@ -32,7 +29,7 @@ def find_or_make(client: MlflowClient, name: str, experiment_id: str) -> Experim
         try:
             found = client.get_experiment(client.create_experiment(name))
         except MlflowException as error:
-            # Somebody else was as quick.
+            # Another process may have created it at the same time.
             found = client.get_experiment_by_name(name)
             if found is None:
                 raise error from None
@@ -52,10 +49,10 @@ _REFUSALS: Final = frozenset(
         "RESOURCE_DOES_NOT_EXIST",
     )
 )
-"""Codes of errors that repeating does not help. Not among them: permissions and tokens, which the
-user may mend; ENDPOINT_NOT_FOUND, which a proxy says of a server that is away."""
+"""Error codes of requests that would fail again. Without those of permissions and tokens, which the
+user can fix, and ENDPOINT_NOT_FOUND, with which a proxy answers for a server that is down."""
 
 
 def is_refusal(error: Exception) -> bool:
-    """Whether MLflow has understood what it was asked, and does not do it."""
+    """Return whether MLflow has understood a request and refused it."""
     return isinstance(error, MlflowException) and error.error_code in _REFUSALS

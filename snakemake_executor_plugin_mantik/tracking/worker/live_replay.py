@@ -1,7 +1,7 @@
-"""Carries over what a job has logged so far. Part of the worker: needs mlflow.
+"""Publish what a running job has logged so far. Part of the worker: needs mlflow.
 
-The executor adds to a copy of the job's store while this reads it (`engine.live`): whatever looks
-half written is left to the next time, and to the end, when all of the store is here.
+The executor extends a copy of the job's store (`engine.live`) while this module reads it. Whatever
+looks half written waits for the next time, or for the end, when all of the store is downloaded.
 """
 
 import os
@@ -25,13 +25,13 @@ from snakemake_executor_plugin_mantik.tracking.worker.source import RecordedStor
 COPY_TREE, COPY_LATER = "tree", "later"
 """Names in the copy's directory, as in `engine.live`."""
 _METRICS_BYTES = 4 << 20
-"""Bytes of metrics that are told at once; each value takes far more in memory."""
+"""The most bytes of metrics to publish at once; each value takes far more memory."""
 _WRITTEN_AT_ONCE = 4096
-"""Bytes of a parameter or tag that are seen to be written in one go, or not at all."""
+"""The largest parameter or tag that appears to readers whole or not at all, in bytes."""
 
 
 class LiveReplay:
-    """Carries one copy over, as far as it has come."""
+    """Publishes one copy of a store, as far as it has grown."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class LiveReplay:
         told: Published,
         notify: Callable[[str], None],
     ) -> None:
-        """Prepare; the arguments are those of `Replay`, `copy` is the copy's directory here."""
+        """Prepare; `copy` is the copy's local directory, the others are arguments of `Replay`."""
         self._copy = copy
         self._store = copy / COPY_TREE
         self._to = destination
@@ -49,14 +49,14 @@ class LiveReplay:
         self._replay = Replay(client, self._store, destination, told, live=True, notify=notify)
 
     def run(self) -> None:
-        """Carry over what is new.
+        """Publish what is new.
 
         Raises:
-            Exception: the server does not answer, or not well; to be repeated later.
+            Exception: the server does not answer, or answers with an error; try again later.
         """
         if not self._store.is_dir():
             return
-        # If this breaks off, nobody knows how far it has come.
+        # If this fails, it is unknown how much MLflow has received.
         self._told.doubt = True
         self._described()
         while self._metrics():
@@ -66,7 +66,7 @@ class LiveReplay:
         self._told.doubt = False
 
     def _described(self) -> None:
-        """Runs, models and what is said of them, if any of that has changed."""
+        """Publish runs, models and their descriptions, if any of them has changed."""
         files = [
             path
             for path in self._store.rglob("*")
@@ -79,7 +79,7 @@ class LiveReplay:
         try:
             source = self._view(view, files)
         except Exception:  # noqa: BLE001 - the file store raises anything of what is half written
-            return  # in the end all of it is read
+            return  # the end of the job reads all of it
         finally:
             shutil.rmtree(view, ignore_errors=True)
         self._told.source = source
@@ -88,7 +88,7 @@ class LiveReplay:
         self._told.descriptions = now
 
     def _view(self, view: Path, files: list[Path]) -> RecordedStore:
-        """What MLflow reads in the descriptions: they are looked at where nobody changes them."""
+        """Read the descriptions with MLflow, from links or copies that do not change."""
         shutil.rmtree(view, ignore_errors=True)
         for path in files:
             place = view / path.relative_to(self._store)
@@ -98,7 +98,7 @@ class LiveReplay:
             except OSError:
                 shutil.copyfile(path, place)
         for meta in [*view.glob("*/*/meta.yaml"), *view.glob("*/models/*/meta.yaml")]:
-            # Without these MLflow takes it for no run.
+            # Without these directories MLflow does not recognise a run.
             for name in ("metrics", "params", "tags", "artifacts"):
                 (meta.parent / name).mkdir(exist_ok=True)
         repair_store(view, self._to.source_id, self._to.source_experiment_id, lambda _: None)
@@ -112,7 +112,7 @@ class LiveReplay:
         return text.split("\0")
 
     def _metrics(self) -> bool:
-        """Tell the lines that have been added, of many a part at a time; whether there were any."""
+        """Publish a part of the new lines of metrics; return whether there were any."""
         logged: dict[str, list[LoggedMetric]] = {}
         read: dict[str, bytes] = {}
         left = _METRICS_BYTES
@@ -122,7 +122,7 @@ class LiveReplay:
             if left <= 0 or file.stat().st_size <= begun.size or not self._is_made(path):
                 continue
             with file.open("rb") as lines:
-                # Of one that the job has begun anew this might be the middle of a line.
+                # If the job has rewritten the file, this could be the middle of a line.
                 if not begun.begin(lines):
                     continue
                 content = lines.read(max(left, LONGEST_LINE))
@@ -141,7 +141,7 @@ class LiveReplay:
         return bool(read)
 
     def _is_made(self, path: str) -> bool:
-        """Whether MLflow knows the run or model that a file of metrics belongs to."""
+        """Return whether the run or model of a file of metrics exists in MLflow."""
         parts = path.split("/")
         if parts[1] == "models":
             return parts[2] in self._told.models
@@ -149,7 +149,7 @@ class LiveReplay:
 
 
 def _describes(path: Path, store: Path) -> bool:
-    """Whether a file says what there is, and is not a metric, an artifact, or half written."""
+    """Return whether a file is a description: no metric, no artifact, not half written."""
     parts = path.relative_to(store).parts
     of = parts[3:4] if len(parts) > 3 and parts[1] == "models" else parts[2:3]
     if of in (("metrics",), ("artifacts",)):

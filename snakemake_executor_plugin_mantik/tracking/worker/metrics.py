@@ -1,7 +1,7 @@
-"""The metrics in a job's store: read here, line by line.
+"""Read the metrics in a job's store, line by line, without MLflow.
 
-MLflow's file store forgets the steps of metrics that belong to a data set (3.17), fails on a set's
-name with a blank, and one half line keeps it from reading the run at all.
+MLflow's file store (3.17) loses the steps of metrics that belong to a data set, fails on a blank in
+a data set's name, and cannot read a run at all because of one half line.
 """
 
 import math
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import BinaryIO, Final, Protocol
 
 LONGEST_LINE: Final = 4096
-"""Bytes of a line of metrics."""
+"""The longest line of metrics, in bytes."""
 
 
 @dataclass(frozen=True)
@@ -20,9 +20,9 @@ class LoggedMetric:
 
     Attributes:
         run_id: the run's id in the store.
-        model_id: the model that it was logged for, if the line is from the model's own files.
+        model_id: the model that it was logged for, if it is from the model's own files.
         timestamp: milliseconds since the epoch.
-        dataset, digest: the data set that it belongs to; both or none.
+        dataset, digest: name and digest of its data set; both or neither.
     """
 
     run_id: str
@@ -36,7 +36,7 @@ class LoggedMetric:
 
 
 class MetricValue(Protocol):
-    """A value of a metric, as MLflow or a job has it."""
+    """A value of a metric, of MLflow or of a job."""
 
     @property
     def key(self) -> str:
@@ -60,13 +60,13 @@ class MetricValue(Protocol):
 
 
 def metric_identity(metric: MetricValue) -> tuple[object, ...]:
-    """What makes a logged value the one that it is; NaN is equal to itself here."""
+    """Return what identifies a logged value; unlike NaN itself, it is equal for NaN."""
     value: object = "nan" if math.isnan(metric.value) else metric.value
     return metric.key, metric.timestamp, metric.step, value
 
 
 def metric_files(store: Path) -> Iterator[Path]:
-    """The files of metrics in a store, those of models before those of runs."""
+    """Yield the files of metrics in a store, those of models before those of runs."""
     for pattern in ("*/models/*/metrics/**/*", "*/*/metrics/**/*"):
         for file in list(store.glob(pattern)):
             if file.is_file() and not file.is_symlink():
@@ -74,17 +74,15 @@ def metric_files(store: Path) -> Iterator[Path]:
 
 
 def read_lines(file: BinaryIO) -> Iterator[bytes]:
-    """The lines of a file; one that is longer than any of metrics comes in pieces without ends."""
+    """Yield the lines of a file; a line longer than `LONGEST_LINE` comes in unterminated pieces."""
     while line := file.readline(LONGEST_LINE):
         yield line
 
 
 def parse_metrics(path: str, lines: Iterable[bytes]) -> Iterator[LoggedMetric | None]:
-    """The values in some lines of a file of metrics; None for a line that makes no sense.
+    """Parse lines of a file of metrics; yield None for an invalid or unterminated line.
 
-    Args:
-        path: the file's, in the store.
-        lines: of it; one that is cut off makes no sense.
+    `path` is the file's path in the store.
     """
     parts = path.split("/")
     model = parts[2] if parts[1] == "models" else None
@@ -93,8 +91,8 @@ def parse_metrics(path: str, lines: Iterable[bytes]) -> Iterator[LoggedMetric | 
 
 
 def _logged(line: bytes, key: str, run_id: str, model_id: str | None) -> LoggedMetric | None:
-    """What a line says: time, value, step, (a model's: run), (name and digest of a data set)."""
-    # Without its end it is cut off, wherever.
+    """Parse a line: time, value, step, (for a model: run), (name and digest of a data set)."""
+    # A line without its end may be cut off anywhere.
     words = line.decode(errors="replace").split() if line.endswith(b"\n") else []
     try:
         timestamp, value = int(words[0]), float(words[1])
@@ -103,7 +101,7 @@ def _logged(line: bytes, key: str, run_id: str, model_id: str | None) -> LoggedM
     except (IndexError, ValueError):
         return None
     name = words[3 if model_id is None else 4 :]
-    # No database and no protocol has room for larger ones.
+    # No database and no protocol can hold larger numbers.
     if len(name) == 1 or max(abs(timestamp), abs(step)) >= 1 << 63:
         return None
     dataset, digest = (" ".join(name[:-1]), name[-1]) if name else (None, None)

@@ -1,4 +1,4 @@
-"""Carries logged models of a job's store over. Part of the worker: needs mlflow."""
+"""Publish the logged models of a job's store. Part of the worker: needs mlflow."""
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -12,11 +12,11 @@ from snakemake_executor_plugin_mantik.tracking.worker.published import Destinati
 from snakemake_executor_plugin_mantik.tracking.worker.uploads import ArtifactUploads, none_below
 
 _SOURCE_MODEL = "mantik.source_model"
-"""The tag that tells from what in a job's store a model was made."""
+"""The tag that names the model in a job's store that a model was made from."""
 
 
 class Models:
-    """Carries the models of one store over."""
+    """Publishes the models of one store."""
 
     def __init__(
         self,
@@ -38,19 +38,19 @@ class Models:
         self._models = told.models
 
     def carry(self, model: LoggedModel, later: Collection[str]) -> None:
-        """Make a model, if it is not made, and tell what is there of it.
+        """Create a model of the store in MLflow, if needed, and publish its files.
 
         Args:
-            model: of the store.
-            later: paths in the store of files that are not there yet as they should be.
+            model: a model of the store.
+            later: paths in the store of files that are not complete yet.
 
         Raises:
-            Exception: the server does not answer, or not well, or refuses it.
+            Exception: the server does not answer, answers with an error, or refuses.
         """
         over = model.status in (LoggedModelStatus.READY, LoggedModelStatus.FAILED)
         place = self._store / model.experiment_id / "models" / model.model_id
         below = place.relative_to(self._store).as_posix()
-        # While it changes nobody can use it, and what it is made with could not be changed.
+        # A model that still changes is of no use, and MLflow cannot change its first values later.
         if self._live and (not (over and none_below(later, below)) or self._is_over(model)):
             return
         run_id = self._told.runs.get(model.source_run_id or "", self._to.run_id)
@@ -73,7 +73,7 @@ class Models:
         return self._models.get(model.model_id) in self._told.over
 
     def _model(self, model: LoggedModel, run_id: str) -> tuple[str, str]:
-        """The id of the model that a job's is at MLflow, made if need be, and where it lies."""
+        """Return the id and the artifact location of a model in MLflow; create it if needed."""
         experiment = self._told.experiments.get(model.experiment_id, self._to.experiment_id)
         name = f"{self._to.try_id}/{model.model_id}"
         known = None
@@ -98,12 +98,12 @@ class Models:
 
 
 def _rename(description: Path, names: Mapping[str, str]) -> None:
-    """Give a model's description the model's own names; it holds those that the job saw."""
+    """Replace the ids of the job's store in a model's description by those in MLflow."""
     known = read_mapping(description, aliases=True)
     if known is None:
-        return  # whatever it is, it is kept as it is
+        return  # not a valid description: keep the file as it is
     changed = known | {key: value for key, value in names.items() if key in known}
     if changed != known:
-        # It may be the job's own file, under another name.
+        # It may be a hard link to the job's own file.
         description.unlink()
         YAML(typ="safe").dump(changed, description)

@@ -1,4 +1,4 @@
-"""Tells MLflow of a workflow as a whole: counts, pictures, its end. Part of the worker."""
+"""Publish the run of a workflow: counts, pictures, its end. Part of the worker."""
 
 import sys
 import tempfile
@@ -20,11 +20,11 @@ from snakemake_executor_plugin_mantik.tracking.worker.experiments import is_refu
 from snakemake_executor_plugin_mantik.tracking.workflow import ARTIFACT_FOLDER
 
 DETACHED: Final = "mantik.detached"
-"""The tag that tells since when nobody looks after the workflow's jobs, which go on."""
+"""The tag that holds since when the workflow's jobs continue without a controller."""
 
 
 def begin_workflow_run(client: MlflowClient, run: RunRecord, workdir: Path) -> None:
-    """The Snakefile and the backend configs become artifacts."""
+    """Upload the Snakefile and the backend configs as artifacts."""
     files = workdir / try_directory(run.try_id) / ARTIFACT_FOLDER
     if files.is_dir():
         client.log_artifacts(run.run_id, str(files), ARTIFACT_FOLDER)
@@ -36,16 +36,16 @@ def update_workflow_run(
     run: RunRecord,
     data: Mapping[str, Any],
 ) -> None:
-    """How many jobs are in which state, what they used, and the pictures, as of now.
+    """Publish the counts of jobs by state, what they used, and the pictures.
 
     Args:
-        client: of the server that the run is at.
-        ledger: knows the workflow's jobs.
-        run: the workflow's.
-        data: the event's: `time`, `continued`, `detached` (a time, or nothing), `words`.
+        client: for the run's server.
+        ledger: holds the workflow's jobs.
+        run: the workflow's run.
+        data: the event's `time`, `continued`, `detached` (a time, or nothing) and `words`.
 
     Raises:
-        Exception: it cannot be told now; to be repeated.
+        Exception: MLflow fails; try again later.
     """
     jobs = ledger.jobs(run.try_id)
     now, step = int(data["time"] * 1000), int(data["time"] - run.created)
@@ -67,8 +67,8 @@ def update_workflow_run(
 def _draw(client: MlflowClient, run: RunRecord, shown: Picture) -> None:
     try:
         drawn = pictures.render_files(shown)
-    except Exception as error:  # noqa: BLE001 - a mistake in drawing must hold up no other run
-        sys.stderr.write(f"{run.try_id}: it cannot be drawn: {error!r}\n")
+    except Exception as error:  # noqa: BLE001 - an error in drawing must not block other runs
+        sys.stderr.write(f"{run.try_id}: the pictures cannot be drawn: {error!r}\n")
         return
     with tempfile.TemporaryDirectory() as directory:
         for name, text in drawn.items():
@@ -77,5 +77,5 @@ def _draw(client: MlflowClient, run: RunRecord, shown: Picture) -> None:
 
 
 def end_workflow_run(client: MlflowClient, run: RunRecord, data: Mapping[str, Any]) -> None:
-    """The workflow's end; its last figures are told before."""
+    """Set the final status of a workflow's run."""
     client.set_terminated(run.run_id, data["status"], int(data["time"] * 1000))

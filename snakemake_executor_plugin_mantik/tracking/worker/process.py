@@ -1,13 +1,15 @@
 """The worker process: `python -m` with this module publishes an outbox to MLflow.
 
-It works off the outbox of the working directory, in lanes (`Lane`): the runs that are to be made,
-for which jobs wait and to which the other lanes give way; how far their jobs are; what jobs log;
-the ends of runs with all of that. Its input only wakes it up; when that is at its end, so is the
-controller, and the worker ends as soon as everything is told, or MLflow does not answer. What is
-left, the next worker tells; `smk-mantik track` starts one for that.
+It works through the outbox of the working directory in lanes (`Lane`): creating runs, which jobs
+wait for and the other lanes give way to; the states of jobs; what jobs log; and the ends of runs.
 
-It answers with JSON, one object per line: `{"try": …, "run": …}` when a run is made, `{"down": WHY,
-"tries": […]}` when MLflow cannot be told of these tries, `{"tell": TEXT}` for the user.
+Input only wakes the worker up. The end of its input means that the controller has ended. Then the
+worker ends as soon as everything is published, or MLflow does not answer. The next worker publishes
+what is left; `smk-mantik track` starts one for that.
+
+It answers with JSON, one object per line: `{"try": …, "run": …}` when MLflow has created a run,
+`{"down": WHY, "tries": […]}` when MLflow cannot be updated for these tries, and `{"tell": TEXT}`
+for the user.
 """
 
 import fcntl
@@ -31,34 +33,34 @@ from snakemake_executor_plugin_mantik.tracking.store import DIRECTORY
 OUTBOX = "outbox.sqlite"
 WORKER_LOCK = "lock"
 _IDLE_S = 5.0
-"""Seconds after which the outbox is looked at without being woken up."""
+"""Seconds after which the worker reads the outbox without being woken up."""
 _FIRST_WAIT_S = 1.0
 _LONGEST_WAIT_S = 60.0
-"""Seconds to wait after a failure, doubled each time."""
+"""The longest wait after a failure, in seconds; waits double from `_FIRST_WAIT_S`."""
 _FAILURES = 2
-"""Failures in a row after which the others of the same place are not tried either, for a while."""
+"""Failures in a row after which the rest of a round skips a destination."""
 MAKERS = 4
-"""Runs that are made at the same time: a server may be far away, and jobs wait."""
+"""Runs to create at the same time: a server may be far away, and jobs wait."""
 GIVE_WAY_S = 1.0
-"""Seconds that anything else waits, at most, while runs are made."""
+"""The longest time that other lanes wait while runs are being created."""
 DRAIN_S = 600.0
-"""Seconds that the worker goes on after its controller has ended."""
+"""The longest time that the worker continues after its controller has ended."""
 SETTINGS: Mapping[str, str] = {
-    # Reading the jobs' own stores.
+    # To read the jobs' own stores.
     "MLFLOW_ALLOW_FILE_STORE": "true",
-    # Waiting for a server is the worker's own business: it keeps all in the outbox.
+    # The worker itself retries: the outbox holds everything.
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "GIT_PYTHON_REFRESH": "quiet",
 }
-"""What the worker's MLflow is set to, unless the user has set it."""
+"""The settings of the worker's MLflow, unless the user has set them."""
 _BEFORE: Mapping[Lane, Lane] = {Lane.STATES: Lane.MAKING, Lane.ENDING: Lane.STATES}
-"""The lane from which a lane gets its last tries."""
+"""The lane whose end a lane waits for, since it passes tries on."""
 
 
 class RunTarget(NamedTuple):
-    """Where a run goes: what fails there fails for the others that go there, too, mostly."""
+    """The destination of a run: its failures mostly affect all runs that go there."""
 
     uri: str
     experiment_id: str
@@ -66,7 +68,7 @@ class RunTarget(NamedTuple):
 
 
 def _place(run: RunRecord | None) -> RunTarget:
-    """What was asked for, not what MLflow made of it: a deleted experiment has an id as well."""
+    """Return the requested destination, not MLflow's: a deleted experiment has an id, too."""
     if run is None:
         return RunTarget("", "", "")
     return RunTarget(run.uri, str(run.data["experiment_id"]), str(run.data["experiment"]))
@@ -74,13 +76,12 @@ def _place(run: RunRecord | None) -> RunTarget:
 
 @dataclass(frozen=True)
 class _Round:
-    """What there is to be told in a lane, and how that goes.
+    """One pass through the open tries of a lane.
 
     Attributes:
-        lane: the lane.
-        places: where the runs go, by try, in the order in which they are told.
-        failing: the tries and places that failed the last time.
-        failures: in a row, by place.
+        places: the destinations by try, in the order of publication.
+        failing: the tries and destinations that failed the last time.
+        failures: failures in a row, by destination.
     """
 
     lane: Lane
@@ -90,7 +91,7 @@ class _Round:
 
 
 class Worker:
-    """Works off the outbox until there is nothing left and the input has ended."""
+    """Works through the outbox until nothing is left and the input has ended."""
 
     def __init__(self, workdir: Path, answer: Callable[[Mapping[str, Any]], None]) -> None:
         """Prepare; `answer` is called with each answer to the controller."""
@@ -102,7 +103,7 @@ class Worker:
         self._all_made = threading.Event()
         self._all_made.set()
         self._said: set[str] = set()
-        # What MLflow has been told of what jobs log, by try; belongs to who is busy with that.
+        # What was published of jobs' stores, by try; for the holder of the try's lock in `_busy`.
         self._told: dict[str, Any] = {}
         self._busy: dict[str, threading.Lock] = defaultdict(threading.Lock)
         self._making: dict[str, threading.Lock] = defaultdict(threading.Lock)
@@ -112,17 +113,17 @@ class Worker:
         self._outboxes: list[Outbox] = []
 
     def wake(self) -> None:
-        """There may be something new."""
+        """Have all lanes read the outbox again."""
         for event in self._wake.values():
             event.set()
 
     def finish(self) -> None:
-        """Nothing new will come."""
+        """Announce the end of the input: nothing new will come."""
         self._ending.set()
         self.wake()
 
     def work(self, lane: Lane) -> None:
-        """Tell what there is in a lane; a thread's whole work."""
+        """Publish the events of a lane until the end; the whole work of a thread."""
         outbox = self._teller().outbox
         wait = _FIRST_WAIT_S
         failing: set[str | RunTarget] = set()
@@ -146,13 +147,13 @@ class Worker:
         self.wake()
 
     def close(self) -> None:
-        """Close the outbox, once all lanes are worked off."""
+        """Close the outbox, once all lanes have ended."""
         self._makers.shutdown()
         for outbox in self._outboxes:
             outbox.close()
 
     def _teller(self) -> Any:
-        """This thread's teller."""
+        """Return this thread's publisher."""
         from snakemake_executor_plugin_mantik.tracking.worker.publishing import Publisher
 
         if not hasattr(self._here, "teller"):
@@ -167,11 +168,11 @@ class Worker:
     def _round(
         self, outbox: Outbox, lane: Lane, oldest_first: Sequence[str], failing: set[str | RunTarget]
     ) -> bool:
-        """Tell what there is once; whether all of it could be told.
+        """Publish the events of a lane once; return whether all were published.
 
-        A place that fails is left alone until the next round, and then comes last: what is told
-        elsewhere neither waits for it nor stays untold. `failing`, the tries and places that failed
-        the last time, is kept up to date.
+        A destination that fails is skipped until the next round, and then comes last, so that
+        others neither wait for it nor stay unpublished. Keeps `failing` up to date, the tries and
+        destinations that failed the last time.
         """
         places = {try_id: _place(outbox.run(try_id)) for try_id in oldest_first}
         newest = {place: number for number, place in enumerate(places.values())}
@@ -181,8 +182,8 @@ class Worker:
         )
         found = _Round(lane, {try_id: places[try_id] for try_id in tries}, failing)
         if lane is not Lane.MAKING:
-            told = [self._attempt(found, try_id) for try_id in tries]
-            return all(told)
+            published = [self._attempt(found, try_id) for try_id in tries]
+            return all(published)
         self._all_made.clear()
         try:
             return self._make(found)
@@ -191,13 +192,13 @@ class Worker:
             self._wake[Lane.STATES].set()
 
     def _make(self, found: _Round) -> bool:
-        """Make runs, several at a time where the first one could be made."""
+        """Create runs, several at a time once a destination has created its first."""
         answering: set[RunTarget] = set()
         all_made = True
         begun = []
         for try_id, place in found.places.items():
             if place in found.failing:
-                # These come last, and may hang: nothing gives way to them.
+                # These come last, and may hang: other lanes must not wait for them.
                 self._all_made.set()
             if place in answering:
                 begun.append(self._makers.submit(self._attempt, found, try_id))
@@ -209,14 +210,14 @@ class Worker:
         return all(made) and all_made
 
     def _attempt(self, found: _Round, try_id: str) -> bool:
-        """Tell of a try; whether that could be done."""
+        """Publish the events of a try; return whether that succeeded."""
         place = found.places[try_id]
         if found.failures[place] >= _FAILURES:
             return False
         if found.lane is not Lane.MAKING:
             self._all_made.wait(GIVE_WAY_S)
         try:
-            told = self._alone(self._teller(), found.lane, try_id)
+            published = self._alone(self._teller(), found.lane, try_id)
         except Exception as error:  # noqa: BLE001 - MLflow's stores and plugins raise anything
             why = " ".join(without_users(f"{type(error).__name__}: {error}").split())
             sys.stderr.write(f"{try_id}: {why}\n")
@@ -227,10 +228,10 @@ class Worker:
             return False
         found.failures[place] = 0
         found.failing.difference_update({try_id, place})
-        return told
+        return published
 
     def _alone(self, teller: Any, lane: Lane, try_id: str) -> bool:
-        """Tell of a try while no other lane does; False: another one does, and only ends wait."""
+        """Publish a try unless another lane does: then return False, or wait in the ENDING lane."""
         busy = self._busy[try_id]
         if not busy.acquire(blocking=lane is Lane.ENDING):
             return False
@@ -247,7 +248,7 @@ class Worker:
 
 
 def main() -> int:
-    """Work for the current directory."""
+    """Publish the outbox of the current directory."""
     workdir = Path.cwd()
     directory = workdir / DIRECTORY
     if not (directory / OUTBOX).exists():
@@ -255,7 +256,7 @@ def main() -> int:
     answering = threading.Lock()
 
     def answer(values: Mapping[str, Any]) -> None:
-        # A controller that is gone needs no answer.
+        # The controller may be gone.
         with answering, suppress(OSError, ValueError):
             sys.stdout.write(json.dumps(values) + "\n")
             sys.stdout.flush()
@@ -263,11 +264,11 @@ def main() -> int:
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
     with (directory / WORKER_LOCK).open("w") as lock:
-        # Another worker ends soon: its controller has ended.
+        # Wait for another worker, which ends soon: its controller has ended.
         fcntl.flock(lock, fcntl.LOCK_EX)
         lock.write(f"{os.getpid()}\n")
         lock.flush()
-        # Here and not in the threads: without it there is nothing to be done.
+        # Here and not in the threads: if the import fails, the worker ends.
         import mlflow  # noqa: F401
 
         worker = Worker(workdir, answer)
@@ -283,7 +284,7 @@ def main() -> int:
         if not any(thread.is_alive() for thread in threads):
             worker.close()
         sys.stdout.flush()
-        # What hangs in a request must not keep the lock.
+        # A thread that hangs in a request must not keep the lock.
         os._exit(0)
 
 

@@ -1,6 +1,6 @@
-"""What MLflow has been told of a job's store: values that a worker process keeps while it lives.
+"""Record what was published of a job's store, in the memory of the worker process.
 
-Another process knows nothing of it, and asks MLflow.
+Another process does not know these records, and queries MLflow instead.
 """
 
 import hashlib
@@ -18,12 +18,12 @@ class Destination:
     """The run that a store belongs to.
 
     Attributes:
-        try_id: the try that made the store.
+        try_id: the try that the store belongs to.
         run_id: MLflow's id of the run.
-        experiment_id: where it is.
+        experiment_id: the id of its experiment.
         source_id: the run's id in the store.
         source_experiment_id: the experiment's id there.
-        name: the name that the run had in the store at first.
+        name: the run's initial name in the store.
     """
 
     try_id: str
@@ -36,22 +36,22 @@ class Destination:
 
 @dataclass
 class Lines:
-    """The beginning of a file that is only added to.
+    """The published beginning of a file that only grows.
 
     Attributes:
-        size: its bytes.
+        size: in bytes.
     """
 
     size: int = 0
     _digest: "hashlib._Hash" = field(default_factory=hashlib.sha256)
 
     def add(self, content: bytes) -> None:
-        """More of the file has been told."""
+        """Record that more of the file was published."""
         self.size += len(content)
         self._digest.update(content)
 
     def begin(self, file: BinaryIO) -> bool:
-        """Whether a file begins with what has been told; it is read as far as that."""
+        """Return whether a file begins with the published content; read it up to there."""
         digest, left = hashlib.sha256(), self.size
         while left and (piece := file.read(min(left, _PIECE))):
             digest.update(piece)
@@ -68,7 +68,6 @@ class UploadedFile:
 
     @classmethod
     def of(cls, path: Path) -> "UploadedFile":
-        """A file as it is now."""
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").digest()
         return cls(path.stat().st_size, digest)
@@ -76,19 +75,19 @@ class UploadedFile:
 
 @dataclass
 class Published:
-    """What MLflow has been told of one store.
+    """What was published of one store.
 
     Attributes:
-        doubt: whether it may have been told more: by another process, or when it did not answer.
-        runs, models, experiments: what there is in the store, and what it is at MLflow.
-        lines: of files of metrics, by their paths in the store.
-        files: artifacts, by their paths in the store.
-        stamps: when these files had last changed here, in ns.
+        doubt: whether MLflow may have received more, from another process or without an answer.
+        runs, models, experiments: ids in the store to ids in MLflow.
+        lines: the published beginnings of files of metrics, by path in the store.
+        files: uploaded artifacts, by path in the store.
+        stamps: the local modification times of these files, in ns.
         params: (run, name) of parameters.
         tags: the values of tags by (run, name).
-        over: runs and models whose ends have been told.
-        source: what was read of the store.
-        descriptions: of what files, with their sizes and times.
+        over: runs and models whose ends are published.
+        source: the store's content as last read.
+        descriptions: the files that `source` was read from, with sizes and times.
     """
 
     doubt: bool

@@ -1,4 +1,4 @@
-"""Tells MLflow what the outbox holds of a try. Part of the worker: needs mlflow."""
+"""Publish the events of a try to MLflow. Part of the worker: needs mlflow."""
 
 import os
 import shutil
@@ -47,14 +47,14 @@ from snakemake_executor_plugin_mantik.tracking.workflow import (
 )
 
 _MOST_SAID = 20
-"""Lines that the user reads of a run: what a job wrote may be wrong a million times."""
+"""The most lines that the user sees about a run: a job may write a million invalid values."""
 _TRY = "mantik.try"
 RETRY_OF = "mantik.retry_of"
-"""The tag that names the run of the try before, which did not finish."""
+"""The tag that names the run of the previous try, which did not finish."""
 
 
 class Publisher:
-    """Tells MLflow of tries. Belongs to one thread, like its `outbox`."""
+    """Publishes events of tries. Belongs to one thread, like its `outbox`."""
 
     def __init__(
         self,
@@ -67,17 +67,17 @@ class Publisher:
         making: Mapping[str, Lock] | None = None,
         experiments: dict[tuple[str, str, str], tuple[str, str]] | None = None,
     ) -> None:
-        """Make a teller.
+        """Prepare.
 
         Args:
             outbox: an object of this thread.
             workdir: the workflow's directory.
             answer: called with answers to the controller.
             notify: called with lines for the user.
-            told: what MLflow has been told of what jobs log, by try; shared with other tellers, of
-                which one at a time tells of a try.
-            making: one for each try whose run is made; shared like `told`.
-            experiments: ids and names of those that are known; shared, too.
+            told: what was published of jobs' stores, by try; shared between publishers, of which
+                only one at a time works on a try.
+            making: a lock for each try whose run is being created; shared, too.
+            experiments: ids and names of known experiments; shared, too.
         """
         self.outbox = self._outbox = outbox
         self._told = told
@@ -91,12 +91,12 @@ class Publisher:
         self._experiments = {} if experiments is None else experiments
 
     def make(self, try_id: str) -> None:
-        """Make the run of a try, unless it is made: a job waits for its id.
+        """Create the run of a try, if needed: a job waits for its id.
 
         Raises:
-            Exception: it cannot be made now; to be repeated.
+            Exception: MLflow fails; try again later.
         """
-        # Those that it is linked to are older: no two tellers wait for each other.
+        # Linked runs are older, so no two publishers wait for each other.
         with self._making[try_id]:
             self._make(try_id)
 
@@ -108,7 +108,7 @@ class Publisher:
         if not events:
             return
         links = {PARENT_RUN_TAG: self._made(run, "parent"), RETRY_OF: self._made(run, "retry_of")}
-        # Before it is done: a kill after that leaves the mark.
+        # Before the request: if the worker is killed after it, the mark remains.
         self._outbox.begin(events[0])
         uri = run.uri or without_user(mlflow.get_tracking_uri())
         client = self._client(uri)
@@ -133,9 +133,9 @@ class Publisher:
         self._answer({"try": try_id, "run": run_id})
 
     def _made(self, run: RunRecord, which: str) -> str:
-        """The run that another one is linked to, made before it if need be; empty if there is none.
+        """Return the run that `run` is linked to, created if needed; empty if there is none.
 
-        One that went somewhere else is no run there.
+        A run at another destination does not count.
         """
         other = self._outbox.run(str(run.data.get(which, "")))
         if other is None or other.data["experiment"] != run.data["experiment"]:
@@ -148,9 +148,9 @@ class Publisher:
         return other.run_id if other.uri == here else ""
 
     def _adopt(self, client: MlflowClient, run: RunRecord) -> tuple[str, str, str] | None:
-        """Take the run that was made for the try before; None: it is gone.
+        """Use the run that was created before the try; return None if it no longer exists.
 
-        What it says of itself (its name, where its project is from) stays.
+        Keeps the tags that it already has (its name, the source of its project).
         """
         try:
             there = client.get_run(run.data["run_id"])
@@ -169,10 +169,10 @@ class Publisher:
         return there.info.run_id, experiment.experiment_id, experiment.name
 
     def notify(self, try_id: str, lane: Lane) -> None:
-        """Tell what is to be told of a try in a lane, once its run is made.
+        """Publish the events of a try that belong to a lane; create its run first, if needed.
 
         Raises:
-            Exception: MLflow cannot be told now; to be repeated.
+            Exception: MLflow fails; try again later.
         """
         self.make(try_id)
         if lane is Lane.MAKING:
@@ -187,7 +187,7 @@ class Publisher:
             if lane is not Lane.ENDING and (event.kind is EventKind.LIVE) != (lane is Lane.LIVE):
                 continue
             if event.kind in (EventKind.LIVE, EventKind.END) and try_id not in self._told:
-                # Another process may have told it.
+                # Another process may have published it.
                 self._told[try_id] = Published(doubt=self._outbox.begun(try_id, EventKind.LIVE))
             self._outbox.begin(event)
             self._go_on(run, event)
@@ -202,10 +202,10 @@ class Publisher:
             self._clients[uri] = MlflowClient(real if without_user(real) == uri else uri)
         return self._clients[uri]
 
-    # The beginning
+    # The start of a run
 
     def _complete(self, client: MlflowClient, run: RunRecord) -> None:
-        """What a run has from its start and cannot be made with."""
+        """Set what a run has from its start but cannot be created with."""
         if run.run_id != run.data.get("run_id"):
             self._params(client, run, run.run_id)
         if _is_workflow(run):
@@ -236,7 +236,7 @@ class Publisher:
     def _experiment(
         self, client: MlflowClient, uri: str, data: Mapping[str, Any]
     ) -> tuple[str, str]:
-        """Id and name of the experiment that the user's environment names."""
+        """Return the id and name of the experiment that the user's environment names."""
         name, wanted = str(data["experiment"]), str(data["experiment_id"])
         key = (uri, wanted, name)
         if key not in self._experiments:
@@ -244,10 +244,10 @@ class Publisher:
             self._experiments[key] = (found.experiment_id, found.name)
         return self._experiments[key]
 
-    # What comes then
+    # Later events
 
     def _go_on(self, run: RunRecord, event: Event) -> None:
-        """Tell an event of a run that is made. What MLflow refuses is told and given up."""
+        """Publish an event of an existing run. If MLflow refuses, report that and give up."""
         client = self._client(run.uri)
         try:
             if event.kind is EventKind.CREATE:
@@ -270,7 +270,7 @@ class Publisher:
         except MlflowException as error:
             if not is_refusal(error):
                 raise
-            self._say(run, f"MLflow refuses it: {error}")
+            self._say(run, f"MLflow refused an update: {error}")
 
     def _live(self, client: MlflowClient, run: RunRecord) -> None:
         copy = self._workdir / copy_directory(run.try_id)
@@ -291,23 +291,23 @@ class Publisher:
             self._accepted(run, lambda: self._logged(client, run, event))
             self._accepted(run, lambda: self._files(client, run, event.data))
         except Exception:
-            # How the job ended is true whatever keeps the rest from being told.
+            # Publish the end even if the rest fails.
             with suppress(Exception):
                 self._ended(client, run, event.data)
             raise
         self._ended(client, run, event.data)
 
     def _accepted(self, run: RunRecord, notify: Callable[[], None]) -> None:
-        """Tell something whose refusal keeps nothing else from being told."""
+        """Call `notify`; if MLflow refuses, report that and continue."""
         try:
             notify()
         except MlflowException as error:
             if not is_refusal(error):
                 raise
-            self._say(run, f"what follows of what the job left is left out: {error}")
+            self._say(run, f"the rest of what the job logged is left out: {error}")
 
     def _logged(self, client: MlflowClient, run: RunRecord, event: Event) -> None:
-        """Carry over what the job logged."""
+        """Publish what the job logged."""
         store = self._workdir / store_directory(run.try_id)
         if store.is_dir():
             told = self._told[run.try_id]
@@ -322,7 +322,7 @@ class Publisher:
             replay.whole(event.data["status"])
 
     def _ended(self, client: MlflowClient, run: RunRecord, data: Mapping[str, Any]) -> None:
-        """Tell how a job ended."""
+        """Publish how a job ended."""
         tags = {
             "mantik.exit_code": "" if data["exit_code"] is None else str(data["exit_code"]),
             "mantik.reason": data["words"],
@@ -335,7 +335,7 @@ class Publisher:
         client.set_terminated(run.run_id, data["status"], moment)
 
     def _files(self, client: MlflowClient, run: RunRecord, data: Mapping[str, Any]) -> None:
-        """Script, log and backend config become artifacts."""
+        """Upload script, log and backend config as artifacts."""
         directory = self._workdir / try_directory(run.try_id) / ARTIFACT_FOLDER
         directory.mkdir(parents=True, exist_ok=True)
         for name, path in (("backend-config.yaml", run.data["config"]), ("log.txt", data["log"])):
@@ -353,15 +353,15 @@ class Publisher:
         self._said[run.try_id] += 1
         if self._said[run.try_id] > _MOST_SAID:
             return
-        told = " ".join(without_users(text).split())[:400]
-        self._notify(f"{run.data['name']}: MLflow run {run.run_id}: {told}")
+        line = " ".join(without_users(text).split())[:400]
+        self._notify(f"{run.data['name']}: MLflow run {run.run_id}: {line}")
         if self._said[run.try_id] == _MOST_SAID:
-            self._notify(f"{run.data['name']}: and so on.")
+            self._notify(f"{run.data['name']}: further lines about this run are not shown.")
 
 
 def _set_tags(client: MlflowClient, run_id: str, tags: Mapping[str, str]) -> None:
-    if told := _run_tags(tags):
-        client.log_batch(run_id, tags=told)
+    if found := _run_tags(tags):
+        client.log_batch(run_id, tags=found)
 
 
 def _set_tag(client: MlflowClient, run_id: str, name: str, value: str) -> None:
@@ -372,7 +372,7 @@ def _set_tag(client: MlflowClient, run_id: str, name: str, value: str) -> None:
     try:
         client.delete_tag(run_id, name)
     except MlflowException as error:
-        if not is_refusal(error):  # there is none
+        if not is_refusal(error):  # the tag does not exist
             raise
 
 

@@ -1,6 +1,6 @@
-"""Prepares a job's store for MLflow to read: takes the metrics out of it and mends what is damaged.
+"""Make a job's store readable for MLflow: take the metrics out and repair what is damaged.
 
-A job that was killed, or had no room left, may have written half of anything.
+A job that was killed, or had no disk space left, may have written half of any file.
 """
 
 import json
@@ -21,9 +21,9 @@ from snakemake_executor_plugin_mantik.tracking.worker.metrics import (
 from snakemake_executor_plugin_mantik.tracking.worker.published import Lines
 
 LONGEST_VALUE: Final = 64 << 10
-"""Bytes of a parameter or tag; MLflow keeps 8,000 characters at most."""
+"""The largest parameter or tag, in bytes; MLflow keeps 8,000 characters at most."""
 MOST_VALUES: Final = 256 << 20
-"""Bytes of memory that the parameters and tags of a store may take, about."""
+"""The approximate memory for the parameters and tags of a store, in bytes."""
 
 _DESCRIBED: Final = ("*/*", "*/models/*", "*/datasets/*", "*/*/inputs/*", "*/*/outputs/*")
 _VALUES: Final = tuple(
@@ -33,7 +33,7 @@ _VALUES: Final = tuple(
 _NAME: Final = re.compile(r"[/\w.\- :]+")
 
 METRICS = "metrics.jsonl"
-"""The file in a store's directory that its metrics are moved to: whoever begins again finds it."""
+"""The file in a store that its metrics are moved to; a later attempt continues with it."""
 
 
 def prepare_store(
@@ -43,16 +43,14 @@ def prepare_store(
     notify: Callable[[str], None],
     told: Mapping[str, Lines] | None = None,
 ) -> Iterator[LoggedMetric]:
-    """Make a store readable; all metrics of all its runs that are still to be told.
-
-    Those of models come first.
+    """Make a store readable, and return the unpublished metrics of all its runs, models' first.
 
     Args:
-        store: the store's directory here.
-        run_id: the job's own run, whose description is made anew if it is damaged.
+        store: the store's local directory.
+        run_id: the job's own run, whose description is rewritten if it is damaged.
         experiment_id: its experiment in the store.
         notify: called with what is dropped because it cannot be read.
-        told: beginnings of files of metrics that MLflow has been told, by their paths in the store.
+        told: the published beginnings of files of metrics, by path in the store.
 
     Raises:
         OSError: the files cannot be read or written.
@@ -60,7 +58,7 @@ def prepare_store(
     repair_store(store, run_id, experiment_id, notify)
     moved = store / METRICS
     if not moved.is_file():
-        if moved.is_dir():  # of an experiment with that name
+        if moved.is_dir():  # an experiment with that name
             shutil.rmtree(moved)
         new = store / f".{METRICS}"
         with new.open("w", encoding="utf-8") as lines:
@@ -81,7 +79,7 @@ def _moved(moved: Path) -> Iterator[LoggedMetric]:
 def repair_store(
     store: Path, run_id: str, experiment_id: str, notify: Callable[[str], None]
 ) -> None:
-    """See to it that the descriptions of experiments and runs can be read; see `prepare_store`."""
+    """Repair or remove unreadable descriptions, parameters and tags; see `prepare_store`."""
     for directory in store.glob("*"):
         own = directory.name == experiment_id
         _description(directory, _experiment(experiment_id) if own else "", notify)
@@ -102,10 +100,10 @@ def repair_store(
 
 
 def exclude_in_turn(store: Path, run_id: str, experiment_id: str) -> Iterator[str]:
-    """Leave one kind of what a store holds out after the other, the job's own run last.
+    """Remove one kind of content from a store after the other, the job's own run last.
 
     Yields:
-        what is left out now.
+        The kind that was just removed.
     """
     for what, patterns in (
         ("the models and data sets", ("*/models", "*/datasets", "*/*/inputs", "*/*/outputs")),
@@ -127,7 +125,7 @@ def exclude_in_turn(store: Path, run_id: str, experiment_id: str) -> Iterator[st
 
 
 def _unreadable(name: str, file: Path) -> str:
-    """Why MLflow does not read a parameter or tag at all, nor what lies beside it."""
+    """Return why MLflow can read neither a parameter or tag nor those beside it; empty: it can."""
     if not _NAME.fullmatch(name) or os.path.normpath(name) != name:
         return "MLflow does not allow its name"
     if file.stat().st_size > LONGEST_VALUE:
@@ -135,7 +133,7 @@ def _unreadable(name: str, file: Path) -> str:
     try:
         file.read_text(encoding="utf-8")
     except UnicodeDecodeError:
-        return "it is no text"
+        return "it is not UTF-8 text"
     return ""
 
 
@@ -145,7 +143,7 @@ def _description(directory: Path, instead: str, notify: Callable[[str], None]) -
         return
     notify(f"the description of {directory.name} is damaged")
     if directory.parent.name in ("inputs", "outputs", "datasets"):
-        shutil.rmtree(directory)  # it holds nothing else, and MLflow stumbles over its lack
+        shutil.rmtree(directory)  # it holds nothing else, and MLflow fails without the description
     elif path.is_dir():
         shutil.rmtree(path)
     else:

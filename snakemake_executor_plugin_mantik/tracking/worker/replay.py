@@ -1,8 +1,8 @@
-"""Carries what a job logged into its own store over to its run. Part of the worker: needs mlflow.
+"""Publish what a job logged into its own store to its run. Part of the worker: needs mlflow.
 
-Everything keeps its time and its step. To be repeated after it was broken off: what is there
-already is not made twice. A piece that MLflow refuses (a name that it does not allow, a parameter
-that has another value already) is told and left out; the rest goes on.
+All values keep their times and steps. A replay that failed can be repeated: nothing is created
+twice. A piece that MLflow refuses (a name that it does not allow, a parameter that already has
+another value) is reported and left out; the rest continues.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -39,11 +39,11 @@ from snakemake_executor_plugin_mantik.tracking.worker.uploads import ArtifactUpl
 BATCH = 100
 """Parameters and tags per request: MLflow's limit."""
 _METRICS_AT_ONCE = 20_000
-"""Values of metrics that are in memory, of a job that is over."""
+"""The most values of metrics in memory, of a job that has ended."""
 _METRICS_BATCH = 1000
 """Metrics per request: MLflow's limit."""
 _SOURCE_RUN = "mantik.source_run"
-"""The tag that tells from what in a job's store a run was made."""
+"""The tag that names the run in a job's store that a run was made from."""
 
 _OURS = "mantik."
 _FROM = ("mlflow.source.", "mlflow.project.")
@@ -53,7 +53,7 @@ _T = TypeVar("_T")
 
 
 class Replay:
-    """Carries one store over, as a whole or what is there so far."""
+    """Publishes one store, as a whole or as far as it has grown."""
 
     def __init__(
         self,
@@ -68,11 +68,11 @@ class Replay:
         """Prepare.
 
         Args:
-            client: of the server that the run is at.
-            store: the store's directory here.
-            destination: where it goes.
-            told: what has been carried over already; kept up to date.
-            live: whether the job is still writing to it.
+            client: for the run's server.
+            store: the store's local directory.
+            destination: the run.
+            told: what was published before; kept up to date.
+            live: whether the job still writes to the store.
             notify: called with what is left out, and why.
         """
         self._client = client
@@ -92,13 +92,13 @@ class Replay:
         self._experiments[destination.source_experiment_id] = destination.experiment_id
 
     def whole(self, status: str) -> None:
-        """Carry all of it over.
+        """Publish all of the store.
 
         Args:
-            status: how runs ended that the job did not end.
+            status: the final status for runs that the job did not end.
 
         Raises:
-            Exception: the server does not answer, or not well; to be repeated later.
+            Exception: the server does not answer, or answers with an error; try again later.
         """
         metrics = prepare_store(
             self._store, self._to.source_id, self._to.source_experiment_id, self._notify,
@@ -108,7 +108,7 @@ class Replay:
         if self._to.source_id not in {run.info.run_id for run in source.runs}:
             self._notify("the job has removed or damaged its run in its own store")
         self.describe(source)
-        # Not all at once: there may be any number.
+        # Not all at once: there may be any number of values.
         while some := list(islice(metrics, _METRICS_AT_ONCE)):
             of_runs: dict[str, list[LoggedMetric]] = {}
             for value in some:
@@ -120,7 +120,7 @@ class Replay:
         self.end(source, status)
 
     def _read(self) -> RecordedStore:
-        """What the store holds that can be read, whatever the job wrote."""
+        """Read what can be read of the store, leaving out what cannot."""
         leaving_out = exclude_in_turn(
             self._store, self._to.source_id, self._to.source_experiment_id
         )
@@ -134,11 +134,11 @@ class Replay:
                 self._notify(f"{left_out} cannot be read and are left out: {_line(error)}")
 
     def describe(self, source: RecordedStore, later: Collection[str] = ()) -> None:
-        """Make the runs and models that there are not, and tell what is said of them.
+        """Create missing runs and models, and publish their descriptions.
 
         Args:
-            source: what the store holds.
-            later: paths in the store of files that are not there yet as they should be.
+            source: the store's content.
+            later: paths in the store of files that are not complete yet.
         """
         self._order = {run.info.run_id: number for number, run in enumerate(source.runs)}
         for run in source.runs:
@@ -154,19 +154,19 @@ class Replay:
                 self._outputs(run, run_id)
 
     def upload(self, run: Run) -> None:
-        """Tell the artifacts of a run that there is."""
+        """Upload the artifacts of a run, if the run exists in MLflow."""
         run_id = self._runs.get(run.info.run_id)
         artifacts = self._store / run.info.experiment_id / run.info.run_id / "artifacts"
         if run_id is not None and artifacts.is_dir():
             self._piece(
-                "what is left of the artifacts",
+                "the remaining artifacts",
                 lambda: self._uploads.send(
                     artifacts, lambda directory: self._client.log_artifacts(run_id, str(directory))
                 ),
             )
 
     def end(self, source: RecordedStore, status: str = "") -> None:
-        """End the runs, but the job's own, that are over; with a status also those that are not."""
+        """End the runs that are over, with `status` also the others, except the job's own."""
         for run in source.runs:
             run_id = self._runs.get(run.info.run_id)
             if run.info.run_id == self._to.source_id or run_id is None or run_id in self._told.over:
@@ -177,19 +177,19 @@ class Replay:
                 self._told.over.add(run_id)
 
     def _piece(self, what: str, act: Callable[[], _T]) -> _T | None:
-        """Do something that MLflow may refuse without harm to the rest."""
+        """Call `act`; if MLflow refuses, report that and return None."""
         try:
             return act()
         except MlflowException as error:
             if not is_refusal(error):
                 raise
-            self._notify(f"{what} is left out: {_line(error)}")
+            self._notify(f"left out, since MLflow refused it: {what}: {_line(error)}")
             return None
 
     # Runs
 
     def _make_run(self, source: RecordedStore, run: Run) -> None:
-        """A run that the job made besides its own."""
+        """Create a run that the job made besides its own."""
         info, name = run.info, f"{self._to.try_id}/{run.info.run_id}"
         experiment = self._piece(
             f"the run {info.run_name}", lambda: self._experiment(source, info.experiment_id)
@@ -229,7 +229,7 @@ class Replay:
         return self._experiments[source_id]
 
     def _there(self, run_id: str) -> Run:
-        """A run as MLflow knows it."""
+        """Return a run from MLflow; each is fetched once."""
         if run_id not in self._known:
             self._known[run_id] = self._client.get_run(run_id)
         return self._known[run_id]
@@ -261,7 +261,7 @@ class Replay:
         told |= {(run_id, name): value for name, value in new.items()}
 
     def _is_ours(self, name: str, value: str) -> bool:
-        """Whether a tag of the job's own run says what we know better."""
+        """Return whether a tag of the job's own run must not replace ours."""
         return (
             name.startswith(_FROM)
             or name in (_USER, PARENT_TAG)
@@ -269,9 +269,10 @@ class Replay:
         )
 
     def _meant(self, run: Run, tag: str) -> str:
-        """A tag's value for MLflow, where the run above it is another one than in the store.
+        """Return a tag's value for MLflow, with a parent's id in the store replaced by MLflow's.
 
-        One that does not come before it, in a ring say, or is none of the job's, is the job's own.
+        A parent that does not precede the run, as in a cycle, or is no run of the store, becomes
+        the job's own run.
         """
         value: str = run.data.tags[tag]
         order = self._order
@@ -281,23 +282,23 @@ class Replay:
         return self._runs.get(value, self._to.run_id) if above else self._to.run_id
 
     def log(self, logged: Sequence[LoggedMetric], source_run: str) -> None:
-        """Tell values of metrics of a run, each for the model that it was logged for.
+        """Publish metrics of a run, each with the model that it was logged for.
 
         Args:
-            logged: of the run, its own and its models'.
-            source_run: the run's id in the store; nothing is told if it is not made.
+            logged: values from the run's own files and its models' files.
+            source_run: the run's id in the store. Nothing is published if MLflow has no such run.
         """
         run_id = self._runs.get(source_run)
         if run_id is None or not logged:
             return
-        # A run's own file does not tell of all its metrics for which model they are.
+        # A run's own file does not name the model of each value.
         of_model = {metric_identity(m): m.model_id for m in logged if m.model_id is not None}
         told_for_models = self._for_models.setdefault(run_id, set())
         logged = [m for m in logged if m.model_id or metric_identity(m) not in told_for_models]
         there: set[tuple[object, ...]] = set()
         if self._again:
             there = self._history(run_id, {m.key for m in logged})
-            # Its run may have it without the model: that was not there then.
+            # The run may have the value without its model, which did not exist then.
             models = {model for model in of_model.values() if model in self._models}
             told = set().union(*map(self._of_model, models))
             there -= {key for key, model in of_model.items() if model in models} - told
@@ -315,12 +316,12 @@ class Replay:
         told_for_models |= of_model.keys()
 
     def _history(self, run_id: str, names: Collection[str]) -> set[tuple[object, ...]]:
-        """All values of metrics that a run has at MLflow."""
+        """Return all values of some metrics that a run has in MLflow."""
         history = self._client.get_metric_history
         return {metric_identity(metric) for name in names for metric in history(run_id, name)}
 
     def _of_model(self, model: str) -> set[tuple[object, ...]]:
-        """The last values of metrics that a model of the store has at MLflow."""
+        """Return the last values of metrics that a model of the store has in MLflow."""
         known = self._client.get_logged_model(self._models[model]).metrics or []
         return {metric_identity(metric) for metric in known}
 
@@ -342,7 +343,7 @@ class Replay:
         *,
         size: int = BATCH,
     ) -> None:
-        """Log all; where a batch is refused, one by one."""
+        """Log in batches; if MLflow refuses a batch, log its items one by one."""
         for start in range(0, len(items), size):
             some = items[start : start + size]
             try:
@@ -357,7 +358,7 @@ class Replay:
                     )
 
     def _inputs(self, run: Run, run_id: str) -> None:
-        """The data sets that were used; a set is the same if name and digest are."""
+        """Log the data sets and models that a run used; name and digest identify a data set."""
         sets = _inputs_of(run)
         if sets:
             there = {(d.dataset.name, d.dataset.digest) for d in _inputs_of(self._there(run_id))}
@@ -390,7 +391,7 @@ class Replay:
 
 
 def _others(tags: Mapping[str, str]) -> dict[str, str]:
-    """The tags of a run that a job may set: what ours say is relied on."""
+    """Return the tags that a job may set: our own must stay reliable."""
     return {name: value for name, value in tags.items() if not name.startswith(_OURS)}
 
 

@@ -1,4 +1,4 @@
-"""Reads with MLflow's own client what a store holds. Part of the worker: needs mlflow."""
+"""Read a store with MLflow's own client. Part of the worker: needs mlflow."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,10 +14,10 @@ PAGE = 1000
 
 @dataclass(frozen=True)
 class RecordedStore:
-    """What a store holds, but for metrics and artifacts.
+    """The content of a store without metrics and artifacts.
 
     Attributes:
-        experiments: by their ids.
+        experiments: by id.
         runs: parents come before their children.
     """
 
@@ -27,10 +27,10 @@ class RecordedStore:
 
 
 def read_source(store: Path) -> RecordedStore:
-    """What a store holds that MLflow can read.
+    """Read all of a store that MLflow can read.
 
     Raises:
-        Exception: MLflow cannot read it, or not just now.
+        Exception: MLflow cannot read the store, or not now.
     """
     client = MlflowClient(tracking_uri=store.as_uri())
     experiments = {
@@ -57,7 +57,7 @@ def read_source(store: Path) -> RecordedStore:
 
 
 def _is_in(directory: Path, name: object) -> bool:
-    """Whether an id, which a description may tell as it likes, names a directory at its place."""
+    """Return whether an id, which a description may forge, names a directory in its place."""
     if not isinstance(name, str) or "/" in name or name in ("", ".", ".."):
         return False
     return (directory / name).is_dir()

@@ -1,4 +1,4 @@
-"""Uploads artifacts of a job's store, each once. Part of the worker."""
+"""Upload the artifacts of a job's store, each once. Part of the worker."""
 
 import os
 import shutil
@@ -16,9 +16,9 @@ class ArtifactUploads:
         """Prepare.
 
         Args:
-            store: the store's directory here.
-            told: what has been uploaded; kept up to date if `live`.
-            live: whether files may change and come, all the time.
+            store: the store's local directory.
+            told: what was uploaded; kept up to date if `live`.
+            live: whether files may change and appear at any time.
         """
         self._store = store
         self._told = told
@@ -30,12 +30,12 @@ class ArtifactUploads:
         upload: Callable[[Path], object],
         change: Callable[[Path], object] = lambda _: None,
     ) -> None:
-        """Upload what a directory of artifacts holds, but for what has been.
+        """Upload the files of a directory of artifacts that are not uploaded yet.
 
         Args:
-            directory: in the store.
-            upload: called with a directory to upload, unless there is nothing.
-            change: called before with the directory: may replace files in it.
+            directory: a directory in the store.
+            upload: called with a directory to upload, if there are new files.
+            change: called with that directory before; may replace files in it.
         """
         files = [path for path in directory.rglob("*") if path.is_file()]
         new = [path for path in files if not self._known(path)]
@@ -45,7 +45,7 @@ class ArtifactUploads:
             change(directory)
             upload(directory)
             return
-        # Under other names the files stay as they are now, whatever comes.
+        # Links keep the files as they are now, whatever replaces them.
         beside = Path(tempfile.mkdtemp(prefix=".uploads-", dir=self._store.parent))
         try:
             sent = {path: _link(path, beside / path.relative_to(directory)) for path in new}
@@ -85,5 +85,5 @@ def _link(path: Path, place: Path) -> Path:
 
 
 def none_below(paths: Iterable[str], below: str) -> bool:
-    """Whether none of `paths` lies below a directory."""
+    """Return whether none of `paths` lies below a directory."""
     return not any(path.startswith(f"{below}/") for path in paths)

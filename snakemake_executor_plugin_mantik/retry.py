@@ -46,7 +46,7 @@ def failures(rulename: str, wildcards: Any) -> list[Reason]:
 
 
 def last_failure(rulename: str, wildcards: Any) -> Reason | None:
-    """Return the reason why the last try of a job failed; None if it succeeded or never ran."""
+    """Return why the last try of a job failed; None if it did not, or there was none."""
     return next(iter(failures(rulename, wildcards)), None)
 
 

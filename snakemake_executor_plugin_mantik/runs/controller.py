@@ -93,7 +93,7 @@ def controller_environment(
     made[_RUN_ID] = request.run_id
     if request.account:
         made[f"{variable_prefix(request.site)}_COMPUTE_BUDGET_ACCOUNT"] = request.account
-    # The snapshot is in no repository, whatever lies above it.
+    # Or git would find a repository above the snapshot, which is in none.
     made["GIT_CEILING_DIRECTORIES"] = str((directory.path / request.folder).parent)
     return made
 

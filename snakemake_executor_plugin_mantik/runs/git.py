@@ -20,7 +20,7 @@ from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.tracking.run import without_user
 
 _FETCH_S: Final = 1800.0
-"""The longest time that one git command may take."""
+"""The most seconds that one git command may take."""
 
 _REMOTE: Final = re.compile(r"(?:[a-z][a-z0-9+.-]*://|[^/@\s]+@[^/:\s]+:)")
 _NO_ACCESS: Final = re.compile(
@@ -130,7 +130,7 @@ def branch_name(repository: Path, version: str) -> str:
 
 
 def _shallow(remote: _Remote, version: str, into: Path) -> bool:
-    """Fetch only the tip of a branch or tag; return False if the version may be a commit."""
+    """Fetch only the tip of a branch or tag; return False if that needs a full clone."""
     if re.fullmatch(r"[0-9a-f]{7,40}", version):
         return False
     words = ["clone", "--quiet", "--depth", "1", *(["--branch", version] if version else [])]

@@ -116,7 +116,7 @@ def project_values(
 def missing_values(
     taken: TakenProject, values: Mapping[str, str], paths: set[str]
 ) -> dict[str, Mistake]:
-    """Return a mistake for each parameter in `paths` whose file does not exist in the snapshot."""
+    """Return a mistake by name for each parameter in `paths` that names no file."""
     return {
         name: Mistake(
             f"-P {name}", "", f"there is no file {value!r}, neither here nor in the project"
@@ -155,7 +155,6 @@ def _split(uri: str) -> tuple[str, str]:
 
 
 def _folder(where: str) -> Path | None:
-    """Return the folder that a URI names."""
     path = Path(unquote(where.removeprefix("file://")) if where.startswith("file://") else where)
     path = path.expanduser().absolute()
     if where.endswith(".zip"):
@@ -310,12 +309,8 @@ def _copy_sources(
 ) -> None:
     """Copy the files of a project that may be uploaded for a job, whatever their size.
 
-    Args:
-        source: the project's folder.
-        target: the new folder.
-        exclude: the backend config's patterns.
-        leave: further paths in the folder to leave out.
-        include: matches files to copy although they seem to hold a secret.
+    Leaves out the paths in `leave`. Copies files that match `include` although they seem to hold a
+    secret.
     """
     target.mkdir(parents=True, exist_ok=True)
     for path, _ in list_candidates(source, exclude, leave, include):

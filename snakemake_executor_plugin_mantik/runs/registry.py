@@ -39,11 +39,8 @@ class ModelVersion:
 def register_model(store: RunStore, run: Any, name: str, model: str = "") -> ModelVersion:
     """Register the model of a run that has finished.
 
-    Args:
-        store: the run's store.
-        run: MLflow's run.
-        name: a name that no other model has. Registering the same model again is no error.
-        model: the logged model's name, if the run has logged several.
+    `name` must not belong to another model; registering the same model again is no error. `model`
+    chooses a logged model by name, if the run has logged several.
 
     Raises:
         UserError: the model cannot be registered; nothing was changed.
@@ -137,13 +134,8 @@ def unregister_model(
 ) -> list[ModelVersion]:
     """Remove the versions of a run's models from the registry and return them.
 
-    Also removes a registered model without a version left.
-
-    Args:
-        store: the run's store.
-        run: MLflow's run.
-        name: if given, only the registered model of this name.
-        force: also remove versions that have aliases, with the aliases.
+    Also removes a registered model without a version left. With `name`, removes only versions of
+    this registered model. With `force`, also removes versions with aliases, and the aliases.
 
     Raises:
         UserError: no version is registered, or one has an alias; nothing was changed.

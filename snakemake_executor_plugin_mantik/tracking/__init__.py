@@ -1,4 +1,4 @@
-"""Track workflows, and jobs of MLproject entry points or all jobs, as MLflow runs.
+"""Track workflows and jobs (of MLproject entry points, or all) as MLflow runs.
 
     engine ──▶ Tracker ──▶ Outbox (SQLite) ◀── worker process ──▶ MLflow
                                                     ▲

@@ -105,7 +105,7 @@ class Ledger:
         return row["id"] if row is not None else ""
 
     def over(self, open_tries: Collection[str], but: str = "") -> list[str]:
-        """Return the workflows that have not ended, but have no job left to hear from.
+        """Return the workflows that have not ended, but have no open job at a site.
 
         Args:
             open_tries: tries that may be known at a site, or have results there.

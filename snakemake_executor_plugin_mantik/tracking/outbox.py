@@ -18,7 +18,7 @@ from typing import Any
 
 OUTBOX_VERSION = 3
 _LOCK_WAIT_S = 5.0
-"""The longest wait while another process writes; each write takes about a millisecond."""
+"""The most seconds to wait while another process writes; a write takes about a millisecond."""
 
 _SCHEMA = (
     """

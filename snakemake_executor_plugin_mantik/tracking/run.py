@@ -20,7 +20,7 @@ TAG_LENGTH = 5000
 WAITING_REASON = "mantik.waiting_reason"
 """The tag that holds why a job cannot start, while it cannot."""
 _GIT_WAIT_S = 10.0
-"""The longest time that git may take to read a project's commit."""
+"""The most seconds that git may take to read a project's commit."""
 
 
 @dataclass(frozen=True)

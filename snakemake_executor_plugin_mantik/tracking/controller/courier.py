@@ -12,7 +12,7 @@ from typing import Any
 from snakemake_executor_plugin_mantik.tracking.controller.messenger import Messenger
 
 MADE_WAIT_S = 15.0
-"""The default for the longest time that a job waits for MLflow to create its run.
+"""The default for the most seconds that a job waits for MLflow to create its run.
 
 Importing MLflow takes two to six seconds, creating a database in a new SQLite file two more.
 """
@@ -38,7 +38,7 @@ class Courier:
             log: the file for the worker's own output.
             notify: writes a line to the user's log.
             tracked: the keys in the outbox of this process's jobs and workflow; it grows.
-            wait_s: the longest time that a job waits for its run, worker's start included.
+            wait_s: the most seconds that a job waits for its run, worker's start included.
         """
         self._workdir = workdir
         self._log = log
@@ -70,10 +70,7 @@ class Courier:
         """Wait until MLflow has created the run of a try, within the limit.
 
         If MLflow creates no run at all in that time, later jobs do not wait until it does again.
-
-        Args:
-            try_id: the try.
-            turn_s: seconds until the try could be submitted anyway; they are added to the limit.
+        The limit is extended by `turn_s`, the seconds until the try could be submitted anyway.
         """
         self._loop = asyncio.get_running_loop()
         future = self._waiting[try_id] = self._loop.create_future()

@@ -36,9 +36,7 @@ class Identities:
         Does not wait for a run that was created before the job, since its id is known. It waits if
         the job logs to the server directly, because the run must still exist there.
 
-        Args:
-            record: of a try whose run is in the outbox.
-            outbox: an object of this thread.
+        The try's run must be in the outbox, which must be an object of this thread.
 
         Raises:
             OSError: the worker cannot be started.

@@ -57,13 +57,7 @@ class Invocation:
     ) -> None:
         """Prepare; nothing is written before the first job.
 
-        Args:
-            outbox: the outbox of the workflow's directory.
-            workflow: the workflow as it was started.
-            target: the destination of its run.
-            workdir: the workflow's directory.
-            configs: the text of each site's backend config.
-            mask: removes secrets from a text.
+        `configs` holds the text of each site's backend config; `mask` removes secrets from a text.
         """
         self.key = ""
         self.pipeline: Mapping[str, object] | None = None

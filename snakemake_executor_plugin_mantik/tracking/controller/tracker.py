@@ -47,7 +47,7 @@ from snakemake_executor_plugin_mantik.tracking.worker.process import OUTBOX
 from snakemake_executor_plugin_mantik.tracking.workflow import ARTIFACT_FOLDER, TrackedWorkflow
 
 _END_WAIT_S = 30.0
-"""The longest wait at the end of a workflow until all events are published."""
+"""The most seconds to wait at the end of a workflow until all events are published."""
 _MISSING = (
     "MLproject runs are not tracked: MLflow is not installed here"
     " (pip install 'snakemake-executor-plugin-mantik[mlflow]')."
@@ -89,7 +89,7 @@ class Tracker(Observer):
             workflow: the workflow to run; None to end only earlier workflows.
             direct: variables for jobs that log to the server directly (`controller.direct`); empty:
                 this machine forwards what jobs log.
-            wait_s: the longest time that a job waits for its run before it is submitted.
+            wait_s: the most seconds that a job waits for its run before it is submitted.
             paces: the most jobs per second that are submitted to each site.
         """
         self._direct = dict(direct or {})
@@ -118,9 +118,8 @@ class Tracker(Observer):
     def start(self, *, tracked: bool, open_tries: Collection[str]) -> None:
         """Start the worker if jobs will be tracked, or earlier events are unpublished.
 
-        Args:
-            tracked: whether known jobs will be tracked.
-            open_tries: tries of earlier runs that may be known at a site, or have results there.
+        `tracked` is whether known jobs will be tracked. `open_tries` are tries of earlier runs that
+        may be known at a site, or have results there.
         """
         known = (self._directory / OUTBOX).exists()
         if not tracked and not known:
@@ -167,7 +166,7 @@ class Tracker(Observer):
     def close(
         self, wait_s: float = _END_WAIT_S, *, open_tries: Collection[str] | None = None
     ) -> None:
-        """Wait until all events are published, up to `wait_s`. Call it when the engine has ended.
+        """Wait for all events to be published, up to `wait_s`. Call it when the engine has ended.
 
         If `open_tries` is given (tries that may be known at a site, or have results there), also
         end the workflows without any.
@@ -350,11 +349,11 @@ class Tracker(Observer):
         self._note(record, EventKind.STARTED, {})
 
     def logged(self, record: TryRecord) -> None:
-        """Have MLflow receive what the job has logged so far."""
+        """Publish what the job has logged so far."""
         self._note(record, EventKind.LIVE, {})
 
     def ended(self, record: TryRecord, end: JobEnd) -> None:
-        """Have MLflow receive everything that the job logged, and end the run."""
+        """Publish everything that the job logged, and end the run."""
         data = {
             "status": _STATUS[end.how],
             "time": time.time(),

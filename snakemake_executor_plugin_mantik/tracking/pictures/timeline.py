@@ -170,7 +170,7 @@ def _axis(tries: Sequence[Node], now: float) -> Axis:
 
 
 def _end(node: Node, now: float) -> float:
-    """Return up to where a job is drawn: its end, or for an unknown end its last known time."""
+    """Return up to where a job is drawn: its end, `now` if it is open, or its last known time."""
     if node.ended is not None:
         return node.ended
     if node.state in {NodeState.QUEUED, NodeState.RUNNING}:
@@ -193,8 +193,6 @@ def _by_site(tries: Iterable[Node]) -> list[tuple[str, list[Node]]]:
 
 
 class _Drawing:
-    """The drawn parts, from top to bottom."""
-
     def __init__(self, axis: Axis, now: float) -> None:
         self.axis, self.now = axis, now
         self.y = _TOP
@@ -209,7 +207,6 @@ class _Drawing:
         self.y += _HEAD
 
     def bars(self, tries: Iterable[Node], *, thin: bool, what: str = "") -> None:
-        """Draw a bar for each try."""
         row = _THIN_ROW if thin else _ROW
         for site, nodes in _by_site(tries):
             self._head(site, len(nodes), what)

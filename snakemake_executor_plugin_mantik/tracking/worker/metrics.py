@@ -39,14 +39,10 @@ class MetricValue(Protocol):
     """A value of a metric, of MLflow or of a job."""
 
     @property
-    def key(self) -> str:
-        """The metric's name."""
-        ...
+    def key(self) -> str: ...
 
     @property
-    def value(self) -> float:
-        """The value."""
-        ...
+    def value(self) -> float: ...
 
     @property
     def timestamp(self) -> int:
@@ -54,9 +50,7 @@ class MetricValue(Protocol):
         ...
 
     @property
-    def step(self) -> int:
-        """The step."""
-        ...
+    def step(self) -> int: ...
 
 
 def metric_identity(metric: MetricValue) -> tuple[object, ...]:

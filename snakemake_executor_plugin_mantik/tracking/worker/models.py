@@ -40,9 +40,7 @@ class Models:
     def carry(self, model: LoggedModel, later: Collection[str]) -> None:
         """Create a model of the store in MLflow, if needed, and publish its files.
 
-        Args:
-            model: a model of the store.
-            later: paths in the store of files that are not complete yet.
+        `later` holds the paths in the store of files that are not complete yet.
 
         Raises:
             Exception: the server does not answer, answers with an error, or refuses.

@@ -38,11 +38,7 @@ def update_workflow_run(
 ) -> None:
     """Publish the counts of jobs by state, what they used, and the pictures.
 
-    Args:
-        client: for the run's server.
-        ledger: holds the workflow's jobs.
-        run: the workflow's run.
-        data: the event's `time`, `continued`, `detached` (a time, or nothing) and `words`.
+    `data` is the event's: `time`, `continued`, `detached` (a time, or nothing) and `words`.
 
     Raises:
         Exception: MLflow fails; try again later.

@@ -42,9 +42,9 @@ _FAILURES = 2
 MAKERS = 4
 """Runs to create at the same time: a server may be far away, and jobs wait."""
 GIVE_WAY_S = 1.0
-"""The longest time that other lanes wait while runs are being created."""
+"""The most seconds that other lanes wait while runs are being created."""
 DRAIN_S = 600.0
-"""The longest time that the worker continues after its controller has ended."""
+"""The most seconds that the worker continues after its controller has ended."""
 SETTINGS: Mapping[str, str] = {
     # To read the jobs' own stores.
     "MLFLOW_ALLOW_FILE_STORE": "true",
@@ -153,7 +153,6 @@ class Worker:
             outbox.close()
 
     def _teller(self) -> Any:
-        """Return this thread's publisher."""
         from snakemake_executor_plugin_mantik.tracking.worker.publishing import Publisher
 
         if not hasattr(self._here, "teller"):

@@ -307,7 +307,6 @@ class Publisher:
             self._say(run, f"the rest of what the job logged is left out: {error}")
 
     def _logged(self, client: MlflowClient, run: RunRecord, event: Event) -> None:
-        """Publish what the job logged."""
         store = self._workdir / store_directory(run.try_id)
         if store.is_dir():
             told = self._told[run.try_id]
@@ -322,7 +321,6 @@ class Publisher:
             replay.whole(event.data["status"])
 
     def _ended(self, client: MlflowClient, run: RunRecord, data: Mapping[str, Any]) -> None:
-        """Publish how a job ended."""
         tags = {
             "mantik.exit_code": "" if data["exit_code"] is None else str(data["exit_code"]),
             "mantik.reason": data["words"],

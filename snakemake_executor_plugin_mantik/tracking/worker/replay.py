@@ -94,8 +94,7 @@ class Replay:
     def whole(self, status: str) -> None:
         """Publish all of the store.
 
-        Args:
-            status: the final status for runs that the job did not end.
+        `status` is the final status for runs that the job did not end.
 
         Raises:
             Exception: the server does not answer, or answers with an error; try again later.
@@ -136,9 +135,7 @@ class Replay:
     def describe(self, source: RecordedStore, later: Collection[str] = ()) -> None:
         """Create missing runs and models, and publish their descriptions.
 
-        Args:
-            source: the store's content.
-            later: paths in the store of files that are not complete yet.
+        `later` holds the paths in the store of files that are not complete yet.
         """
         self._order = {run.info.run_id: number for number, run in enumerate(source.runs)}
         for run in source.runs:
@@ -284,9 +281,8 @@ class Replay:
     def log(self, logged: Sequence[LoggedMetric], source_run: str) -> None:
         """Publish metrics of a run, each with the model that it was logged for.
 
-        Args:
-            logged: values from the run's own files and its models' files.
-            source_run: the run's id in the store. Nothing is published if MLflow has no such run.
+        `logged` holds values from the run's own files and from its models'. `source_run` is the
+        run's id in the store; nothing is published if the run does not exist in MLflow.
         """
         run_id = self._runs.get(source_run)
         if run_id is None or not logged:

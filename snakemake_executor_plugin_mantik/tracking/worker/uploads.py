@@ -32,10 +32,8 @@ class ArtifactUploads:
     ) -> None:
         """Upload the files of a directory of artifacts that are not uploaded yet.
 
-        Args:
-            directory: a directory in the store.
-            upload: called with a directory to upload, if there are new files.
-            change: called with that directory before; may replace files in it.
+        If there are any, call `change` with a directory that holds them, in which it may replace
+        files, and then `upload` with the same directory.
         """
         files = [path for path in directory.rglob("*") if path.is_file()]
         new = [path for path in files if not self._known(path)]

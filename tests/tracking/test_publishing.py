@@ -240,7 +240,7 @@ def test_a_run_that_is_deleted_meanwhile_holds_up_no_other(directory: Directory)
             teller.notify(each, lane)
 
     assert directory.outbox.pending() == 0
-    assert any("refuses" in line for line in directory.said), directory.said
+    assert any("refused" in line for line in directory.said), directory.said
     found = directory.client.search_runs([directory.experiment], "attributes.status = 'FINISHED'")
     assert {each.info.run_name for each in found} == {"churn", TRIED_AGAIN}
     assert not os.path.exists(directory.path / try_directory(FAILED))

@@ -38,7 +38,7 @@ class ActiveRun:
     notify: Callable[[str], None]
     requested: set[JobNumber] = field(default_factory=set)
     measured: dict[JobNumber, list[tuple[Any, Path]]] = field(default_factory=dict)
-    _told: set[tuple[str, str]] = field(default_factory=set)
+    _reported: set[tuple[str, str]] = field(default_factory=set)
     _full: dict[JobNumber, str] = field(default_factory=dict)
 
     def request(self, job: Any, secrets: Mapping[str, str]) -> JobRequest:
@@ -53,7 +53,7 @@ class ActiveRun:
         for member in members:
             if directive := why_full_job(member):
                 self._full[request.number] = request.site
-                self._tell_full(member.rule.name, directive, request.site)
+                self._report_full_job(member.rule.name, directive, request.site)
         self.measured[request.number] = [
             (member, Path(path).absolute())
             for member, path in zip(members, request.measured, strict=True)
@@ -68,9 +68,9 @@ class ActiveRun:
             self.tracker.set_pipeline(describe_pipeline(self.dag))
         return make_tracked_run(members)
 
-    def _tell_full(self, rule: str, directive: str, site: str) -> None:
-        if (rule, site) not in self._told:
-            self._told.add((rule, site))
+    def _report_full_job(self, rule: str, directive: str, site: str) -> None:
+        if (rule, site) not in self._reported:
+            self._reported.add((rule, site))
             self.notify(
                 f"Rule {rule} has {directive} and runs in a Snakemake of its own at {site}."
             )

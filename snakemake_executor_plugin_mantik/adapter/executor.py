@@ -232,18 +232,18 @@ class Executor(RemoteExecutor):
             kwargs["external_jobid"] = job_info.external_jobid
         kwargs |= job_info.aux or {}
         if job_info.job.is_group():
-            self._tell_of_group(job_info.job, msg or "", **kwargs)
+            self._log_group_error(job_info.job, msg or "", **kwargs)
         else:
-            self._tell_of_job(job_info.job, msg, **kwargs)
+            self._log_job_error(job_info.job, msg, **kwargs)
 
-    def _tell_of_job(self, job: _Job, msg: str | None, **kwargs: Any) -> None:
+    def _log_job_error(self, job: _Job, msg: str | None, **kwargs: Any) -> None:
         """Log as a job's `log_error`, but without its claim that the command failed by itself."""
         self.logger.error(
             f"Error in rule {job.rule.name}, jobid: {job.jobid}",
             extra=_of_its_command(job.get_log_error_info(msg, **kwargs), **kwargs),
         )
 
-    def _tell_of_group(
+    def _log_group_error(
         self, group: _Job, msg: str, aux_logs: list[str] | None = None, **kwargs: Any
     ) -> None:
         """Log as a group's `log_error`, which omits the message and lists all members.

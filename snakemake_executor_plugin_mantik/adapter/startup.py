@@ -56,7 +56,7 @@ def start_run(workflow: Any, dag: Any, logger: Any) -> ActiveRun:
     units, used = checked.units, checked.used
     jobs = [job for unit in units for job in list_members(unit)]
     credentials = find_site_credentials(checked.configs, checked.workdir)
-    _tell_expiry(jobs, credentials, planners, used, logger)
+    _report_expiry(jobs, credentials, planners, used, logger)
     shared = any(loaded.config.site.sharing == "group" for loaded in configs.values())
     journal = Journal(checked.state, shared=shared)
     if journal.remark:
@@ -77,7 +77,7 @@ def start_run(workflow: Any, dag: Any, logger: Any) -> ActiveRun:
     )  # fmt: skip
     which = checked.settings.tracked
     if which != "none":
-        _tell_untracked(units, which, logger)
+        _report_untracked(units, which, logger)
         tracked = any(is_tracked(list_members(unit), which) for unit in units)
         if direct and tracked:
             logger.warning(direct_remark(os.environ))
@@ -134,7 +134,7 @@ def collect_facts(checked: CheckedWorkflow) -> dict[str, SiteFacts]:
     return found
 
 
-def _tell_untracked(units: list[Any], which: Which, logger: Any) -> None:
+def _report_untracked(units: list[Any], which: Which, logger: Any) -> None:
     """Warn of entry points that are not tracked because they are members of groups."""
     rules = {rule for unit in units for rule in untracked_entry_points(list_members(unit), which)}
     if rules:
@@ -145,7 +145,7 @@ def _tell_untracked(units: list[Any], which: Which, logger: Any) -> None:
         )
 
 
-def _tell_expiry(
+def _report_expiry(
     jobs: list[Any],
     credentials: Mapping[str, Any],
     planners: Mapping[str, Planner],

@@ -262,7 +262,7 @@ class Canceller:
             begun = reported = cancelled = clock()
             signs = _Signs(begun)
             ids = list(record.site_jobs) or await self._find(record)
-            await self._ask_to_end(ids)
+            await self._cancel_at_site(ids)
         while not revoked:
             over, code = await self._is_over(record, ids, begun, signs)
             if over:
@@ -286,7 +286,7 @@ class Canceller:
                 cancelled = clock()
                 # The running job may be one whose id is still unknown.
                 ids = list(dict.fromkeys([*ids, *await self._find(record)]))
-                await self._ask_to_end(ids)
+                await self._cancel_at_site(ids)
         return None
 
     async def _find(self, record: TryRecord) -> list[str]:
@@ -296,7 +296,7 @@ class Canceller:
             return found.get(record.id, [])
         return []
 
-    async def _ask_to_end(self, ids: Sequence[str]) -> None:
+    async def _cancel_at_site(self, ids: Sequence[str]) -> None:
         if ids:
             # Wait all the same for a job that the site refuses to cancel.
             with suppress(SiteRejected, SiteNotFound):

@@ -70,10 +70,10 @@ class Engine:
         self._sites = sites
         self._configs = {name: str(path) for name, path in (configs or {}).items()}
 
-        def tell_safely(text: str) -> None:
+        def notify_printable(text: str) -> None:
             notify(printable(text))
 
-        self._notify = tell_safely
+        self._notify = notify_printable
         self._journal = journal
         self._places = Places(PlaceContext(journal, workdir, state, self._notify, self._give_up))
         self._opened: dict[int, asyncio.Task[SiteFacts]] = {}
@@ -83,7 +83,7 @@ class Engine:
         self._watching: list[asyncio.Task[None]] = []
         self._jobs: dict[JobNumber, asyncio.Task[None]] = {}
         self._requests: dict[JobNumber, JobRequest] = {}
-        self._asked: set[str] = set()
+        self._requested: set[str] = set()
         self._ending = False
         self._outcomes: deque[Outcome] = deque()
         self._begin()
@@ -282,7 +282,7 @@ class Engine:
 
     def _start(self, request: JobRequest) -> None:
         self._requests[request.number] = request
-        self._asked.update(request.jobs)
+        self._requested.update(request.jobs)
         self._jobs[request.number] = asyncio.create_task(self._job(request))
 
     async def _job(self, request: JobRequest) -> None:
@@ -335,9 +335,11 @@ class Engine:
         )
         return [record for of_site in left for record in of_site]
 
-    def _tell_unasked(self) -> None:
+    def _report_unrequested(self) -> None:
         """Warn of jobs of earlier runs that this run did not request and that may still run."""
-        left = [r for r in self._journal.all_open_tries() if r.may_run and r.job not in self._asked]
+        left = [
+            r for r in self._journal.all_open_tries() if r.may_run and r.job not in self._requested
+        ]
         if not left:
             return
         names = ", ".join(record.name for record in left[:_MOST_TOLD])
@@ -354,7 +356,7 @@ class Engine:
         await asyncio.gather(*self._jobs.values(), *self._watching, return_exceptions=True)
         cancellers = [runner.canceller for runner in self._runners.values()]
         if tidy:
-            self._tell_unasked()
+            self._report_unrequested()
             await asyncio.gather(*(canceller.settle() for canceller in cancellers))
             await asyncio.gather(*(place.tidy() for place in self._places))
         await asyncio.gather(*(canceller.close() for canceller in cancellers))

@@ -65,16 +65,16 @@ class FailureClassifier:
         nameless = marker.bare and marker.started is None and marker.exit_code in _ASKED
         if marker.signal or nameless:
             otherwise = Reason.TIME_LIMIT if over else Reason.CANCELLED
-            return await self._said(record, ids) or otherwise
+            return await self._scheduler_reason(record, ids) or otherwise
         if marker.failed_step:
             return Reason.SET_UP
         # A scheduler ends one process after the other: the command may have ended, with any code,
         # before the script got the signal.
         if over or marker.exit_code == _KILLED or marker.exit_code in _ASKED:
-            return await self._said(record, ids) or Reason.EXIT_CODE
+            return await self._scheduler_reason(record, ids) or Reason.EXIT_CODE
         return Reason.EXIT_CODE
 
-    async def _said(self, record: TryRecord, ids: list[str]) -> Reason | None:
+    async def _scheduler_reason(self, record: TryRecord, ids: list[str]) -> Reason | None:
         """Return the scheduler's reason for the job's end; None if it has none.
 
         Wait up to `MarkerGrace` for a site that does not answer or is slow to notice the end.

@@ -116,7 +116,7 @@ class Finalizer:
             fetched = await self._outputs(request, attempt, marker)
         except (OutputMissing, OutputsLost) as error:
             if isinstance(error, OutputMissing):
-                await self._what_there_is(request, record, marker)
+                await self._fetch_present(request, record, marker)
             await self._log(record, marker, path)
             return self._failed(request, attempt, f"{error}\n", path, marker, reason=Reason.OUTPUTS)
         except MantikError as error:
@@ -177,7 +177,7 @@ class Finalizer:
         )
         return replace(marker, files=tuple(e for e in marker.files if e not in links))
 
-    async def _what_there_is(self, request: JobRequest, record: TryRecord, marker: Marker) -> None:
+    async def _fetch_present(self, request: JobRequest, record: TryRecord, marker: Marker) -> None:
         """Fetch the log files of a job that lacks outputs; also its other outputs, if requested."""
         wanted, files = request.outputs, marker.files
         if not request.incomplete:

@@ -141,7 +141,7 @@ class Leases:
                 await self._write(new)
                 await self._remove(last.path)
             return max(last, new, key=lambda lease: lease.wait_s), ""
-        about = await self._told(last)
+        about = await self._description(last)
         replaced = last.instance == journal.predecessor
         if not replaced:
             await self._ask(last, about)
@@ -291,7 +291,7 @@ class Leases:
     async def _remove(self, path: str) -> None:
         await self._retry(lambda: self._site.remove(path))
 
-    async def _told(self, lease: Lease) -> str:
+    async def _description(self, lease: Lease) -> str:
         """Return how the holder of a lease describes itself."""
         try:
             content = await read_file(self._site, lease.path, _TEXT_BYTES)
@@ -301,14 +301,14 @@ class Leases:
 
     async def _foreign(self, lease: Lease) -> PlaceTaken:
         return PlaceTaken(
-            f"another workflow owns this workspace: {await self._told(lease)}",
+            f"another workflow owns this workspace: {await self._description(lease)}",
             where=self._where,
             do="Set Site: Workspace to another path; or type smk-mantik clean there, which removes"
             f" that workflow's workspace; or, if that workflow is gone, remove {PLACE} in it",
         )
 
     async def _led(self, lease: Lease) -> PlaceTaken:
-        return self.deposed_by(lease, await self._told(lease))
+        return self.deposed_by(lease, await self._description(lease))
 
     def deposed_by(self, lease: Lease, about: str = "") -> PlaceTaken:
         """Return the error that another controller of the same workflow leads."""

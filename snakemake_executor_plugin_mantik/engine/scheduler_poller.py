@@ -131,7 +131,7 @@ class SchedulerPoller:
             watched.next_check = now + watched.check_delay
             if self._judge(watched, {i: states.get(i, UNKNOWN) for i in watched.ids}, now):
                 over.append(watched)
-        stuck = [watched for watched in known if self._hears_why_it_waits(watched, states)]
+        stuck = [watched for watched in known if self._report_waiting_reason(watched, states)]
         await self.each(stuck, self._give_up)
         over = await self.each(over, self._certain)
         if over:
@@ -265,7 +265,7 @@ class SchedulerPoller:
             self._watching.end(watched, TryEnd(TryEndKind.VANISHED))
         return False
 
-    def _hears_why_it_waits(self, watched: Watched, states: Mapping[str, JobState]) -> bool:
+    def _report_waiting_reason(self, watched: Watched, states: Mapping[str, JobState]) -> bool:
         """Report a new reason why a try cannot start; return whether it never will."""
         known = [states[i] for i in watched.ids if i in states]
         waiting = [state for state in known if state.phase is Phase.WAITING]

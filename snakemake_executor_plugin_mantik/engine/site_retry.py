@@ -32,9 +32,9 @@ _MISSING_S = 31.0
 """Least seconds for which these are repeated."""
 INSIST_S = 300.0
 """Seconds for which requests for a job's outputs are repeated although the site refuses them."""
-_FIRST_TOLD_S = 5.0
+_FIRST_REPORT_S = 5.0
 """Seconds of silence before the first log line; another follows each time this has doubled."""
-_REFUSED_TOLD_S = 60.0
+_FIRST_REFUSAL_S = 60.0
 """Seconds that a request must fail, while the site answers others, before the first log line."""
 
 
@@ -73,8 +73,8 @@ class SiteRetry:
         self._notify = notify
         self._clock = clock
         self._since: float | None = None
-        self._next_told = _FIRST_TOLD_S
-        self._refused_told = _REFUSED_TOLD_S
+        self._next_report_s = _FIRST_REPORT_S
+        self._next_refusal_s = _FIRST_REFUSAL_S
         self._refused_at: float | None = None
         self._noted: set[str] = set()
 
@@ -165,8 +165,8 @@ class SiteRetry:
         now = self._clock()
         self._since = now if self._since is None else self._since
         silent = now - self._since
-        if silent >= self._next_told:
-            self._next_told = silent * 2
+        if silent >= self._next_report_s:
+            self._next_report_s = silent * 2
             if isinstance(error, SiteUnauthorized):
                 self._notify(
                     f"Site {self._site} has not accepted the credentials for {silent:.0f} s; jobs"
@@ -183,11 +183,11 @@ class SiteRetry:
     def _refused(self, error: Exception, silent: float) -> None:
         """Report a request that keeps failing while the site answers others."""
         now = self._clock()
-        if self._refused_at is not None and now - self._refused_at > 4 * self._refused_told:
-            self._refused_told = _REFUSED_TOLD_S
-        if silent < self._refused_told or self._next_told > _FIRST_TOLD_S:
+        if self._refused_at is not None and now - self._refused_at > 4 * self._next_refusal_s:
+            self._next_refusal_s = _FIRST_REFUSAL_S
+        if silent < self._next_refusal_s or self._next_report_s > _FIRST_REPORT_S:
             return
-        self._refused_told, self._refused_at = silent * 2, now
+        self._next_refusal_s, self._refused_at = silent * 2, now
         self._notify(
             f"Site {self._site} has failed a request for {silent:.0f} s; the request is repeated"
             f" until it succeeds. {error}"
@@ -195,11 +195,11 @@ class SiteRetry:
 
     def answered(self) -> None:
         """Record that the site answers, and report it if its silence was reported."""
-        if self._since is not None and self._next_told > _FIRST_TOLD_S:
+        if self._since is not None and self._next_report_s > _FIRST_REPORT_S:
             silent = self._clock() - self._since
             self._notify(f"Site {self._site} answers again after {silent:.0f} s.")
         self._since = None
-        self._next_told = _FIRST_TOLD_S
+        self._next_report_s = _FIRST_REPORT_S
 
     def note(self, text: str) -> None:
         """Write a line to the user's log, once for each text."""

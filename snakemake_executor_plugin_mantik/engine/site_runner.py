@@ -184,7 +184,7 @@ class SiteRunner:
             self.place.lead.doubt()
         elif outcome.succeeded:
             self.local.settled(self._made(request))
-            await self._tell_changed(request, files)
+            await self._report_changed(request, files)
         elif not outcome.try_id:  # another controller may have changed its outputs
             await self._assure()
         if outcome is None or not outcome.succeeded:
@@ -243,7 +243,7 @@ class SiteRunner:
         inputs = {file.path: file.sha256 for file in files}
         code = self._code(request, inputs)
         made_of = request.made_of(inputs, self.planner.environment, code)
-        resources, sources = self._asked(request), fingerprint_of(self.place.sources)
+        resources, sources = self._requested_resources(request), fingerprint_of(self.place.sources)
         choice = choose_tries(
             request, fingerprint_of(made_of), self._journal.open_tries(*request.jobs),
             already=self._updated_already(request, files),
@@ -285,11 +285,11 @@ class SiteRunner:
         here = {f.record for f in files if not f.directory and f"{f.path}/".startswith(below)}
         return bool(here) and _contents(here) == _contents(there)
 
-    def _asked(self, request: JobRequest) -> dict[str, str]:
+    def _requested_resources(self, request: JobRequest) -> dict[str, str]:
         resources = self.planner.resources(request.resources, request.threads)
         return {name: str(value) for name, value in asdict(resources).items() if value is not None}
 
-    async def _tell_changed(self, request: JobRequest, files: Sequence[LocalFile]) -> None:
+    async def _report_changed(self, request: JobRequest, files: Sequence[LocalFile]) -> None:
         """Warn if inputs have changed since the job was submitted."""
         known = {file.path: file for file in files if file.content is None and not file.directory}
         if not known:

@@ -87,7 +87,7 @@ class RunDirectory:
         return self.path / "ended.json"
 
     @property
-    def told(self) -> Path:
+    def reported(self) -> Path:
         """Exists when MLflow knows how the run ended."""
         return self.path / "told"
 

@@ -74,7 +74,7 @@ def take_project(
         return _from_git(str(top), version, "" if inside == "." else inside, directory, where)
     origin = _inside(folder, sub, uri)
     target = directory.project(origin.resolve().name)
-    with _telling(origin):
+    with _file_errors(origin):
         include = Include(config.site.include)
         _copy_sources(origin, target, Exclude(config.exclude), _leave(origin), include=include)
         for path in _named(origin, config):
@@ -90,7 +90,7 @@ def retake_project(old: Path, directory: RunDirectory) -> Path:
         UserError: the snapshot cannot be copied.
     """
     target = directory.project(old.name)
-    with _telling(old):
+    with _file_errors(old):
         _copy_sources(old, target, Exclude(()), {RESULTS}, include=EVERYTHING)
     return target
 
@@ -141,7 +141,7 @@ def _value(taken: TakenProject, name: str, value: str) -> str:
     if origin is not None and real != origin and real.is_relative_to(origin):
         inside = real.relative_to(origin)
         path = path if any(part.startswith(".") for part in inside.parts) else str(inside)
-    with _telling(here):
+    with _file_errors(here):
         _copy_any(real, taken.folder / path)
     return path
 
@@ -215,7 +215,7 @@ def _from_git(
     if branch := git.branch_name(clone, version):
         tags["mlflow.source.git.branch"] = branch
     target = directory.project(name.replace(":", "/").rpartition("/")[2])
-    with _telling(clone):
+    with _file_errors(clone):
         shutil.rmtree(clone / ".git", ignore_errors=True)
         target.parent.mkdir(parents=True, exist_ok=True)
         found.rename(target)
@@ -270,7 +270,7 @@ def _named(origin: Path, config: BackendConfig) -> Iterator[str]:
 
 
 @contextmanager
-def _telling(where: Path) -> Iterator[None]:
+def _file_errors(where: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:

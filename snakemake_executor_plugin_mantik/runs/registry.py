@@ -56,7 +56,7 @@ def register_model(store: RunStore, run: Any, name: str, model: str = "") -> Mod
     if why := _unfit(name):
         raise UserError(f"{name!r} cannot be a model's name: {why}", do="Use another name")
     logged = _chosen(store, run, model)
-    with store.asked():
+    with store.mlflow_errors():
         there = _registered(store, name)
         if there is not None:
             return _again(store, name, run_id, logged)
@@ -88,7 +88,7 @@ def _unfit(name: str) -> str:
 
 def versions_of_run(store: RunStore, run: Any) -> tuple[list[str], list[ModelVersion]]:
     """Return the names of the models that a run has logged, and their registered versions."""
-    with store.asked():
+    with store.mlflow_errors():
         return sorted({model.name for model in _logged(store, run)}), _versions(store, run)
 
 
@@ -142,7 +142,7 @@ def unregister_model(
         MantikError: a request to MLflow fails.
     """
     run_id = run.info.run_id
-    with store.asked():
+    with store.mlflow_errors():
         found = [v for v in _versions(store, run) if not name or v.name == name]
         if not found:
             which = f" as {name}" if name else ""
@@ -203,7 +203,7 @@ def _logged(store: RunStore, run: Any) -> list[Any]:
 
 def _chosen(store: RunStore, run: Any, name: str) -> Any:
     """Return the logged model of a name, the latest of several; empty: the only one."""
-    with store.asked():
+    with store.mlflow_errors():
         logged = _logged(store, run)
     names = sorted({model.name for model in logged})
     where = f"run {run.info.run_id}"

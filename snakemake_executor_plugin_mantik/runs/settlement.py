@@ -33,17 +33,17 @@ def settle_run(directory: RunDirectory, request: RunRequest) -> None:
     Raises:
         MantikError: a request to MLflow fails.
     """
-    if directory.told.exists():
+    if directory.reported.exists():
         return
     pending, published = _outbox(directory, request)
     if pending:
-        _tell_rest(directory.path / request.folder)
+        _start_worker(directory.path / request.folder)
         return
     if not published:
         from snakemake_executor_plugin_mantik.runs.store import RunStore
 
         RunStore(request.tracking_uri).end(request.run_id, run_status(directory), _REASON)
-    directory.told.touch()
+    directory.reported.touch()
 
 
 def _outbox(directory: RunDirectory, request: RunRequest) -> tuple[bool, bool]:
@@ -59,7 +59,7 @@ def _outbox(directory: RunDirectory, request: RunRequest) -> tuple[bool, bool]:
         return False, False
 
 
-def _tell_rest(workdir: Path) -> None:
+def _start_worker(workdir: Path) -> None:
     with (workdir / DIRECTORY / "worker.log").open("ab") as log:
         subprocess.run(
             ["/bin/sh", "-c", '"$@" &', "sh", sys.executable, "-P", "-m", WORKER],

@@ -74,11 +74,11 @@ class RunStore:
         """Connect to a store; `uri` has no user and password, which come from the environment."""
         self.uri = uri
         given = os.environ.get("MLFLOW_TRACKING_URI", "")
-        with self.asked():
+        with self.mlflow_errors():
             self.client = MlflowClient(given if without_user(given) == uri else uri)
 
     @contextmanager
-    def asked(self) -> Iterator[None]:
+    def mlflow_errors(self) -> Iterator[None]:
         """Turn MLflow's errors into `MantikError`."""
         try:
             yield
@@ -104,7 +104,7 @@ class RunStore:
             tags: set at creation.
             params: parameters; long values are cut.
         """
-        with self.asked():
+        with self.mlflow_errors():
             found = self._experiment(experiment, experiment_id)
             made = self.client.create_run(
                 found.experiment_id, start_time=int(time.time() * 1000), tags=dict(tags),
@@ -128,7 +128,7 @@ class RunStore:
 
     def end(self, run_id: str, status: str, reason: str = "") -> None:
         """Set a run's final status, unless it already has one."""
-        with self.asked():
+        with self.mlflow_errors():
             if self.client.get_run(run_id).info.status in ENDED:
                 return
             if reason and status != "FINISHED":
@@ -146,7 +146,7 @@ class RunStore:
         except MlflowException as error:
             if error.error_code == "RESOURCE_DOES_NOT_EXIST":
                 return None
-            with self.asked():
+            with self.mlflow_errors():
                 raise
         return found if found.info.lifecycle_stage == "active" else None
 
@@ -154,7 +154,7 @@ class RunStore:
         self, condition: str, experiment: str = "", limit: int = 50, *, latest: bool = True
     ) -> list[Any]:
         """Return the runs that match a filter of MLflow, if `latest` the latest first."""
-        with self.asked():
+        with self.mlflow_errors():
             if experiment:
                 found = self.client.get_experiment_by_name(experiment)
                 ids = [found.experiment_id] if found is not None else []
@@ -169,7 +169,7 @@ class RunStore:
         return [each.experiment_id for each in self._all_experiments()]
 
     def experiments(self) -> list[str]:
-        with self.asked():
+        with self.mlflow_errors():
             return [str(each.name) for each in self._all_experiments()]
 
     def _all_experiments(self) -> list[Any]:
@@ -183,12 +183,12 @@ class RunStore:
                 return found
 
     def experiment_name(self, experiment_id: str) -> str:
-        with self.asked():
+        with self.mlflow_errors():
             return str(self.client.get_experiment(experiment_id).name)
 
     def delete(self, run_id: str) -> None:
         """Mark a run as deleted; `mlflow gc` removes it for good."""
-        with self.asked():
+        with self.mlflow_errors():
             self.client.delete_run(run_id)
 
 

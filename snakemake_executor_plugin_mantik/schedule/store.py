@@ -83,7 +83,7 @@ class ScheduleStore:
             raise
 
     def _prepare(self) -> None:
-        with self._asked():
+        with self._store_errors():
             self._db.execute("PRAGMA foreign_keys = ON")
         if self._version() < _VERSION:
             with self._write() as db:
@@ -111,7 +111,7 @@ class ScheduleStore:
         )  # fmt: skip
 
     @contextmanager
-    def _asked(self) -> Iterator[None]:
+    def _store_errors(self) -> Iterator[None]:
         try:
             yield
         except sqlite3.Error as error:
@@ -119,7 +119,7 @@ class ScheduleStore:
 
     @contextmanager
     def _write(self) -> Iterator[sqlite3.Connection]:
-        with self._asked():
+        with self._store_errors():
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 yield self._db
@@ -130,7 +130,7 @@ class ScheduleStore:
                 raise
 
     def _rows(self, statement: str, *values: object) -> list[sqlite3.Row]:
-        with self._asked():
+        with self._store_errors():
             return self._db.execute(statement, values).fetchall()
 
     # Schedules

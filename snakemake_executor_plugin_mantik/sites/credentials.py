@@ -27,12 +27,12 @@ from snakemake_executor_plugin_mantik.sites.lookup import (
     FoundValue,
     Keyring,
     Values,
-    ask_keyring,
     find_in_environment,
     find_in_keyring,
     keyring_service,
+    read_keyring,
+    store_in_keyring,
     system_keyring,
-    tell_keyring,
     variable_prefix,
 )
 
@@ -195,10 +195,10 @@ def find_credentials(
         if all(name in every for name in _LOGIN.needs):
             login = _LOGIN.made(every, issuer, known)
             assert isinstance(login, DeviceLogin)
-            kept = ask_keyring(ring, site, "REFRESH_TOKEN")
-            login.remember(kept or "", lambda token: tell_keyring(ring, site, token))
+            kept = read_keyring(ring, site, "REFRESH_TOKEN")
+            login.remember(kept or "", lambda token: store_in_keyring(ring, site, token))
             login.look = lambda: login.logged_in_elsewhere(
-                ask_keyring(ring, site, "REFRESH_TOKEN") or ""
+                read_keyring(ring, site, "REFRESH_TOKEN") or ""
             )
             return login
         for kind in kinds:
@@ -331,6 +331,6 @@ class _Look:
         for name in self.kind.names:
             if now.get(name) != self.seen.get(name):
                 values[name] = now.get(name, "")
-            elif kept := ask_keyring(ring, self.site, name):
+            elif kept := read_keyring(ring, self.site, name):
                 values[name] = kept
         return {name: value for name, value in values.items() if value}

@@ -88,7 +88,7 @@ def find_in_keyring(
     for name in (*needs, *optional):
         if name in found:
             continue
-        value = ask_keyring(ring, site, name)
+        value = read_keyring(ring, site, name)
         if value:
             found[name] = FoundValue(value, f"{name} in the keyring under {keyring_service(site)}")
         elif name in needs:
@@ -96,7 +96,7 @@ def find_in_keyring(
     return found
 
 
-def tell_keyring(ring: Keyring | None, site: str, refresh_token: str) -> None:
+def store_in_keyring(ring: Keyring | None, site: str, refresh_token: str) -> None:
     """Store a refresh token for the next run, if the system has a keyring."""
     from keyring.errors import KeyringError
 
@@ -108,7 +108,7 @@ def tell_keyring(ring: Keyring | None, site: str, refresh_token: str) -> None:
         _log.info("cannot store the login at %s in the keyring for the next run: %s", site, error)
 
 
-def ask_keyring(ring: Keyring | None, site: str, name: str) -> str | None:
+def read_keyring(ring: Keyring | None, site: str, name: str) -> str | None:
     """Return a value from the keyring; None if it has none."""
     from keyring.errors import KeyringError
 

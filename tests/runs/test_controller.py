@@ -246,7 +246,7 @@ def test_what_tracking_has_still_to_tell_goes_first(
 
     # It has been told by tracking, with all that it knows.
     assert (begun, status(run)) == ([run.workdir], "SCHEDULED")
-    assert run.directory.told.exists()
+    assert run.directory.reported.exists()
 
 
 def test_an_end_stays_and_so_does_what_is_under_way(run: LocalRun) -> None:

@@ -326,11 +326,11 @@ def _target(job: Job) -> list[str]:
     """
     wildcards = [f"{name}={value}" for name, value in job.wildcards_dict.items()]
     if job.output and not all(map(_PLAIN.fullmatch, job.wildcards_dict.values())):
-        return ["--", _told(job)]
+        return ["--", _target_name(job)]
     return ["--target-jobs", f"{job.rule.name}:{','.join(wildcards)}"]
 
 
-def _told(job: Job) -> str:
+def _target_name(job: Job) -> str:
     """Return an output for the command line, which expects no prefix of the default storage.
 
     Raises:

@@ -80,7 +80,7 @@ def script_command(
     Raises:
         UserError: a value cannot be passed to the script, or a limit is exceeded.
     """
-    context = _told(job, places, tmpdir, iteration, config)
+    context = _script_context(job, places, tmpdir, iteration, config)
     file = context.file
     limits = config.site.source_file_limit_bytes, config.site.sources_limit_bytes
     found = file.beside(*limits, Include(config.site.include))
@@ -118,7 +118,7 @@ def script_command(
     return text, (*modules, source, *beside)
 
 
-def _told(
+def _script_context(
     job: Job, places: JobPaths, tmpdir: str, iteration: int | None, config: BackendConfig
 ) -> ScriptContext:
     file = find_script_file(job)

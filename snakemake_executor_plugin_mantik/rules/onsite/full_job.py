@@ -193,7 +193,7 @@ def _adapt(order: dict[str, Any]) -> None:
     make_dag, make_checkpoints, prepare = DAG.__init__, Checkpoints.__init__, Job.prepare
     names = set(order["rules"])
 
-    def only_asked(self: Any, workflow: Any, rules: Any, *args: Any, **more: Any) -> None:
+    def only_requested(self: Any, workflow: Any, rules: Any, *args: Any, **more: Any) -> None:
         make_dag(self, workflow, [rule for rule in rules if rule.name in names], *args, **more)
 
     def with_made(self: Any) -> None:
@@ -227,7 +227,7 @@ def _adapt(order: dict[str, Any]) -> None:
     def never(self: Any) -> bool:  # noqa: ARG001
         return False
 
-    DAG.__init__, Checkpoints.__init__, Job.prepare = only_asked, with_made, compared
+    DAG.__init__, Checkpoints.__init__, Job.prepare = only_requested, with_made, compared
     sourcecache.HostingProviderFile.is_persistently_cacheable = never
     sourcecache.split_git_path = split
     cwl.pathname2url = address

@@ -168,7 +168,7 @@ class FirecrestConnection:
         async with self._stores:
             token = kind.set("download")
             try:
-                with self._told():
+                with self._site_errors():
                     async with AsyncExitStack() as opened:
                         async with asyncio.timeout(self._timeout_s):
                             response = await opened.enter_async_context(
@@ -183,7 +183,7 @@ class FirecrestConnection:
     ) -> _T:
         token = kind.set(what)
         try:
-            with self._told():
+            with self._site_errors():
                 while (wait := self._quiet_until - time.monotonic()) > 0:
                     await asyncio.sleep(wait)
                 async with asyncio.timeout(longest_request_s(self._timeout_s, size)):
@@ -203,7 +203,7 @@ class FirecrestConnection:
             self._quiet_until = time.monotonic() + _SETTLE_S
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _site_errors(self) -> Iterator[None]:
         """Turn errors of pyfirecrest and the HTTP client into site errors."""
         try:
             yield

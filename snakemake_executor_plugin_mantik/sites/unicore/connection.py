@@ -148,7 +148,7 @@ class UnicoreConnection:
                 lambda: self._run(self._send_streaming, "download", path, headers=dict(headers))
             )
             try:
-                with self._told(path):
+                with self._site_errors(path):
                     # As they come: with chunks of a fixed size, a broken connection would lose the
                     # bytes of an incomplete chunk.
                     yield response, read_steadily(response.aiter_raw(), self._timeout_s)
@@ -191,7 +191,7 @@ class UnicoreConnection:
         """Make a request; repeat it once if its token was refused and there is another one."""
         again = False
         while True:
-            with self._told(path):
+            with self._site_errors(path):
                 await self._credential.renew()
                 sent = self._credential.headers()
                 try:
@@ -236,7 +236,7 @@ class UnicoreConnection:
             raise error
 
     @contextmanager
-    def _told(self, path: str) -> Iterator[None]:
+    def _site_errors(self, path: str) -> Iterator[None]:
         """Turn errors of the HTTP client into site errors."""
         where = f"site {self._site}"
         try:

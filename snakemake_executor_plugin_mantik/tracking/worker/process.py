@@ -102,7 +102,7 @@ class Worker:
         self._over = {lane: threading.Event() for lane in Lane}
         self._all_made = threading.Event()
         self._all_made.set()
-        self._said: set[str] = set()
+        self._reported: set[str] = set()
         # What was published of jobs' stores, by try; for the holder of the try's lock in `_busy`.
         self._told: dict[str, Any] = {}
         self._busy: dict[str, threading.Lock] = defaultdict(threading.Lock)
@@ -124,7 +124,7 @@ class Worker:
 
     def work(self, lane: Lane) -> None:
         """Publish the events of a lane until the end; the whole work of a thread."""
-        outbox = self._teller().outbox
+        outbox = self._publisher().outbox
         wait = _FIRST_WAIT_S
         failing: set[str | RunTarget] = set()
         before = _BEFORE.get(lane)
@@ -152,14 +152,14 @@ class Worker:
         for outbox in self._outboxes:
             outbox.close()
 
-    def _teller(self) -> Any:
+    def _publisher(self) -> Any:
         from snakemake_executor_plugin_mantik.tracking.worker.publishing import Publisher
 
         if not hasattr(self._here, "teller"):
             outbox = Outbox(self._workdir / DIRECTORY / OUTBOX)
             self._outboxes.append(outbox)
             self._here.teller = Publisher(
-                outbox, self._workdir, self._answer, self._tell_once, self._told,
+                outbox, self._workdir, self._answer, self._report_once, self._told,
                 making=self._making, experiments=self._experiments,
             )  # fmt: skip
         return self._here.teller
@@ -216,7 +216,7 @@ class Worker:
         if found.lane is not Lane.MAKING:
             self._all_made.wait(GIVE_WAY_S)
         try:
-            published = self._alone(self._teller(), found.lane, try_id)
+            published = self._alone(self._publisher(), found.lane, try_id)
         except Exception as error:  # noqa: BLE001 - MLflow's stores and plugins raise anything
             why = " ".join(without_users(f"{type(error).__name__}: {error}").split())
             sys.stderr.write(f"{try_id}: {why}\n")
@@ -240,9 +240,9 @@ class Worker:
             busy.release()
         return True
 
-    def _tell_once(self, text: str) -> None:
-        if text not in self._said:
-            self._said.add(text)
+    def _report_once(self, text: str) -> None:
+        if text not in self._reported:
+            self._reported.add(text)
             self._answer({"tell": text})
 
 

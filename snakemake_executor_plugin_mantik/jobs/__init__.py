@@ -1,1 +1,1 @@
-"""What a job is, its script, and how it says that it ended. Knows no site and no Snakemake."""
+"""Describe a job, render its script and read its marker, without knowing sites or Snakemake."""

@@ -1,9 +1,8 @@
-"""The environment of a rule as bash around its command: modules, conda, a container.
+"""Wrap a rule's command in bash that sets up its environment: modules, conda, a container.
 
-Each function gives a text for bash that makes the environment and then runs the command in it.
-It needs the workspace or a shadow directory as its working directory: `.mantik` is in both.
-What has to be made first, an environment or an image, is made once per workspace by the first job
-that needs it (`once.sh.j2`); a job that cannot have its environment fails before its command.
+The bash must run in the workspace or in a shadow directory: both have `.mantik`. The first job that
+needs a conda environment or an image makes it, once per workspace (`once.sh.j2`). A job whose
+environment cannot be made fails before its command.
 """
 
 import shlex
@@ -19,7 +18,7 @@ MACHINES = {
     "linux-aarch64": "aarch64",
     "linux-ppc64le": "ppc64le",
 }
-"""Conda's platforms, and what `uname -m` says on them."""
+"""Conda's platforms, and the output of `uname -m` on them."""
 
 _NO_TOOL = (
     "what to do: load a module that brings one (Environment: Modules in the backend config), or",
@@ -43,13 +42,13 @@ _NOT_MADE = {
 
 @dataclass(frozen=True)
 class Times:
-    """How jobs that want the same thing made watch each other, in seconds.
+    """Times, in seconds, for jobs that wait while another job makes an environment or image.
 
     Attributes:
-        beat_s: between two signs of life of the job that makes it.
-        stale_s: without one after which it is given up. Network file systems show what another
-            node wrote up to a minute late.
-        poll_s: between two looks of a job that waits.
+        beat_s: interval of the heartbeats of the job that makes it.
+        stale_s: time without a heartbeat after which another job takes over. Network file systems
+            show what another node wrote up to a minute late.
+        poll_s: interval of a waiting job's checks.
     """
 
     beat_s: float = 10
@@ -59,14 +58,14 @@ class Times:
 
 @dataclass(frozen=True)
 class CondaFile:
-    """A conda environment that is made of a file; paths are relative to the workspace.
+    """A conda environment that is made from a file; paths are relative to the workspace.
 
     Attributes:
         label: the file as the user knows it.
-        place: name of the environment's directory in `.mantik/conda`, another one for each content.
+        place: name of the environment's directory in `.mantik/conda`, different for each content.
         file: the environment file.
-        pins: explicit lists of packages by conda's platform, that are preferred to the file.
-        post_deploy: a script that is run in the new environment, and what runs it.
+        pins: explicit lists of packages by conda's platform, preferred to the file.
+        post_deploy: a script to run in the new environment, by `interpreter`.
     """
 
     label: str
@@ -84,8 +83,8 @@ class Image:
     Attributes:
         source: a path, relative to the workspace or absolute at the site, or a URL.
         place: for a URL: the name of its directory in `.mantik/images`.
-        options: words of the backend config for `apptainer`, with bash's quotes.
-        arguments: further ones as text of a command line.
+        options: options of `apptainer` from the backend config, with bash's quotes.
+        arguments: further options, as text of a command line.
     """
 
     source: str
@@ -95,7 +94,7 @@ class Image:
 
 
 def wrap_modules(modules: Sequence[str], command: str, *, rule: str) -> str:
-    """The command in the environment of `module load`, after a purge as Snakemake does it."""
+    """Run the command after `module purge` and `module load`, as Snakemake does."""
     words = [word for name in modules for word in name.split()]
     setup = load_template("envmodules.sh.j2").render(
         who=_who(rule),
@@ -113,14 +112,14 @@ def wrap_conda(
     blocked: Iterable[str] = (),
     times: Times | None = None,
 ) -> str:
-    """The command in a conda environment.
+    """Run the command in a conda environment.
 
     Args:
-        environment: one that is to be made, or the name or path of one that is at the site.
+        environment: an environment to make, or the name or path of one at the site.
         command: text for bash.
         rule: the rule's name, for messages.
-        blocked: variables that would lead the environment's programs elsewhere.
-        times: of the making.
+        blocked: variables to unset, which would lead the environment's programs elsewhere.
+        times: for waiting while another job makes the environment.
     """
     values: dict[str, object]
     label = environment if isinstance(environment, str) else environment.label
@@ -156,13 +155,13 @@ def wrap_conda(
 
 
 def wrap_container(image: Image, start: str, *, rule: str, times: Times | None = None) -> str:
-    """A program in a container, whose home and working directory are the workspace's.
+    """Run a program in a container whose home and working directory are the workspace's.
 
     Args:
-        image: what it runs in.
+        image: the container image.
         start: the program and its arguments, quoted.
         rule: the rule's name, for messages.
-        times: of the fetching.
+        times: for waiting while another job fetches the image.
     """
     arguments = [quote_expandable(word) for word in image.options]
     if image.arguments:

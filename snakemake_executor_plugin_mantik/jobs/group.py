@@ -1,8 +1,8 @@
-"""Renders the program of a group: one bash script that runs many jobs on one node (`group.sh.j2`).
+"""Render the program of a group: one bash script that runs many jobs on one node (`group.sh.j2`).
 
-It runs as the command of a job. Members start as soon as those that they need have succeeded,
-independent ones at the same time as far as the group's resources allow. What they say is told apart
-by their names.
+It runs as the command of a job. A member starts as soon as the members that it needs have
+succeeded. Independent members run at the same time as far as the group's resources allow. Each line
+of their output begins with the member's name.
 """
 
 import shlex
@@ -19,7 +19,7 @@ from snakemake_executor_plugin_mantik.jobs.script import (
 from snakemake_executor_plugin_mantik.jobs.templates import load_template
 
 TEMPORARY = ("TMPDIR", "TMP", "TEMPDIR", "TEMP")
-"""The variables that tell where temporary files go."""
+"""Variables with the directory for temporary files."""
 
 
 @dataclass(frozen=True)
@@ -27,20 +27,20 @@ class GroupMember:
     """One job of a group. Paths are relative to the workspace.
 
     Attributes:
-        name: readable, it stands before each line that the member says.
-        commands: what the shell is given after `-c`, one after the other; none for a member that
-            runs nothing.
+        name: readable name, the prefix of each line of its output.
+        commands: arguments of the shell's `-c`, run one after the other; empty if the member runs
+            nothing.
         shell: base name of the shell.
-        variables: environment variables of the commands. Where TMPDIR is among them, the others
-            that tell where temporary files go follow it.
-        settled: those of the others that do not.
-        team: members of the same team start at the same time; teams are numbered in the order in
-            which they are to start.
+        variables: environment variables of the commands. If TMPDIR is among them, the other
+            variables for temporary files get its value.
+        settled: those other variables that keep their own value.
+        team: members of the same team start at the same time; teams are numbered in the order of
+            their start.
         service: whether it runs until all other members of its team have ended.
-        waits: what its service makes: it starts when they are there.
-        outputs: what must be there in the end.
-        touches: files that are made or touched when the commands have succeeded.
-        measured: where measurements of the commands go, empty for none (`Benchmark.path`).
+        waits: outputs of its service: the member starts when they exist.
+        outputs: files that must exist in the end.
+        touches: files to make or touch when the commands have succeeded.
+        measured: file for measurements of the commands (`Benchmark.path`); empty for none.
     """
 
     name: str
@@ -58,11 +58,11 @@ class GroupMember:
 
 @dataclass(frozen=True)
 class GroupTeam:
-    """Members that start at the same time: most have one only.
+    """Members that start at the same time; most teams have only one.
 
     Attributes:
-        needs: numbers of the members that must have succeeded before.
-        takes: how much it takes of each limit, in their order.
+        needs: numbers of the members that must succeed first.
+        takes: the team's share of each limit, in the order of the limits.
     """
 
     needs: tuple[int, ...] = ()
@@ -71,7 +71,7 @@ class GroupTeam:
 
 @dataclass(frozen=True)
 class TemporaryFile:
-    """A file or directory that does not outlive the group.
+    """A file or directory that is removed when its readers have succeeded, or the group ends.
 
     Attributes:
         path: relative to the workspace.
@@ -84,15 +84,15 @@ class TemporaryFile:
 
 @dataclass(frozen=True)
 class GroupProgram:
-    """A group, complete.
+    """Everything that the script of a group is made from.
 
     Attributes:
-        members, teams: by their numbers.
-        report: where it is told which members failed: their number and exit code, one a line.
+        members, teams: in the order of their numbers.
+        report: file that lists the members that failed: number and exit code, one member a line.
         limits: what the teams that run at the same time may take together, CPUs first.
         pipes: named pipes between members.
-        temporary: what is removed when it was read.
-        keep_going: whether what does not depend on a member that failed still starts.
+        temporary: files and directories to remove.
+        keep_going: whether members that do not depend on a failed one still start.
         service_wait_s: seconds that a service has to make its output.
     """
 
@@ -107,10 +107,10 @@ class GroupProgram:
 
 
 def render_group(group: GroupProgram) -> str:
-    """The bash script of a group; the same group gives the same script.
+    """Render the bash script of a group; the same group gives the same script.
 
     Raises:
-        UserError: for what no script can carry (`jobs.script.render`).
+        UserError: for text that no script can hold (`jobs.script.render_script`).
     """
     return load_template("group.sh.j2").render(
         names=_words(member.name for member in group.members),
@@ -182,5 +182,5 @@ def _paths(paths: Iterable[str]) -> str:
 
 
 def _in_sed(text: str) -> str:
-    """The text as the right side of sed's `s/…/…/`."""
+    """Escape the text for the right side of sed's `s/…/…/`."""
     return "".join(f"\\{sign}" if sign in "\\/&" else sign for sign in " ".join(text.splitlines()))

@@ -1,7 +1,7 @@
-"""Reads what a job has logged while it runs, as its script packs it (`live.sh.j2`).
+"""Read what a running job has logged, as its script packs it (`live.sh.j2`).
 
-A job's own user can write what he likes into a pack: nothing leaves the directory that it is for,
-nothing takes more room than it may, and whatever makes no sense is `PackDamaged`.
+A pack may hold anything, because the job's own user can write it. So paths outside the directory,
+packs that are too large, and malformed ones raise `PackDamaged`.
 """
 
 import io
@@ -16,28 +16,28 @@ from snakemake_executor_plugin_mantik.jobs.paths import MAX_PATH_DEPTH
 from snakemake_executor_plugin_mantik.jobs.tar_reader import TarDamaged, read_tar
 
 PACK_BYTES: Final = 2 << 20
-"""About as much is packed at once, of files as they are, and one file more: so much can be
-downloaded from any site without a job there (firecREST: three quarters of 5 MiB)."""
+"""A pack holds about so many bytes of unpacked files, and one file more: any site can download
+that much without a transfer job (firecREST: three quarters of 5 MiB)."""
 PIECE_BYTES: Final = 64 << 10
-"""A piece that has so many bytes is followed by another one: some APIs give whole files only."""
+"""After so many bytes a new piece begins: some APIs download only whole files."""
 LONGEST_PACK: Final = 64 << 20
-"""Bytes that a pack may have, packed or not."""
+"""Maximum size of a pack in bytes, packed or not."""
 
 _PART = re.compile(r"part/(?P<start>[0-9]{1,15})/(?P<path>.+)", re.DOTALL)
 
 
 class PackDamaged(Exception):  # noqa: N818 - reads as what it says
-    """It is no pack that a job script makes."""
+    """The data is not a pack that a job script makes."""
 
 
 @dataclass(frozen=True)
 class Packed:
-    """Something of a file that a job has written.
+    """A file that a job has written, or a part of it.
 
     Attributes:
-        path: relative to the directory that is told of, without `..`.
-        content: the file's, from byte `start` on.
-        start: None: `content` is the whole file.
+        path: relative to the reported directory, without `..`.
+        content: the file's content from byte `start` on.
+        start: offset in bytes; None if `content` is the whole file.
     """
 
     path: PurePosixPath
@@ -47,12 +47,11 @@ class Packed:
 
 @dataclass(frozen=True)
 class Pack:
-    """One pack.
+    """The files of one pack.
 
     Attributes:
-        size: bytes that it takes in the piece.
-        files: what it brings.
-        later: the paths of files that have changed and are too large to come now.
+        size: bytes that the pack takes in the piece.
+        later: paths of files that have changed but are too large to report now.
     """
 
     size: int
@@ -61,10 +60,10 @@ class Pack:
 
 
 def read_packs(data: bytes) -> Iterator[Pack]:
-    """The packs that `data` begins with; one that is cut ends them.
+    """Yield the complete packs at the beginning of `data`; stop at a truncated one.
 
     Raises:
-        PackDamaged: what comes next is no pack.
+        PackDamaged: the next bytes are not a pack.
     """
     while data:
         unpacker = zlib.decompressobj(wbits=31)

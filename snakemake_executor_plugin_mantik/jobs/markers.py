@@ -1,13 +1,13 @@
-"""Reads a marker: how a try ended, what it made, and its small outputs, in one file.
+"""Read a marker: how a try ended, which files it made, and its small outputs.
 
 A marker is a gzipped tar that a job script writes last (`script.sh.j2`): `meta` (lines of
 key=value), `missing` (inputs) and `lacking` (outputs), `files` (records of what the job made, all
-separated by NUL), `times` (when each was modified), `log` (its end), and small
-outputs. Where a file system had no room for that, a marker holds `meta` alone, or nothing: then its
-name, which holds the exit code, is all there is.
+separated by NUL), `times` (modification times), `log` (the end of the log) and small outputs. If
+the file system is full, a marker holds only `meta`, or nothing: then only the exit code in its name
+is known.
 
-A job's own user can write what he likes into a marker. Nothing is unpacked: members are looked up
-by the paths of `files`, and only regular ones count.
+A marker may hold anything, because the job's own user can write it. Nothing is unpacked to disk:
+members are looked up by the paths in `files`, and only regular files count.
 """
 
 import hashlib
@@ -22,10 +22,10 @@ from snakemake_executor_plugin_mantik.common.errors import MantikError
 from snakemake_executor_plugin_mantik.jobs.tar_reader import MOST_ENTRIES, TarDamaged, read_tar
 
 MARKER_LIMIT: Final = 256 << 20
-"""Bytes of an unpacked marker that are read at most; scripts make far smaller ones."""
+"""Maximum size of an unpacked marker in bytes; scripts make far smaller ones."""
 
 _LATEST_S: Final = 1e12
-"""No clock shows such a time, in seconds since the epoch."""
+"""Times at or beyond this are invalid, in seconds since the epoch."""
 
 _CLAIM = b"owner="
 _TIMES: Final = re.compile(" ".join([r"([0-9]{1,12})m([0-9]{1,2}[.,][0-9]{1,9})s"] * 2))
@@ -35,7 +35,7 @@ _FIELDS = 7
 
 
 class MarkerInvalid(MantikError):  # noqa: N818 - reads as what it says
-    """What was read as a marker is cut, damaged or another try's; read it again."""
+    """The marker is truncated, damaged or another try's; read it again."""
 
 
 @dataclass(frozen=True)
@@ -45,16 +45,15 @@ class OutputEntry:
     Attributes:
         path: relative to the workspace; bytes that are not UTF-8 as surrogate escapes.
         type: `f` file (also one that a declared path links to), `d` directory, `l` symbolic link
-            inside of a directory.
-        size: bytes of a file; without meaning for the others.
+            inside a directory.
+        size: bytes of a file; meaningless for the others.
         mode: permission bits.
-        sha256: hexadecimal; empty for what is no file, or if the job had to end before it was
+        sha256: hexadecimal; empty for directories and links, or if the job had to end before it was
             computed.
         place: where the content is: in the `marker`, in the `archive`, `alone` at its path; `none`
-            for what has no content.
-        target: what a link points to.
-        modified_ns: when its content was modified, in ns since the epoch by the site's clock; None
-            if that is not told.
+            if it has no content.
+        target: the path that a link points to.
+        modified_ns: modification time in ns since the epoch by the site's clock; None if unknown.
     """
 
     path: str
@@ -69,28 +68,29 @@ class OutputEntry:
 
 @dataclass(frozen=True)
 class Marker:
-    """How a try ended, as its script tells.
+    """How a try ended, as its script reports it.
 
-    Times are seconds since the epoch on the node's clock: compare them with each other only.
+    Times are seconds since the epoch on the node's clock: compare them only with each other.
 
     Attributes:
-        exit_code: of the command, or of what failed before it.
-        bare: whether the script found no room for more than the code, or the code and `meta`:
-            nothing is known of files then.
-        failed_step: the step before the command that failed (`script.STEPS`), empty if the command
-            was started.
-        signal: the signal that asked the job to end (`TERM`, `INT`, `HUP`), empty if none did.
-        started, ended: when the try won its claim, when command and clean-up were over.
+        exit_code: of the command, or of the step that failed before it.
+        bare: whether the script had room only for the exit code and perhaps `meta`: nothing is
+            known about files then.
+        failed_step: the step before the command that failed (`script.STEPS`); empty if the command
+            started.
+        signal: the signal that the job received (`TERM`, `INT`, `HUP`); empty for none.
+        started, ended: when the try won its claim; when the command and the clean-up were over.
         host: name of the node.
         scheduler_job: the scheduler's id of the job, or node and process id.
         site_job: last part of the directory that the job was started in: for UNICORE its job id.
-        missing_inputs: inputs that were not there or had another size.
+        missing_inputs: inputs that were missing or had another size.
         missing_outputs: outputs that a successful command did not make.
-        files: what it made, in the order of the declared outputs, directories with all below them.
+        files: files that the job made, in the order of the declared outputs, each directory with
+            everything below it.
         archive_size, archive_sha256: of the archive; 0 and empty if there is none.
         log: the end of the log.
         log_bytes: size of the whole log.
-        cpu: seconds of CPU time of all processes that the script waited for; None: not told.
+        cpu: CPU seconds of all processes that the script waited for; None if unknown.
     """
 
     exit_code: int
@@ -113,17 +113,17 @@ class Marker:
     _small: Mapping[str, bytes] = field(default_factory=dict, repr=False)
 
     def small_outputs(self) -> Iterator[tuple[OutputEntry, bytes]]:
-        """The outputs that came with the marker, and their content."""
+        """Yield the outputs that the marker holds, with their content."""
         for entry in self.files:
             if entry.place == "marker":
                 yield entry, self._small[entry.path]
 
 
 def read_marker(content: bytes, *, try_id: str, exit_code: int) -> Marker:
-    """The marker of the try `try_id` whose name told `exit_code`.
+    """Read the marker of the try `try_id`, whose name holds `exit_code`.
 
-    Empty content, or the claim's, is a bare marker. Raises `MarkerInvalid` if the content is cut,
-    damaged, inconsistent, another try's or of an unknown version.
+    Empty content, or the claim's, is a bare marker. Raises `MarkerInvalid` if the content is
+    truncated, damaged, inconsistent, another try's or of an unknown version.
     """
     if not content or content.startswith(_CLAIM):
         return Marker(exit_code=exit_code, bare=True)
@@ -184,7 +184,7 @@ def _with_files(facts: Marker, meta: Mapping[str, str], members: Mapping[str, by
 
 
 def _members(content: bytes) -> dict[str, bytes]:
-    """The regular members of the tar by name; the first of a name counts."""
+    """Return the regular members of the tar by name; the first one of each name counts."""
     unpacker = zlib.decompressobj(wbits=31)
     try:
         data = unpacker.decompress(content, MARKER_LIMIT + 1)
@@ -245,7 +245,7 @@ def _entry(fields: list[str]) -> OutputEntry:
 
 
 def _dated(entries: tuple[OutputEntry, ...], times: bytes) -> tuple[OutputEntry, ...]:
-    """The entries with their times, which scripts of earlier releases do not tell."""
+    """Add modification times to the entries; scripts of earlier releases do not report them."""
     texts = _text(times[: _LONGEST_TIME * len(entries)]).split("\0")[:-1]
     if len(texts) != len(entries):
         return entries
@@ -253,9 +253,9 @@ def _dated(entries: tuple[OutputEntry, ...], times: bytes) -> tuple[OutputEntry,
 
 
 def _ns(text: str) -> int | None:
-    """Nanoseconds of what `find -printf %T@` says: `1795404437.1234567890`."""
-    told = _TIME.fullmatch(text)
-    return int(told[1]) * 10**9 + int(f"{told[2] or ''}000000000"[:9]) if told else None
+    """Convert the output of `find -printf %T@` (`1795404437.1234567890`) to nanoseconds."""
+    match = _TIME.fullmatch(text)
+    return int(match[1]) * 10**9 + int(f"{match[2] or ''}000000000"[:9]) if match else None
 
 
 def _paths(data: bytes) -> tuple[str, ...]:
@@ -290,16 +290,16 @@ def _seconds(meta: Mapping[str, str], key: str) -> float:
 
 
 def _cpu(meta: Mapping[str, str]) -> float | None:
-    """User and system time together, from what bash's `times` says: `1m2.345s 0m0.678s`."""
-    told = _TIMES.fullmatch(meta.get("cpu", ""))
-    if told is None:
+    """Add user and system time from the output of bash's `times`: `1m2.345s 0m0.678s`."""
+    match = _TIMES.fullmatch(meta.get("cpu", ""))
+    if match is None:
         return None
-    minutes, seconds, more_minutes, more_seconds = (t.replace(",", ".") for t in told.groups())
+    minutes, seconds, more_minutes, more_seconds = (t.replace(",", ".") for t in match.groups())
     return 60.0 * (int(minutes) + int(more_minutes)) + float(seconds) + float(more_seconds)
 
 
 def _is_number(text: str) -> bool:
-    """Whether it is a size: decimal digits, and not so many that no machine counts that far."""
+    """Return whether `text` is a decimal number of fewer than 20 digits."""
     return text.isascii() and text.isdecimal() and len(text) < 20
 
 

@@ -1,6 +1,7 @@
-"""What a job asks PBS for: options of qsub, from OpenPBS' manual pages qsub(1B), pbs_resources(7B).
+"""Turn resources into options of qsub.
 
-Not tried on a real PBS; the options are those of PBS Professional and OpenPBS, not of Torque.
+The options are those of PBS Professional and OpenPBS, not of Torque (OpenPBS' manual pages qsub(1B)
+and pbs_resources(7B)). Not tried on a real PBS.
 """
 
 import re
@@ -10,7 +11,7 @@ from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.jobs.spec import Resources
 
 _NAME_LENGTH: Final = 15
-"""Older servers refuse longer names of jobs; those behind firecREST take 236 characters."""
+"""Older servers refuse longer names of jobs; those behind firecREST accept 236 characters."""
 
 _FEATURE = re.compile(r"[A-Za-z][A-Za-z0-9_]*(=[A-Za-z0-9_.+-]+)?")
 
@@ -22,25 +23,26 @@ def pbs_directives(
     account: str | None = None,
     longest_name: int = _NAME_LENGTH,
 ) -> tuple[str, ...]:
-    """The options of qsub for a job, without `#PBS `.
+    """Return the options of qsub for a job, without `#PBS `.
 
-    One chunk per node, with one MPI process that has all its CPUs, unless the rule asks for tasks.
-    A reservation is a queue of PBS, so it wins over the queue. `account` wins over that of
-    `resources`; it is sent as project (-P), as firecREST does. Names are cut to `longest_name`.
+    A job gets one chunk per node, with one MPI process that has all its CPUs, unless the rule
+    requests tasks. A reservation is a queue of PBS, so it overrides the queue. `account` overrides
+    that of `resources`; it becomes the project (-P), as in firecREST. Names are cut to
+    `longest_name`.
 
     Raises:
-        UserError: a value that PBS has no place for, or would not read as one word.
+        UserError: a value that PBS has no option for, or would not read as one word.
     """
     if resources.qos is not None:
         raise UserError(
-            f"PBS knows no quality of service, {resources.qos!r} cannot be sent",
-            do="Leave QoS out, and choose the queue that stands for it",
+            f"PBS has no quality of service, so {resources.qos!r} cannot be requested",
+            do="Remove QoS, and use the queue that stands for it",
         )
     if resources.gpu_model is not None:
         raise UserError(
-            f"PBS has no common name for kinds of GPUs, gpu_model={resources.gpu_model} cannot be"
-            " sent",
-            do="Leave it out, and choose the queue that has them, or a `constraint` as name=value",
+            "PBS has no common name for kinds of GPUs, so"
+            f" gpu_model={resources.gpu_model} cannot be requested",
+            do="Remove it, and use the queue that has them, or a `constraint` as name=value",
         )
     options: list[tuple[str, str | None]] = [
         ("-N ", re.sub(r"[^A-Za-z0-9_.+-]+", "_", name).strip("_.")[:longest_name] or "mantik"),
@@ -51,12 +53,12 @@ def pbs_directives(
         ("-l walltime=", None if resources.runtime_s is None else _clock(resources.runtime_s)),
     ]
     words = [f"{option}{_word(option, value)}" for option, value in options if value is not None]
-    # Without -S a job's script is read by the user's login shell, whatever its first line says.
+    # Without -S the user's login shell runs the script, whatever its first line says.
     return ("-S /bin/bash", *words, "-r n")
 
 
 def _chunks(resources: Resources) -> str | None:
-    """The chunks of a job, one for each node; None if nothing of that is asked."""
+    """Return the chunks of a job, one for each node; None if it requests none of their parts."""
     nodes = resources.nodes or 1
     tasks = _share(resources.tasks, nodes, "tasks") if resources.tasks else 1
     cpus = resources.cpus_per_task and resources.cpus_per_task * tasks
@@ -74,22 +76,22 @@ def _chunks(resources: Resources) -> str | None:
         f"mem={memory}mb" if memory else "",  # 1024-based, whatever it is called
         *pbs_features(resources.constraint or ""),
     ]
-    asked = [part for part in parts if part]
-    return ":".join([str(nodes), *asked]) if asked or resources.nodes else None
+    requested = [part for part in parts if part]
+    return ":".join([str(nodes), *requested]) if requested or resources.nodes else None
 
 
 def pbs_features(constraint: str) -> list[str]:
-    """Features that the nodes must have, as resources of a chunk: `a100` is `a100=True`.
+    """Return required features of nodes as resources of a chunk: `a100` becomes `a100=True`.
 
     Raises:
-        UserError: they are written in another way.
+        UserError: `constraint` is not a list of name or name=value.
     """
     wanted = re.split("[&:]", constraint) if constraint else []
     for feature in wanted:
         if not _FEATURE.fullmatch(feature):
             raise UserError(
-                f"{constraint!r} cannot be sent as resources of a chunk of PBS",
-                do="Write NodeConstraints as name or name=value, several of them with &",
+                f"{constraint!r} cannot be requested as resources of a chunk of PBS",
+                do="Write NodeConstraints as name or name=value, and join several with &",
             )
     return [feature if "=" in feature else f"{feature}=True" for feature in wanted]
 
@@ -99,7 +101,7 @@ def _share(number: int, nodes: int, what: str) -> int:
     if rest:
         raise UserError(
             f"{number} {what} cannot be divided among {nodes} nodes",
-            do="Ask for a multiple of the nodes",
+            do="Use a multiple of the number of nodes",
         )
     return share
 
@@ -112,7 +114,7 @@ def _clock(seconds: int) -> str:
 def _word(option: str, value: str) -> str:
     if not value.isprintable() or set(value) & set(" '\"\\#"):
         raise UserError(
-            f"{value!r} cannot be sent as {option.strip()}",
+            f"{value!r} is not a valid value for {option.strip()}",
             do="Use no blanks, quotes, backslashes, # or control characters",
         )
     return value

@@ -1,4 +1,4 @@
-"""Why jobs end: the words that schedulers' states, the journal and users' workflows share."""
+"""The reasons why jobs end, as named in schedulers' states, the journal and users' workflows."""
 
 from enum import StrEnum
 from typing import Final
@@ -9,19 +9,19 @@ from snakemake_executor_plugin_mantik.common.errors import UserError
 class Reason(StrEnum):
     """Why a job ended.
 
-    The values are what a workflow writes (`mantik_retry_on`, `retry.grows`) and what the journal
-    keeps. The first seven are a site's own; of the others a try's owner knows.
+    Workflows (`mantik_retry_on`, `retry.grows`) and the journal use the values. A site can report
+    the first seven; the executor determines the others.
 
-    - TIME_LIMIT, OUT_OF_MEMORY: it needed more than it had asked for.
-    - NODE_FAILURE, PREEMPTED: nobody's fault; the same job may succeed.
-    - CANCELLED: somebody, or something that gave no other reason, told it to end.
-    - LAUNCH_FAILURE: the site took it and could not start it.
-    - EXIT_CODE: its command failed by itself.
-    - REJECTED: the executor, the site or its scheduler refuses to run it.
-    - SET_UP: it failed before its command (modules, environment, inputs).
-    - OUTPUTS: its command succeeded, but what it made is not all here.
-    - UNKNOWN: nobody says.
-    - SUCCESS: it did not fail.
+    - TIME_LIMIT, OUT_OF_MEMORY: the job needed more than it had requested.
+    - NODE_FAILURE, PREEMPTED: no fault of the job; it may succeed if submitted again.
+    - CANCELLED: a user cancelled it, or the site ended it without another reason.
+    - LAUNCH_FAILURE: the site accepted the job and could not start it.
+    - EXIT_CODE: the command failed by itself.
+    - REJECTED: the executor, the site or its scheduler refuses to run the job.
+    - SET_UP: the job failed before its command (modules, environment, inputs).
+    - OUTPUTS: the command succeeded, but outputs are missing on this machine.
+    - UNKNOWN: no reason is known.
+    - SUCCESS: the job did not fail.
     """
 
     TIME_LIMIT = "time_limit"
@@ -39,27 +39,27 @@ class Reason(StrEnum):
 
     @property
     def words(self) -> str:
-        """As a message has it: `out of memory`."""
+        """The reason for messages: `out of memory`."""
         return self.value.replace("_", " ")
 
 
 FAILURES: Final = tuple(reason for reason in Reason if reason is not Reason.SUCCESS)
-"""Why a job can have failed."""
+"""All reasons except SUCCESS."""
 
 
 def parse_reasons(names: str) -> frozenset[Reason]:
-    """The reasons that a text names, with commas or blanks between them.
+    """Read reasons for failures from a text, separated by commas or blanks.
 
     Raises:
-        UserError: one is no reason for a failure, or there is none.
+        UserError: the text is empty or holds something else.
     """
     given = names.replace(",", " ").split()
     known = {reason.value: reason for reason in FAILURES}
     wrong = [name for name in given if name not in known]
     if wrong or not given:
-        found = f"{', '.join(map(repr, wrong))} is no reason" if wrong else "no reason is named"
+        found = f"{', '.join(map(repr, wrong))} is not a reason" if wrong else "no reason is given"
         raise UserError(
             f"{found} for a failed try",
-            do=f"Name some of {', '.join(known)}, with commas between them",
+            do=f"Use one or more of {', '.join(known)}, separated by commas",
         )
     return frozenset(known[name] for name in given)

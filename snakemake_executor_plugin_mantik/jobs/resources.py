@@ -1,7 +1,7 @@
-"""What a job asks the scheduler for: a rule's resources on top of the backend config's.
+"""Merge a rule's resources with those of the backend config, and turn them into sbatch options.
 
 Names and meanings of a rule's resources are those of Snakemake and of its Slurm executor plugin,
-so that a workflow need not be changed. docs/resources.md has the table.
+so that workflows work unchanged. docs/resources.md has the table.
 """
 
 import difflib
@@ -26,11 +26,11 @@ _TEXTS: Final[Mapping[str, tuple[str, ...]]] = {
 _GPUS: Final = ("gpu", "gpus")
 
 _REFUSED: Final[Mapping[str, str]] = {
-    "gres": "ask for `gpu=<number over all nodes>`, and for their kind with `gpu_model`",
-    "tasks_per_gpu": "ask for `tasks=<number over all nodes>`",
-    "cpus_per_gpu": "ask for `cpus_per_task`",
+    "gres": "use `gpu=<number over all nodes>`, and `gpu_model` for their kind",
+    "tasks_per_gpu": "use `tasks=<number over all nodes>`",
+    "cpus_per_gpu": "use `cpus_per_task`",
 }
-"""Resources of the Slurm plugin that would change what a job gets, and what to ask for instead."""
+"""Resources of the Slurm plugin that are not supported, and what to request instead."""
 
 _MODEL: Final = re.compile(r"[A-Za-z0-9_.+-]+")
 
@@ -51,17 +51,17 @@ _INSTEAD: Final[Mapping[str, tuple[str, ...]]] = {
     "reservation": ("reservation",),
     "qos": ("qos", "q"),
 }
-"""Resources, and the options of sbatch that they stand for."""
+"""Options of sbatch that each resource replaces."""
 
 _KNOWN: Final = frozenset(
     {"runtime", "nodes", "tasks", "tasks_per_node", "cpus_per_task", "mem_mb", "mem_mb_per_cpu"}
 ).union(_GPUS, _REFUSED, {_EXTRA}, *_TEXTS.values())
-"""Resources of a rule that mean something to a scheduler."""
+"""Resources of a rule that this module reads."""
 
 _OF_SNAKEMAKE: Final = frozenset(
     {"mem", "mem_mib", "disk", "disk_mb", "disk_mib", "mpi", "tmpdir", "shell_exec"}
 )
-"""What means something to Snakemake, or is another name of a size."""
+"""Resources that Snakemake itself reads, or other names of a size."""
 
 _FOREIGN: Final[Mapping[str, str]] = {
     **dict.fromkeys(("walltime", "wall_time", "time", "time_min", "time_limit"), "runtime"),
@@ -70,40 +70,40 @@ _FOREIGN: Final[Mapping[str, str]] = {
     **dict.fromkeys(("ntasks", "mpi_tasks"), "tasks"),
     **dict.fromkeys(("ngpus", "num_gpus", "nvidia_gpu"), "gpu"),
 }
-"""Names that others have for resources, and which of ours is likely meant."""
+"""Names of resources in other systems, and the name that is likely meant."""
 
 JOB_NAME_LENGTH: Final = 64
 
 _LEAST_MEMORY_MIB: Final = 64
-"""What is asked of a node at least, where a rule asks for memory: the job script runs in it, too.
+"""Minimum memory to request on a node if a rule requests any: the job script needs some, too.
 
 Locally `mem_mb=5` limits nothing; a scheduler would end the job before its command starts.
 """
 
 
 def merge_resources(base: Resources, rule: Mapping[str, object], threads: int) -> Resources:
-    """The resources of a job: those of its rule where it has any, else the backend config's.
+    """Return a job's resources: those of its rule override those of the backend config.
 
     Args:
-        base: what the backend config asks for.
-        rule: the rule's resources, Snakemake's built-in defaults removed; values are numbers or
-            texts, None counts as absent; names without a meaning here are left alone.
-        threads: the rule's threads; more than one are the CPUs of a task.
+        base: resources of the backend config.
+        rule: the rule's resources without Snakemake's built-in defaults; values are numbers or
+            texts, None counts as absent; unknown names are ignored.
+        threads: the rule's threads; more than one become the CPUs of a task.
 
-    Raises `UserError` that names the resource for a value of the wrong kind, a negative one, two
-    that contradict each other, and one that cannot be carried.
+    Raises `UserError` that names the resource if a value has the wrong type, is too small,
+    contradicts another one, or is not supported.
     """
     for name, instead in _REFUSED.items():
         if rule.get(name) is not None:
-            raise _refuse(name, rule[name], "is not sent to the site", instead)
+            raise _refuse(name, rule[name], "is not supported", instead)
     if (extra := rule.get(_EXTRA)) is not None:
-        raise _refuse(_EXTRA, extra, "is not sent to the site", _instead_of(str(extra)))
+        raise _refuse(_EXTRA, extra, "is not supported", _instead_of(str(extra)))
     changes: dict[str, Any] = {}
     for field, names in _TEXTS.items():
         if (text := _text(rule, names)) is not None:
             changes[field] = text or None
     if (model := changes.get("gpu_model")) and not _MODEL.fullmatch(model):
-        raise _refuse("gpu_model", model, "has to be one kind of GPUs", "write it as Slurm does")
+        raise _refuse("gpu_model", model, "has to be one kind of GPU", "write it as Slurm does")
     if (runtime := _number(rule, "runtime")) is not None:
         changes["runtime_s"] = runtime * 60 or None
     for name in ("nodes", "tasks"):
@@ -115,7 +115,7 @@ def merge_resources(base: Resources, rule: Mapping[str, object], threads: int) -
 
 
 def suggest_resource(name: str) -> str | None:
-    """The resource that a name without a meaning here is likely to stand for, if there is one."""
+    """Return the resource that an unknown name likely stands for; None if there is none."""
     if name in _KNOWN | _OF_SNAKEMAKE:
         return None
     close = difflib.get_close_matches(name.lower(), _KNOWN, n=1, cutoff=0.85)
@@ -123,10 +123,10 @@ def suggest_resource(name: str) -> str | None:
 
 
 def resolve_total_cpus(resources: Resources) -> Resources:
-    """The resources with `TotalCPUs` told in the other two as well, as the job will have them.
+    """Derive `nodes` and `cpus_per_task` from `total_cpus`, as the job will have them.
 
-    Without CPUs of a node they are the total's share, and one node where no number of nodes is
-    said. Where all three disagree the total is what the other two make.
+    The total is divided among the nodes (one, if no number is given). If all three are given and
+    disagree, the total becomes the product of the other two.
 
     Raises `UserError` for CPUs that cannot be divided among the nodes.
     """
@@ -138,13 +138,13 @@ def resolve_total_cpus(resources: Resources) -> Resources:
         if rest:
             raise UserError(
                 f"{resources.total_cpus} CPUs cannot be divided among {nodes} nodes",
-                do="Ask for the CPUs of each node instead",
+                do="Set CPUsPerNode instead of TotalCPUs",
             )
     return replace(resources, nodes=nodes, cpus_per_task=cpus, total_cpus=nodes * cpus)
 
 
 def total_cpus(resources: Resources) -> int | None:
-    """CPUs over all nodes: as asked, else tasks (one per node) times CPUs of a task; None: open."""
+    """Return the CPUs over all nodes: as given, or tasks times CPUs of a task; None if unknown."""
     if resources.total_cpus is not None:
         return resources.total_cpus
     if resources.cpus_per_task is None:
@@ -153,15 +153,13 @@ def total_cpus(resources: Resources) -> int | None:
 
 
 def billed_cores(resources: Resources, of_node: int | None = None) -> int | None:
-    """The cores that a job occupies and that a site bills; None where that is not known.
+    """Return the cores that a job occupies and that a site bills; None if unknown.
 
-    Args:
-        resources: what it asks for.
-        of_node: the cores of a node, where a job gets whole nodes whatever it asks for.
+    `of_node` is the number of cores of a node, at sites where a job always gets whole nodes.
     """
     cpus = total_cpus(resources) or resources.tasks
     if of_node is None:
-        return cpus  # what a scheduler gives a job that asks for none is the site's default
+        return cpus  # None: the site's default for a job that requests no CPUs is not known
     if resources.nodes is not None:
         return resources.nodes * of_node
     return -(-(cpus or 1) // of_node) * of_node
@@ -170,22 +168,22 @@ def billed_cores(resources: Resources, of_node: int | None = None) -> int | None
 def slurm_directives(
     resources: Resources, name: str, *, account: str | None = None
 ) -> tuple[str, ...]:
-    """The options of sbatch for a job, in the form `--option=value`, without `#SBATCH `.
+    """Return the options of sbatch for a job, in the form `--option=value`, without `#SBATCH `.
 
-    One task per node gets all the CPUs that are asked of it, so that `srun` starts its command
-    once per node, unless the rule asks for tasks. `account` wins over that of `resources`.
+    Unless the rule requests tasks, one task per node gets all CPUs of the node's request, so that
+    `srun` starts its command once per node. `account` overrides that of `resources`.
 
     Raises `UserError` for a value that sbatch would not read as one word, for CPUs that cannot be
-    divided among the nodes, and for a kind of GPUs without their number.
+    divided among the nodes, and for a kind of GPUs without a number of GPUs.
     """
     resources = resolve_total_cpus(resources)
     gpus: str | int | None = resources.gpus_per_node or None
     if resources.gpu_model is not None:
         if gpus is None:
             raise UserError(
-                f"the resource gpu_model={resources.gpu_model} names a kind of GPUs, and none are"
-                " asked for",
-                do="Ask for gpu=<number over all nodes> as well, or leave it out",
+                f"the resource gpu_model={resources.gpu_model} names a kind of GPU, but the job"
+                " requests no GPUs",
+                do="Add gpu=<number over all nodes>, or remove gpu_model",
             )
         gpus = f"{resources.gpu_model}:{gpus}"
     options: list[tuple[str, str | int | None]] = [
@@ -209,22 +207,22 @@ def slurm_directives(
 
 
 def is_single_word(text: str) -> bool:
-    """Whether a scheduler can be told a text, such as an account: sbatch would read it as it is."""
+    """Return whether sbatch would read a text, such as an account, unchanged as one word."""
     return bool(text) and text.isprintable() and not set(text) & set(" '\"\\#")
 
 
 def _instead_of(extra: str) -> str:
-    """What to ask for in place of options of sbatch."""
+    """Advise which resources to use in place of options of sbatch."""
     used = re.findall(r"(?:^|[\s'\"])--?([A-Za-z][A-Za-z-]*)", extra)
     instead = {option: name for name, options in _INSTEAD.items() for option in options}
     known = {f"`{instead[option]}`": None for option in used if option in instead}
     others = {
         f"{'--' if option[1:] else '-'}{option}": None for option in used if option not in instead
     }
-    told = [f"ask for {', '.join(known)} instead"] if known else []
+    advice = [f"use {', '.join(known)} instead"] if known else []
     if others:
-        told.append(f"leave {', '.join(others)} out, for which there is no resource")
-    return "; ".join(told) or "use the resources that docs/resources.md lists"
+        advice.append(f"remove {', '.join(others)}, for which there is no resource")
+    return "; ".join(advice) or "use the resources that docs/resources.md lists"
 
 
 def _with_tasks(base: Resources, rule: Mapping[str, object]) -> Resources:
@@ -234,7 +232,7 @@ def _with_tasks(base: Resources, rule: Mapping[str, object]) -> Resources:
     if base.tasks is not None:
         raise UserError(
             f"the resources tasks={base.tasks} and tasks_per_node={per_node} contradict each other",
-            do="Ask for one of them",
+            do="Keep one of them",
         )
     return replace(base, tasks=per_node * (base.nodes or 1), tasks_per_node=per_node)
 
@@ -242,7 +240,7 @@ def _with_tasks(base: Resources, rule: Mapping[str, object]) -> Resources:
 def _with_cpus(base: Resources, rule: Mapping[str, object], threads: int) -> Resources:
     cpus = _number(rule, "cpus_per_task", lowest=1)
     if cpus is None and (threads > 1 or base.tasks is not None):
-        # The config's CPUs are those of a node with one task: they say nothing about more tasks.
+        # The config's CPUs are for one task per node, so they do not apply to more tasks.
         cpus = max(threads, 1)
     if cpus is not None:
         return replace(base, cpus_per_task=cpus, total_cpus=None)
@@ -258,22 +256,22 @@ def _with_memory(base: Resources, rule: Mapping[str, object]) -> Resources:
     if per_node and per_cpu:
         raise UserError(
             f"the resources mem_mb={per_node} and mem_mb_per_cpu={per_cpu} contradict each other",
-            do="Ask for one of them",
+            do="Keep one of them",
         )
     per_node = per_node and max(per_node, _LEAST_MEMORY_MIB)
     return replace(base, memory_mib_per_node=per_node or None, memory_mib_per_cpu=per_cpu or None)
 
 
 def _with_gpus(base: Resources, rule: Mapping[str, object]) -> Resources:
-    asked = {name: number for name in _GPUS if (number := _number(rule, name)) is not None}
-    if not asked:
+    given = {name: number for name in _GPUS if (number := _number(rule, name)) is not None}
+    if not given:
         return base
-    _agree(asked)
-    gpus, nodes = next(iter(asked.values())), base.nodes or 1
+    _agree(given)
+    gpus, nodes = next(iter(given.values())), base.nodes or 1
     per_node, rest = divmod(gpus, nodes)
     if rest:
         raise UserError(
-            f"the resource {next(iter(asked))}={gpus} cannot be divided among {nodes} nodes",
+            f"the resource {next(iter(given))}={gpus} cannot be divided among {nodes} nodes",
             do="It counts the GPUs of the whole job: make it a multiple of the nodes",
         )
     return replace(base, gpus_per_node=per_node or None)
@@ -285,7 +283,7 @@ def _text(rule: Mapping[str, object], names: tuple[str, ...]) -> str | None:
         value = rule.get(name)
         if value is None:
             continue
-        # Snakemake makes a number of an account or a partition that looks like one.
+        # Snakemake turns an account or a partition that looks like a number into one.
         if isinstance(value, bool) or not isinstance(value, str | int):
             raise _refuse(name, value, "has to be a text", "Put it in quotes")
         found[name] = str(value).strip()
@@ -338,11 +336,11 @@ def _mebibytes(number: int | None) -> str | None:
 
 
 def _word(option: str, value: str | int) -> str:
-    """The value as it stands in an #SBATCH line, which sbatch splits and unquotes like a shell."""
+    """Return the value for an #SBATCH line, which sbatch splits and unquotes like a shell."""
     text = str(value)
     if not is_single_word(text):
         raise UserError(
-            f"{text!r} cannot be sent as --{option}",
+            f"{text!r} is not a valid value for --{option}",
             do="Use no blanks, quotes, backslashes, # or control characters",
         )
     return text

@@ -1,10 +1,8 @@
-"""Renders a job's script: one bash script per try, complete, from `script.sh.j2`.
+"""Render a job's script: one complete bash script per try, from `script.sh.j2`.
 
-Everything that a user wrote reaches bash quoted. The exception are the options of Apptainer, whose
-own quotes are bash's: `$NAME`, `${NAME}` and `~/` at the beginning of a word are expanded on the
-node and nothing else is.
-
-The steps before the command, one of which a marker names when it failed, are in `STEPS`.
+All text from the user is quoted for bash, except the options of Apptainer. These use bash's quotes
+themselves: `$NAME`, `${NAME}` and `~/` at the beginning of a word are expanded on the node, and
+nothing else is.
 """
 
 import base64
@@ -20,29 +18,29 @@ from snakemake_executor_plugin_mantik.jobs.spec import Apptainer, JobSpec
 from snakemake_executor_plugin_mantik.jobs.templates import load_template
 
 STEPS: Final = (
-    "workspace",  # the workspace is there
-    "secrets",  # the file of secrets is read and removed
-    "bundles",  # uploaded and inline bundles are unpacked
-    "inputs",  # all inputs are there, with the content that the job was sent for
-    "outputs",  # old outputs are removed, directories of outputs made
+    "workspace",  # enter the workspace
+    "secrets",  # read and remove the file of secrets
+    "bundles",  # unpack uploaded and inline bundles
+    "inputs",  # check that all inputs have the content that the job was submitted for
+    "outputs",  # remove old outputs, make directories for new ones
     "modules",
     "variables",
-    "before",  # the user's commands before the job, on the compute node
-    "python",  # the virtual environment is activated
-    "temporary",  # the variables that tell where temporary files go
-    "image",  # Apptainer and its image are there
-    "own",  # the rule's own environment is there: told by the command, in MANTIK_STATE
+    "before",  # run the user's commands before the job, on the compute node
+    "python",  # activate the virtual environment
+    "temporary",  # set the variables for temporary files
+    "image",  # find Apptainer and its image
+    "own",  # set up the rule's own environment; the command reports this in MANTIK_STATE
 )
-"""The steps before the command, in their order."""
+"""The steps before the command, in order; a marker names the one that failed."""
 
 COMMAND_BYTES: Final = 100_000
-"""A longer command goes through a file: Linux takes no word of 128 KiB or more."""
+"""A longer command is written to a file: Linux accepts no argument of 128 KiB or more."""
 
 _SUM_DIGITS: Final = 32
 """Digits of an input's checksum that a script holds: 128 bits, for many inputs in one script."""
 
 SMALL_BYTES: Final = 1 << 20
-"""A larger input is read only where there is doubt that its content is the one that was sent."""
+"""A larger input is read only if its content may differ from the uploaded one."""
 
 VARIABLE_BYTES: Final = 131_000
 """A longer variable would keep the job from starting any program (Linux, MAX_ARG_STRLEN)."""
@@ -56,16 +54,16 @@ BASH_OWN: Final = frozenset(
     PIPESTATUS PPID PS1 PS2 PWD RANDOM SECONDS SHELLOPTS SHLVL SRANDOM UID _
     """.split()  # noqa: SIM905 - one name a word
 )
-"""Variables that bash sets by itself in every process that it starts: the command would not see
-what was written, and those that are read-only would end the job (tried with bash 5.2)."""
+"""Variables that bash sets in every process that it starts: the command would not see the user's
+value, and read-only ones would end the job (tried with bash 5.2)."""
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _VARIABLE = r"\$(?:[A-Za-z_][A-Za-z0-9_]*|\{[A-Za-z_][A-Za-z0-9_]*\})"
 _PLAIN_WORD = re.compile(rf"(?:[A-Za-z0-9_@%+=:,./^-]|{_VARIABLE})+")
 _IN_QUOTES = re.compile(rf"({_VARIABLE})|([\\\"`$])")
-# What a backslash protects in double quotes; before other characters it is one itself.
+# In double quotes, a backslash before any other character is a literal backslash.
 _ESCAPED = re.compile(r'\\([\\$`"])')
-# What stands in single quotes, in double quotes, behind a backslash, and in neither.
+# The parts of a word: in single quotes, in double quotes, after a backslash, unquoted.
 _PARTS = re.compile(
     r"""'(?P<single>[^']*)'|"(?P<double>(?:[^"\\]|\\.)*)"|\\(?P<escaped>.)|(?P<bare>[^'"\\]+|.)""",
     re.DOTALL,
@@ -73,10 +71,10 @@ _PARTS = re.compile(
 
 
 def render_script(spec: JobSpec) -> str:
-    """The bash script that runs the try `spec`; the same spec gives the same script.
+    """Render the bash script that runs the try `spec`; the same spec gives the same script.
 
-    Raises `UserError` for what no script can carry: a NUL, a variable's name that the shell does
-    not know, a variable of 128 KiB.
+    Raises `UserError` for a NUL character, an invalid name of a variable, and a variable of
+    128 KiB or more.
     """
     paths, environment = spec.paths, spec.environment
     temporary = [n for n in ("TMP", "TEMPDIR", "TEMP") if n not in environment.variables]
@@ -128,7 +126,7 @@ def render_script(spec: JobSpec) -> str:
 
 
 def strip_inline(script: str, spec: JobSpec) -> str:
-    """The script of `spec` as people read it: without the files that it carries."""
+    """Remove the inline files from the script of `spec`, for people to read."""
     return script.replace(_base64(spec.inline), "")
 
 
@@ -137,7 +135,7 @@ def _base64(content: bytes) -> str:
 
 
 def _commands(spec: JobSpec) -> list[dict[str, str]]:
-    """The command, or each run of one that is measured: its text, its file if any, its start."""
+    """Return text, file (if any) and start of the command, or of each run of a benchmark."""
     commands = []
     for number, text in enumerate(spec.benchmark.commands if spec.benchmark else [spec.command]):
         command, shell = shell_quote(text, "the command"), shell_quote(spec.shell, "the shell")
@@ -165,13 +163,13 @@ def _apptainer(apptainer: Apptainer | None, workspace: str) -> dict[str, object]
         "image_is_file": is_file,
         "options": "".join(f" {word}" for word in options),
         "bind": shlex.quote(re.sub(r"([\\,:])", r"\\\1", workspace)),
-        # A variable would win over the option, where the option has the other one's name.
+        # APPTAINER_PWD would override --cwd, and APPTAINER_CWD --pwd.
         "set_directory": not any(w.startswith(("--cwd", "--pwd")) for w in apptainer.options),
     }
 
 
 def _readable(path: str) -> str:
-    """The path as it was written, unless a program could take it for an option."""
+    """Return the path as written, unless a program could take it for an option."""
     path = path_argument(path)
     return path if path.startswith("./-") else path.removeprefix("./")
 
@@ -199,13 +197,13 @@ def _lines(items: Iterable[str]) -> str:
 
 
 def path_argument(path: str) -> str:
-    """The path so that no program takes it for an option."""
+    """Prefix a relative path with `./`, so that no program takes it for an option."""
     path = path.rstrip("/") or "/"
     return path if path.startswith("/") else f"./{path.removeprefix('./')}"
 
 
 def export_lines(variables: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Variables and their values as bash's `export` takes them."""
+    """Return names and quoted values for bash's `export`."""
     result = []
     for name, value in variables.items():
         if len(encode_text(f"{name}={value}", f"the variable {name}")) > VARIABLE_BYTES:
@@ -227,23 +225,23 @@ def _name(name: str) -> str:
 
 
 def shell_quote(text: str, what: str) -> str:
-    """The text as one word of bash; `what` names it in the error."""
+    """Quote the text as one word of bash; `what` names it in the error."""
     encode_text(text, what)
     return shlex.quote(text)
 
 
 def encode_text(text: str, what: str) -> bytes:
-    """Its bytes; those of file names that are not UTF-8 as they are."""
+    """Encode the text as UTF-8; bytes of file names that are not UTF-8 stay as they are."""
     if "\0" in text:
         raise UserError(f"{what} holds a NUL character", do="Remove it")
     return text.encode("utf-8", "surrogateescape")
 
 
 def quote_expandable(word: str) -> str:
-    """A word as bash reads it, its quotes too; `$NAME` and `${NAME}` stay, nothing else expands.
+    """Quote a word that may hold quotes of bash, so that only `$NAME` and `${NAME}` expand.
 
-    But for the home directory, `~` or `~/…`: Apptainer does not know it. Not so `~user`, `~+` and
-    `NAME=~/…`, which bash would expand as well.
+    `~` and `~/…` expand as well, because Apptainer does not know the home directory. `~user`, `~+`
+    and `NAME=~/…` do not, although bash would expand them.
     """
     encode_text(word, "an option of Apptainer")
     if word == "~":
@@ -254,13 +252,13 @@ def quote_expandable(word: str) -> str:
 
 
 def _part(match: re.Match[str]) -> str:
-    """One part of a word: what stands in one kind of quotes, or in none."""
+    """Quote one part of a word: text in one kind of quotes, or unquoted."""
     if match["bare"] is not None:
         bare = match["bare"]
         return bare if _PLAIN_WORD.fullmatch(bare) else f'"{_in_double_quotes(bare, keep=True)}"'
     if match["double"] is None:
         return shlex.quote(match["single"] if match["escaped"] is None else match["escaped"])
-    pieces = _ESCAPED.split(match["double"])  # every second one is a character behind a backslash
+    pieces = _ESCAPED.split(match["double"])  # every second one is an escaped character
     return "".join(
         f'"{_in_double_quotes(piece, keep=True)}"' if number % 2 == 0 else shlex.quote(piece)
         for number, piece in enumerate(pieces)
@@ -269,7 +267,7 @@ def _part(match: re.Match[str]) -> str:
 
 
 def _in_double_quotes(text: str, *, keep: bool = False) -> str:
-    """The text as it stands between double quotes; variables stay variables if `keep`."""
+    """Escape the text for double quotes; `keep` lets variables expand."""
 
     def escaped(match: re.Match[str]) -> str:
         return match[0] if keep and match[1] else re.sub(r"([\\\"`$])", r"\\\1", match[0])

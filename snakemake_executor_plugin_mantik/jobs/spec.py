@@ -1,4 +1,4 @@
-"""What a job is, before any site has heard of it: values without I/O."""
+"""Values that describe a job, independent of any site and without I/O."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,18 +9,18 @@ from snakemake_executor_plugin_mantik.jobs.paths import TryPaths
 
 @dataclass(frozen=True)
 class Resources:
-    """The resources that a job asks for, normalised; None means that nothing is asked.
+    """The resources that a job requests, normalised; None means not requested.
 
     Attributes:
         queue: queue or partition.
         runtime_s: walltime in seconds.
         nodes: number of nodes.
         tasks: number of tasks of an MPI-like job, over all nodes; None: one task per node.
-        tasks_per_node: tasks on each node, where that is asked for; `tasks` are then all of them.
+        tasks_per_node: tasks on each node, if requested; `tasks` is then the total.
         cpus_per_task: CPUs of each task.
         total_cpus: CPUs over all nodes.
         gpus_per_node: GPUs on each node.
-        gpu_model: their kind, as the scheduler calls it.
+        gpu_model: the scheduler's name for the kind of GPU.
         memory_mib_per_node: memory on each node in MiB.
         memory_mib_per_cpu: memory for each CPU in MiB; excludes `memory_mib_per_node`.
         account: the compute budget account.
@@ -50,8 +50,8 @@ class Apptainer:
 
     Attributes:
         image: path of the image, relative to the workspace or absolute at the site.
-        options: words of `apptainer run` with bash's quotes; outside of single ones the job's
-            variables (`$NAME`, `${NAME}`) are expanded on the node.
+        options: options of `apptainer run`, with bash's quotes; the job's variables (`$NAME`,
+            `${NAME}`) are expanded on the node, except in single quotes.
     """
 
     image: str
@@ -60,12 +60,11 @@ class Apptainer:
 
 @dataclass(frozen=True)
 class Environment:
-    """Where a command runs in, and what is done around it.
+    """The environment that a command runs in, and the commands to run before and after it.
 
     At most one of `apptainer` and `python` is set. `python` is a virtual environment's directory,
-    relative to the workspace or absolute at the site. The commands are bash, run in the order of
-    the fields: before on the login node, before on the compute node, (the job's command), after on
-    the compute node, after on the login node; those on the login node are the site's to run.
+    relative to the workspace or absolute at the site. The commands are bash and run in the order of
+    the fields, with the job's command in the middle. The site runs those on the login node.
     """
 
     apptainer: Apptainer | None = None
@@ -80,13 +79,13 @@ class Environment:
 
 @dataclass(frozen=True)
 class InputFile:
-    """A file that must lie in the workspace when the command starts.
+    """A file or directory that must be in the workspace when the command starts.
 
     Attributes:
         path: relative to the workspace.
-        size: size in bytes that it must have; None for a directory or where it is not known.
+        size: expected size in bytes; None for a directory or if unknown.
         directory: whether it is a directory.
-        sha256: checksum that its content must have, hexadecimal; empty where it is not known.
+        sha256: expected checksum of the content, hexadecimal; empty if unknown.
         changed: whether the job itself changes it (`update()`).
     """
 
@@ -99,14 +98,14 @@ class InputFile:
 
 @dataclass(frozen=True)
 class OutputFile:
-    """A path that the job makes, relative to the workspace.
+    """A file or directory that the job makes.
 
     Attributes:
         path: relative to the workspace.
-        kind: an `output` must be there in the end, a `log` may be; a `touched` output is made by
-            Snakemake itself and neither required nor fetched when the job did not make it.
-        directory: whether a directory is expected: all that is below it belongs to it.
-        keep: whether a version that lies there is kept when the job starts (`update()`, logs no).
+        kind: an `output` is required, a `log` is optional; a `touched` output is made by Snakemake
+            itself, and is neither required nor fetched if the job did not make it.
+        directory: whether it is a directory, which includes everything below it.
+        keep: whether an existing version is kept when the job starts (`update()`, logs no).
     """
 
     path: str
@@ -117,12 +116,12 @@ class OutputFile:
 
 @dataclass(frozen=True)
 class Benchmark:
-    """Measurements of a command, as Snakemake's `benchmark:` asks for them.
+    """Measurements of a command, for Snakemake's `benchmark:`.
 
     Attributes:
-        path: where they go, relative to the workspace: a line for each run of the command
-            (`jobs/benchmark.sh.j2` says what is in it).
-        commands: the command of each run; they differ where it names its iteration.
+        path: file of the measurements, relative to the workspace, with one line for each run of the
+            command (`jobs/benchmark.sh.j2` describes the columns).
+        commands: the command of each run; they differ if the command names its iteration.
     """
 
     path: str
@@ -131,12 +130,12 @@ class Benchmark:
 
 @dataclass(frozen=True)
 class LiveDirectory:
-    """A directory of which is told what the job writes to it, while it runs (`jobs/live.sh.j2`).
+    """A directory whose new content is reported while the job runs (`jobs/live.sh.j2`).
 
     Attributes:
-        path: relative to the workspace; nothing is told before it is there.
-        growing: an extended regular expression: it matches the paths below the directory of those
-            files that are only added to, and of which only what is added is told.
+        path: relative to the workspace; reports begin when it exists.
+        growing: an extended regular expression for paths below the directory: files that match are
+            only appended to, and only the appended part is reported.
     """
 
     path: str
@@ -145,20 +144,20 @@ class LiveDirectory:
 
 @dataclass(frozen=True)
 class ScriptLimits:
-    """Sizes and times that a job script keeps to; defaults are those of the backend config.
+    """Limits of a job script; defaults are those of the backend config.
 
     Attributes:
-        heartbeat_s: seconds between two growths of the claim.
+        heartbeat_s: seconds between two heartbeats, which are appended to the claim.
         grace_s: seconds that the command has after TERM before it is killed and the marker written;
-            schedulers kill what is left after 30 s or so.
-        visible_s: seconds to wait for an input or output that is not there: network file systems
-            show what another node wrote with a delay.
-        marker_bytes: outputs up to this size together travel in the marker.
-        archive_file_bytes: single outputs up to this size travel in the archive.
-        log_tail_bytes: how much of the log's end the marker holds.
-        live_s: seconds between two looks at what the job has written to a `LiveDirectory`.
-        live_file_bytes: files up to this size are told of while the job runs.
-        live_bytes: so much is told of a job while it runs, packed.
+            schedulers kill what is left after about 30 s.
+        visible_s: seconds to wait for a missing input or output: network file systems show what
+            another node wrote with a delay.
+        marker_bytes: outputs up to this total size are put into the marker.
+        archive_file_bytes: single outputs up to this size are put into the archive.
+        log_tail_bytes: maximum size of the log's end in the marker.
+        live_s: seconds between two checks of a `LiveDirectory`.
+        live_file_bytes: files up to this size are reported while the job runs.
+        live_bytes: maximum packed size of all reports while the job runs.
     """
 
     heartbeat_s: int = 10
@@ -174,35 +173,32 @@ class ScriptLimits:
 
 @dataclass(frozen=True)
 class JobSpec:
-    """One try of a job, complete: all that the script and the submission are made of.
+    """Everything that the script and the submission of one try are made from.
 
     Attributes:
-        paths: where the try's own things lie.
+        paths: the try's own paths.
         workspace: absolute path of the workspace at the site.
-        name: readable name (rule and wildcards), any text; each site cuts it to what it takes.
-        command: what the shell is given after `-c`, prefix and suffix included.
-        shell: base name of the shell, `bash` unless the rule says otherwise.
-        resources: what the scheduler is asked for.
-        launches: whether the command starts its tasks itself, with `srun` or `mpiexec`: it runs
-            once then, whatever the environment.
-        environment: what the command runs in.
-        variables: environment variables that belong to the rule (thread counts and the like);
-            the environment's own variables win over them.
+        name: readable name (rule and wildcards), any text; each site shortens it as needed.
+        command: argument of the shell's `-c`, prefix and suffix included.
+        shell: base name of the shell.
+        launches: whether the command starts its tasks itself, with `srun` or `mpiexec`: then it
+            runs once, whatever the environment.
+        variables: environment variables of the rule (thread counts and the like); the variables of
+            `environment` override them.
         inputs: checked before the command starts.
-        outputs: made by the command; old ones are removed first, their directories made.
-        bundles: uploaded bundles that must be unpacked before the command starts, in this order.
-        inline: a gzipped tar that travels in the script, unpacked after `bundles`; empty for none.
-        numbers: by path, the number of the content that `bundles` or `inline` bring, where it has
-            one: an older content never replaces a newer one.
-        term: that of the controller that sends the try (`engine.leases`); 0 for none.
+        outputs: made by the command; the script first removes old ones and makes directories.
+        bundles: uploaded bundles to unpack before the command starts, in this order.
+        inline: a gzipped tar inside the script, unpacked after `bundles`; empty for none.
+        numbers: by path, the number of the content in `bundles` or `inline`, if it has one: an
+            older content never replaces a newer one.
+        term: term of the controller that submits the try (`engine.leases`); 0 for none.
         secrets: names of the variables that the file of secrets sets.
-        benchmark: how the command is measured, if it is; `command` is then the first run's.
-        umask: file mode mask that the command runs with; None for the site's own.
-        cores: how many it occupies, where that is known; nothing of the script depends on it.
-        shared: whether the workspace's group may read what is ours in it, secrets excepted.
-        incomplete: whether the outputs of a command that failed come back.
-        live: a directory of which is told what the job writes to it, while it runs.
-        limits: sizes and times.
+        benchmark: how to measure the command, if at all; `command` is then that of the first run.
+        umask: file mode mask of the command; None for the site's own.
+        cores: number of cores that the job occupies, if known; the script does not depend on it.
+        shared: whether the workspace's group may read the executor's files in it, except secrets.
+        incomplete: whether the outputs of a failed command are fetched.
+        live: a directory whose new content is reported while the job runs.
     """
 
     paths: TryPaths

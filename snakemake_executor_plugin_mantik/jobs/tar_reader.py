@@ -1,8 +1,8 @@
-"""Reads tars that jobs made: only plain files in them count, whatever else they hold.
+"""Read plain files from tars that jobs made, and skip everything else in them.
 
-Python's own module unpacks what is compressed inside, makes files of a size that only a header
-claims, and runs out of stack or memory on headers of headers. A job's own user can write what he
-likes into a tar, so none of that may happen here.
+A tar may hold anything, because the job's own user can write it. Python's own module unpacks
+compressed content, makes files of a size that only a header claims, and runs out of stack or memory
+on nested headers; this module prevents that.
 """
 
 import tarfile
@@ -10,19 +10,19 @@ from collections.abc import Iterator
 from typing import IO, Final, cast
 
 MOST_ENTRIES: Final = 1_000_000
-"""Entries that a tar may have; each takes about a thousand bytes of memory."""
+"""Maximum number of entries in a tar; each takes about a thousand bytes of memory."""
 _LONGEST_HEADER: Final = 16 << 20
-"""Bytes that are read in one go; headers with the longest names have some thousand."""
+"""Maximum size of one read in bytes; headers with the longest names have a few thousand."""
 _CHUNK: Final = 1 << 20
 _DAMAGED: Final = (tarfile.TarError, ValueError, OverflowError, RecursionError)
 
 
 class TarDamaged(Exception):  # noqa: N818 - reads as what it says
-    """It is no tar, or one that no job script makes."""
+    """The data is not a tar, or not one that a job script makes."""
 
 
 class _Sparing:
-    """A file that is never read in large pieces: a header may claim any size of itself."""
+    """A file that refuses large reads, because a header may claim any size for itself."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -35,12 +35,12 @@ class _Sparing:
 
 
 def read_tar(file: IO[bytes]) -> Iterator[tuple[str, Iterator[bytes]]]:
-    """The names and contents of the plain files in an uncompressed tar.
+    """Yield the names and contents of the plain files in an uncompressed tar.
 
-    Contents come in pieces, to be taken before the next name is asked for.
+    Contents come in pieces; read them before you advance to the next file.
 
     Raises:
-        TarDamaged: it cannot be read, has too many entries, or ends too early.
+        TarDamaged: the tar cannot be read, has too many entries, or is truncated.
     """
     try:
         with tarfile.open(
@@ -49,7 +49,7 @@ def read_tar(file: IO[bytes]) -> Iterator[tuple[str, Iterator[bytes]]]:
             for number, member in enumerate(tar):
                 if number >= MOST_ENTRIES:
                     raise TarDamaged(f"it has more than {MOST_ENTRIES} entries")
-                # What is sparse has holes of any size.
+                # Sparse files can have holes of any size.
                 if member.isreg() and not member.issparse():
                     content = tar.extractfile(member)
                     assert content is not None

@@ -1,4 +1,4 @@
-"""The templates of bash that lie beside this module."""
+"""Load the bash templates of this package."""
 
 from functools import cache
 
@@ -7,13 +7,13 @@ import jinja2
 
 @cache
 def load_template(name: str) -> jinja2.Template:
-    """The template `name`; its values have to be quoted for bash by who gives them."""
+    """Load the template `name`; callers must quote its values for bash."""
     return _environment().get_template(name)
 
 
 @cache
 def _environment() -> jinja2.Environment:
-    # Bash is full of the usual delimiters: `${#array[@]}` would begin a comment.
+    # Jinja's default delimiters occur in bash: `${#array[@]}` would begin a comment.
     return jinja2.Environment(  # noqa: S701 - bash, not HTML; values are quoted for bash
         variable_start_string="@{",
         variable_end_string="}@",

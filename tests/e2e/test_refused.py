@@ -324,9 +324,9 @@ def test_resources_that_cannot_be_had(project: Project) -> None:
         "nothing submitted: invalid resource requests:",
         "there is no site 'hcp1' (did you mean hpc1?); the known ones are hpc1",
         "there is no resource mantiksite (did you mean mantik_site?)",
-        "'a b' cannot be sent as --partition",
-        "gpu_model=a100 names a kind of GPUs, and none are asked for",
-        "Ask for `qos` instead",
+        "'a b' is not a valid value for --partition",
+        "gpu_model=a100 names a kind of GPU, but the job requests no GPUs",
+        "Use `qos` instead",
     )
     for rule in "abcdefgh":
         assert said.count(f"\n  rule {rule}") == 1, said

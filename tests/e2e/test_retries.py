@@ -149,7 +149,7 @@ def test_default_resources_and_a_mistake_in_them(project: Project) -> None:
     )
     options = ["--retries", "2", "--default-resources"]
     said = project.run(*options, "mantik_retry_on=node_failure,oom").failed()
-    tells(said, "nothing submitted", "rule a", "'oom' is no reason", "out_of_memory")
+    tells(said, "nothing submitted", "rule a", "'oom' is not a reason", "out_of_memory")
     project.run(*options, "mantik_retry_on=node_failure,preempted").failed()
     assert len(project.tries) == 1
 
@@ -172,7 +172,7 @@ def test_a_mistake_that_follows_from_a_file_is_told_when_the_file_is_there(
         """,
     )
     said = project.run("--retries", "2").failed()
-    tells(said, "'oom' is no reason", "not tried again")
+    tells(said, "'oom' is not a reason", "not tried again")
     assert [r.rule for r in project.tries] == ["a"]
 
 

@@ -101,10 +101,10 @@ def test_a_rule_wins(rule: dict[str, object], threads: int, changes: dict[str, A
         ({"slurm_account": 1.5}, ["slurm_account"]),
         ({"qos": True}, ["qos"]),
         ({"gres": "gpu:1"}, ["gres", "gpu=<number over all nodes>", "gpu_model"]),
-        ({"slurm_extra": "--mail-type=END"}, ["slurm_extra", "Leave --mail-type out"]),
+        ({"slurm_extra": "--mail-type=END"}, ["slurm_extra", "Remove --mail-type"]),
         (
             {"slurm_extra": "--gres=gpu:a100:2 -C ib  --exclusive -x n1"},
-            ["Ask for `gpu`, `constraint` instead; leave --exclusive, -x out"],
+            ["Use `gpu`, `constraint` instead; remove --exclusive, -x"],
         ),
         ({"slurm_extra": "more"}, ["docs/resources.md"]),
         ({"gpu_model": "a100:2"}, ["gpu_model", "one kind"]),

@@ -1,1 +1,1 @@
-"""The Compute Backend Config: one file per site, its model, its reading, and what it means."""
+"""The Compute Backend Config, one file per site: its model and the code that reads it."""

@@ -1,11 +1,11 @@
-"""Addresses that secrets may be sent to."""
+"""Check which URLs may receive secrets."""
 
 import ipaddress
 from urllib.parse import urlsplit
 
 
 def is_loopback(url: str) -> bool:
-    """Whether the URL's host is this machine."""
+    """Return whether the URL's host is this machine."""
     host = urlsplit(url).hostname or ""
     if host == "localhost":
         return True
@@ -16,9 +16,9 @@ def is_loopback(url: str) -> bool:
 
 
 def is_confidential(url: str) -> bool:
-    """Whether nobody can read what is sent to the URL: https, or http that stays on this machine.
+    """Return whether a URL is safe for secrets: https, or http to this machine.
 
-    False also for what is no URL.
+    False also for text that is not a URL.
     """
     try:
         parts = urlsplit(url)

@@ -1,7 +1,7 @@
-"""YAML 1.2 and JSON documents as plain values, with all that a reader must not lose.
+"""Read YAML 1.2 and JSON documents as plain values.
 
-A mapping remembers keys that it was given twice, a number how it was written. Of YAML only what
-JSON has too: no tags of programming languages, no merge keys, no keys that are not texts. Scalars
+A mapping remembers duplicate keys, and a number how it was written. YAML is limited to what JSON
+has, too: no tags of programming languages, no merge keys, no keys that are not texts. Scalars
 follow the YAML 1.2 core schema, so `no`, `on`, `12:30:00` and `2026-01-01` are texts.
 """
 
@@ -14,10 +14,10 @@ from ruamel.yaml import YAML, events
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 _MAX_BYTES: Final = 256 << 10
-"""A larger file is no backend config; reading it would take long."""
+"""Maximum size of a document: a larger file is not a backend config and would take long to read."""
 
 _MAX_DEPTH: Final = 50
-"""Deeper nesting is refused before it exhausts the stack."""
+"""Maximum depth of nesting, so that a document cannot exhaust the stack."""
 
 _NULL: Final = frozenset(("", "~", "null", "Null", "NULL"))
 _BOOLEANS: Final = {
@@ -35,7 +35,7 @@ _TAGS: Final = frozenset(
 
 
 class DocumentError(ValueError):
-    """The document cannot be read at all; the message says where and why."""
+    """The document cannot be read at all; the message names the position and the reason."""
 
 
 class WrittenInt(int):
@@ -51,14 +51,14 @@ class WrittenFloat(float):
 
 
 class Table(dict[str, Any]):
-    """A mapping of a document; `twice` holds the keys that it was given more than once."""
+    """A mapping of a document; `twice` holds its duplicate keys."""
 
     def __init__(self) -> None:
         super().__init__()
         self.twice: list[str] = []
 
     def add(self, key: str, value: Any) -> None:
-        """Add an entry; the first one of a key stays."""
+        """Add an entry, unless the key exists: then only note it as a duplicate."""
         if key in self:
             self.twice.append(key)
         else:
@@ -66,19 +66,21 @@ class Table(dict[str, Any]):
 
 
 def read_document(text: bytes, kind: str, odd: list[str] | None = None) -> Any:
-    """The value of a document of `kind` json or yaml: `Table`, list, text, number, boolean, None.
+    """Read a document: a `Table`, list, text, number, boolean or None.
 
     Args:
         text: the document.
         kind: json or yaml.
-        odd: takes what is wrong in YAML that can be read all the same, so that it can be told with
-            other mistakes: tags, which are left out, and keys that are no texts, with their values.
+        odd: receives mistakes in YAML that do not prevent reading, to report them with other
+            mistakes: tags, which are dropped, and keys that are not texts, dropped with their
+            values.
 
     Raises:
-        DocumentError: it is too large, no UTF-8, or not well-formed; or odd, without `odd`.
+        DocumentError: the document is too large, not UTF-8 or not well-formed; or it has such
+            mistakes and `odd` is None.
     """
     if len(text) > _MAX_BYTES:
-        raise DocumentError(f"is larger than {_MAX_BYTES >> 10} KiB, so no backend config")
+        raise DocumentError(f"is larger than {_MAX_BYTES >> 10} KiB, so not a backend config")
     try:
         decoded = text.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -87,9 +89,9 @@ def read_document(text: bytes, kind: str, odd: list[str] | None = None) -> Any:
 
 
 def find_duplicates(value: Any) -> list[tuple[str, ...]]:
-    """The paths of all keys in `value` that were given more than once."""
+    """Return the paths of all duplicate keys in `value`."""
     found: list[tuple[str, ...]] = []
-    seen: set[int] = set()  # aliases make one value many: each is looked at once
+    seen: set[int] = set()  # aliases repeat a value
     waiting: list[tuple[tuple[str, ...], Any]] = [((), value)]
     while waiting:
         path, value = waiting.pop()
@@ -103,7 +105,7 @@ def find_duplicates(value: Any) -> list[tuple[str, ...]]:
 
 
 def _integer(written: str) -> WrittenInt | str:
-    if not _INTEGER.fullmatch(written):  # hundreds of digits: no number that anyone means
+    if not _INTEGER.fullmatch(written):  # more than 300 digits
         return written
     base = 8 if written.startswith("0o") else 16 if written.startswith("0x") else 10
     number = WrittenInt(int(written, base))
@@ -143,7 +145,7 @@ def _table(pairs: list[tuple[str, Any]]) -> Table:
 
 
 def _no_number(name: str) -> Any:
-    raise DocumentError(f"is not well-formed JSON: {name} is no number there")
+    raise DocumentError(f"is not well-formed JSON: {name} is not a number in JSON")
 
 
 def _read_yaml(text: str, odd: list[str] | None) -> Any:
@@ -160,14 +162,14 @@ def _read_yaml(text: str, odd: list[str] | None) -> Any:
         raise DocumentError(f"is not well-formed YAML: {problem}") from None
     except DocumentError:
         raise
-    except AssertionError as error:  # ruamel's way to refuse a version of YAML
-        said = _VERSION.search(text)
-        problem = f"says {' '.join(said[0].split())}" if said else str(error)
+    except AssertionError as error:  # ruamel raises it for an unsupported version of YAML
+        match = _VERSION.search(text)
+        problem = f"it has {' '.join(match[0].split())}" if match else str(error)
         raise DocumentError(
-            f"is YAML of a version that is not read: {problem}; write %YAML 1.2 or leave it out"
+            f"is YAML of an unsupported version: {problem}; write %YAML 1.2 or remove that line"
         ) from None
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as e:
-        # The parser's own slips over broken documents: an escape beyond Unicode, for one.
+        # The parser fails on some broken documents, such as an escape beyond Unicode.
         raise DocumentError(f"is not well-formed YAML ({type(e).__name__}: {e})") from None
     if builder.odd and odd is None:
         raise DocumentError(builder.odd[0])
@@ -177,11 +179,11 @@ def _read_yaml(text: str, odd: list[str] | None) -> Any:
 
 
 class _NoText:
-    """Stands for a key that is no text; its value is dropped."""
+    """A placeholder for a key that is not a text; its value is dropped."""
 
 
 class _Builder:
-    """Builds the value of a YAML document out of the parser's events, without recursion."""
+    """Build the value of a YAML document from the parser's events, without recursion."""
 
     def __init__(self) -> None:
         self.anchors: dict[str, Any] = {}
@@ -221,7 +223,7 @@ class _Builder:
         if len(self.open) >= _MAX_DEPTH:
             raise DocumentError(f"is nested deeper than {_MAX_DEPTH} levels {_place(event)}")
         self._place_value(event, value)
-        # An anchor counts from its end on, so that nothing can hold itself.
+        # An anchor is valid only after the end of its value, so that no value can contain itself.
         self.anchors.pop(event.anchor, None)
         self.open.append((value, event.anchor))
         self.keys.append(None)
@@ -236,7 +238,7 @@ class _Builder:
 
     def _put_alias(self, event: Any) -> None:
         if event.anchor not in self.anchors:
-            raise DocumentError(f"has an alias *{event.anchor} of nothing {_place(event)}")
+            raise DocumentError(f"has an alias *{event.anchor} without an anchor {_place(event)}")
         self._place_value(event, self.anchors[event.anchor])
 
     def _place_value(self, event: Any, value: Any) -> None:
@@ -249,7 +251,7 @@ class _Builder:
             return
         key = self.keys[-1]
         if key is None:
-            self.odd.append(f"has a key that is no text {_place(event)}")
+            self.odd.append(f"has a key that is not a text {_place(event)}")
             self.keys[-1] = _NoText()
             return
         if isinstance(key, str):
@@ -259,7 +261,7 @@ class _Builder:
     def _check_tag(self, event: Any) -> None:
         tag = event.tag
         if tag is not None and str(tag) != "!" and str(tag) not in _TAGS:
-            self.odd.append(f"has a tag that means nothing here, {tag} {_place(event)}")
+            self.odd.append(f"has the tag {tag}, which is not supported; remove it {_place(event)}")
 
 
 def _place(event: Any) -> str:

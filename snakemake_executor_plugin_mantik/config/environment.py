@@ -1,6 +1,6 @@
-"""What a backend config means for a job: its values as values of `jobs.spec`.
+"""Convert a backend config to values of `jobs.spec`.
 
-Nothing is read or asked; only links on the way to a local image are followed.
+No I/O, except that links on the path of a local image are followed.
 """
 
 import hashlib
@@ -19,19 +19,19 @@ from snakemake_executor_plugin_mantik.jobs.spec import (
 )
 
 _SRUN_CPUS: Final = "SRUN_CPUS_PER_TASK"
-"""`srun` of Slurm 22.05 and later takes the CPUs of a task from here, not from the job."""
+"""`srun` of Slurm 22.05 and later reads the CPUs of a task from this variable, not from the job."""
 
 
 def job_environment(
     config: BackendConfig, project: Path, cpus_per_task: int | None = None
 ) -> Environment:
-    """The environment that a job of this site runs in.
+    """Return the environment of a job of this site.
 
     Args:
         config: the site's config.
-        project: the project folder, that local images are relative to.
-        cpus_per_task: the CPUs of a task where a rule asks for others than the config does;
-            `SRUN_CPUS_PER_TASK` follows it unless it is set in the config's Variables.
+        project: the project folder, which paths of local images are relative to.
+        cpus_per_task: the CPUs of a task, if a rule overrides those of the config;
+            `SRUN_CPUS_PER_TASK` gets this value unless the config's Variables set it.
     """
     environment = config.environment
     cpus = cpus_per_task if cpus_per_task is not None else config.resources.cpus_per_node
@@ -54,31 +54,31 @@ def job_environment(
 
 
 def job_resources(config: BackendConfig) -> Resources:
-    """What a job of this site asks for, unless its rule says otherwise.
+    """Return the resources that a job of this site requests, unless its rule overrides them.
 
-    One task per node with `CPUsPerNode` CPUs, so that `srun` starts a command once on each node.
-    `TotalCPUs` and `CPUsPerNode` together tell the nodes, where `Nodes` does not.
+    Each node gets one task with `CPUsPerNode` CPUs, so that `srun` starts a command once per node.
+    Without `Nodes`, their number is `TotalCPUs` divided by `CPUsPerNode`.
     """
-    asked = config.resources
-    nodes = asked.nodes
-    if nodes is None and asked.total_cpus and asked.cpus_per_node:
-        nodes = asked.total_cpus // asked.cpus_per_node
+    given = config.resources
+    nodes = given.nodes
+    if nodes is None and given.total_cpus and given.cpus_per_node:
+        nodes = given.total_cpus // given.cpus_per_node
     return Resources(
-        queue=asked.queue,
-        runtime_s=asked.runtime_s,
+        queue=given.queue,
+        runtime_s=given.runtime_s,
         nodes=nodes,
-        cpus_per_task=asked.cpus_per_node,
-        total_cpus=asked.total_cpus,
-        gpus_per_node=asked.gpus_per_node,
-        memory_mib_per_node=asked.memory_mib_per_node,
-        reservation=asked.reservation,
-        constraint=asked.node_constraints,
-        qos=asked.qos,
+        cpus_per_task=given.cpus_per_node,
+        total_cpus=given.total_cpus,
+        gpus_per_node=given.gpus_per_node,
+        memory_mib_per_node=given.memory_mib_per_node,
+        reservation=given.reservation,
+        constraint=given.node_constraints,
+        qos=given.qos,
     )
 
 
 def script_limits(config: BackendConfig) -> ScriptLimits:
-    """Sizes and times that the site's job scripts keep to."""
+    """Return the limits of the site's job scripts."""
     site = config.site
     return ScriptLimits(
         heartbeat_s=site.heartbeat_s,
@@ -93,9 +93,9 @@ def script_limits(config: BackendConfig) -> ScriptLimits:
 
 
 def image_upload(config: BackendConfig, project: Path) -> tuple[Path, str] | None:
-    """The local image that the site's jobs need: its path here, and its path in the workspace.
+    """Return the image to upload: its path on this machine, and its path in the workspace.
 
-    None without an image, or if it is at the site already.
+    None if there is no image, or if it is at the site already.
     """
     apptainer = config.environment.apptainer
     if apptainer is None or apptainer.type == "remote":
@@ -104,7 +104,7 @@ def image_upload(config: BackendConfig, project: Path) -> tuple[Path, str] | Non
 
 
 def _image_path(config: BackendConfig, project: Path) -> str:
-    """The image's path, absolute at the site or relative to the workspace."""
+    """Return the image's path, absolute at the site or relative to the workspace."""
     apptainer = config.environment.apptainer
     assert apptainer is not None
     if apptainer.type == "remote":
@@ -113,10 +113,10 @@ def _image_path(config: BackendConfig, project: Path) -> str:
 
 
 def image_path(path: str, project: Path) -> str:
-    """The path in the workspace of an image that is here.
+    """Return the path in the workspace of a local image.
 
-    One outside of the project folder has no place of its own in the workspace, which mirrors that
-    folder. It is put where two images of the same name do not meet.
+    The workspace mirrors the project folder, so an image outside it gets a directory of its own,
+    where two images of the same name do not collide.
     """
     path = posixpath.normpath(path)
     inside = path if _stays(path) else _in_project(path, project)
@@ -127,10 +127,10 @@ def image_path(path: str, project: Path) -> str:
 
 
 def _in_project(path: str, project: Path) -> str | None:
-    """The path in the project folder of an image given by a detour; None: it lies elsewhere.
+    """Return the path in the project folder of an image given by a detour; None if outside it.
 
-    The path is compared as it is written, then with the links on its way followed. An image that
-    is a link itself lies where the link does.
+    The path is compared first as written, then with links in its directories resolved. An image
+    that is itself a link counts as lying where the link is.
     """
     folder = os.path.abspath(project)
     whole = os.path.join(folder, path)
@@ -143,7 +143,7 @@ def _in_project(path: str, project: Path) -> str | None:
 
 
 def _stays(path: str) -> bool:
-    """Whether a normal path stays in the folder that it is relative to."""
+    """Return whether a normalised path stays in the folder that it is relative to."""
     return path != ".." and not path.startswith(("/", "../"))
 
 

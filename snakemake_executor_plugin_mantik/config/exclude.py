@@ -1,11 +1,11 @@
-"""Exclude: which files of the project folder are not uploaded, by git's rules for `.gitignore`.
+"""Decide which files of the project folder are uploaded, by git's rules for `.gitignore`.
 
-Patterns are those of one `.gitignore` at the top of the project folder, read by pathspec; the last
-one that matches decides, `!` takes back, and nothing below an excluded directory comes back.
+Patterns mean the same as in one `.gitignore` at the top of the project folder: the last one that
+matches decides, and `!` includes again, except below an excluded directory. pathspec reads them.
 
-pathspec passes bracket sets (`[a-z]`, `[[:digit:]]`) to Python's regular expressions unchanged,
-which know neither classes nor backslashes there and refuse a range that ends before it starts. So
-sets are read here, by the rules of git's own matcher (git/git, wildmatch.c).
+pathspec passes bracket sets (`[a-z]`, `[[:digit:]]`) unchanged to Python's regular expressions.
+These support neither classes nor backslashes in sets and refuse a range whose end is before its
+start. So this module translates sets, by the rules of git's own matcher (git/git, wildmatch.c).
 """
 
 import os
@@ -39,22 +39,22 @@ _CLASSES: Final = {
     "upper": "A-Z",
     "xdigit": "0-9A-Fa-f",
 }
-"""Of ASCII alone; no other letter is one to git, and its blanks are these four."""
+"""Git's classes are ASCII only, and its whitespace is only these four characters."""
 
 _NOTHING: Final = "(?!)"
 
 
 class _InvalidSetError(ValueError):
-    """A set does not end, or names a class that does not exist: git matches nothing then."""
+    """A set has no end or an unknown class; git matches nothing then."""
 
 
 def _replace_sets(pattern: str) -> tuple[str, dict[str, str]]:
-    """The pattern with one character for each of its sets, and their regular expressions.
+    """Replace each set of the pattern by one character; return their regular expressions, too.
 
-    The characters are of a private area and not in the pattern; nobody takes them for anything.
+    The characters are from a private-use area of Unicode and do not occur in the pattern.
 
     Raises:
-        NoSetError: one of its sets is none.
+        _InvalidSetError: a set is invalid.
     """
     unused = (sign for number in count(0xF0000) if (sign := chr(number)) not in pattern)
     signs: dict[str, str] = {}
@@ -71,13 +71,13 @@ def _replace_sets(pattern: str) -> tuple[str, dict[str, str]]:
             end += pattern[at] == "\\"
             text += pattern[at:end]
         at = end
-    if anchored:  # a slash makes a pattern one from the top, in a set too
+    if anchored:  # a slash anchors a pattern to the top, even in a set
         text = f"!/{text[1:]}" if text.startswith("!") else f"/{text}"
     return text, signs
 
 
 def _set(pattern: str, at: int) -> tuple[str, int]:
-    """The regular expression of the set whose `[` lies before `at`, and where it has ended."""
+    """Translate the set whose `[` is before `at`; return the position after it, too."""
     negated = pattern[at : at + 1] in ("!", "^")
     at += negated
     parts: list[str] = []
@@ -106,7 +106,7 @@ def _set(pattern: str, at: int) -> tuple[str, int]:
 
 
 def _character(pattern: str, at: int) -> tuple[str, int]:
-    """The character at `at`, after a backslash the next one, and where it has ended."""
+    """Return the character at `at`, or the one after a backslash, and the position after it."""
     at += pattern[at : at + 1] == "\\"
     if at >= len(pattern):
         raise _InvalidSetError
@@ -114,7 +114,7 @@ def _character(pattern: str, at: int) -> tuple[str, int]:
 
 
 def _class(pattern: str, at: int) -> str | None:
-    """The name of the class that starts at `at`; None: what is there is no class."""
+    """Return the name of the class that starts at `at`; None if none does."""
     if not pattern.startswith("[:", at):
         return None
     end = pattern.find("]", at + 2)
@@ -129,14 +129,14 @@ def _class(pattern: str, at: int) -> str | None:
 
 
 _NEVER_SENT: Final = (".git/", ".snakemake/", ".mantik/")
-"""Excluded before all other patterns: no job needs them. `!.git/` takes one back."""
+"""Excluded by default because no job needs them; `!.git/` includes one again."""
 
 
 def read_patterns(value: object) -> tuple[str, ...]:
-    """The patterns of the key `Exclude`, checked.
+    """Check the patterns of the key `Exclude` or `Include`.
 
     Raises:
-        ValueError: it is no list of patterns, or some of them cannot mean what they say.
+        ValueError: `value` is not a list of patterns, or a pattern cannot match as intended.
     """
     if not isinstance(value, (list, tuple)):
         raise not_allowed("a list of patterns", value)
@@ -147,7 +147,7 @@ def _pattern(value: object) -> str:
     parse_text(value, "a pattern")
     text = (
         as_written(value) if isinstance(value, (int, float)) else str(value)
-    )  # blanks may be meant
+    )  # keeps blanks, which may be intended
     positive = text.removeprefix("!")
     if positive.startswith("/"):
         raise ValueError(
@@ -159,37 +159,37 @@ def _pattern(value: object) -> str:
     if ".." in positive.split("/"):
         raise ValueError(f"leaves the project folder, found {describe_value(text)}")
     if "." in positive.rstrip(" ").rstrip("/").split("/"):
-        raise ValueError(f"has . as a part, so that git's rules match nothing; found {text!r}")
+        raise ValueError(f"has . as a part, so git matches nothing; remove it; found {text!r}")
     if "***" in text or "//" in text:
-        raise ValueError(f"has *** or // in it, which say nothing clear; found {text!r}")
+        raise ValueError(f"has *** or // in it, which mean nothing clear; found {text!r}")
     if text.startswith("#"):
         raise ValueError(
-            f"is a comment in .gitignore; write \\# at its start, found {describe_value(text)}"
+            f"is a comment in .gitignore; write \\# at its start; found {describe_value(text)}"
         )
     try:
         _compiled(text)
     except ValueError as error:
         raise ValueError(
-            f"is no pattern that git knows ({error}), found {describe_value(text)}"
+            f"is not a pattern that git accepts ({error}); found {describe_value(text)}"
         ) from None
     return text
 
 
 class _Rule:
-    """One pattern, asked about one entry itself and not about the directories above it.
+    """One pattern, which matches an entry itself and not the directories above it.
 
-    pathspec's expressions also match whatever lies below a directory that matches, which is right
-    for a pattern alone and wrong between patterns: after `*` and `!data/` git enters `data` and
-    still ignores what is in it. The group `ps_d` is pathspec's mark of such a match.
+    pathspec's expressions also match everything below a matching directory. That is right for a
+    single pattern but wrong for several: after `*` and `!data/` git enters `data` and still ignores
+    its content. The group `ps_d` marks such a match in pathspec's expressions.
     """
 
     def __init__(self, pattern: str) -> None:
         text = _stripped(pattern)
         self.only_directories = text.endswith("/")
-        if text.endswith("/**/"):  # git: the directories in it; pathspec: itself as well
+        if text.endswith("/**/"):  # git matches the directories in it, pathspec also itself
             text += "*/"
         self.excludes, expression = _compiled(text)
-        # DOTALL: the names of files may hold line breaks.
+        # DOTALL: names of files may hold line breaks.
         ended = f"(?:{expression})\\Z" if "ps_d" in expression else expression
         self._match = re.compile(ended, re.DOTALL).search
 
@@ -200,16 +200,16 @@ class _Rule:
 
 
 def _stripped(pattern: str) -> str:
-    """The pattern without the blanks at its end that git leaves out too."""
+    """Remove the trailing blanks that git ignores."""
     stripped = pattern.rstrip(" ")
     return f"{stripped} " if stripped.endswith("\\") and stripped != pattern else stripped
 
 
 def _compiled(pattern: str) -> tuple[bool, str]:
-    """Whether the pattern excludes, and pathspec's expression for it.
+    """Return whether the pattern excludes, and pathspec's expression for it.
 
     Raises:
-        ValueError: it is none that git knows.
+        ValueError: git does not accept the pattern.
     """
     try:
         text, sets = _replace_sets(pattern)
@@ -225,17 +225,17 @@ def _compiled(pattern: str) -> tuple[bool, str]:
 
 
 class Exclude:
-    """Says which paths are excluded; paths are relative to the project folder, with `/`."""
+    """Match excluded paths; paths are relative to the project folder, with `/`."""
 
     def __init__(self, patterns: Sequence[str], *, before: Sequence[str] = _NEVER_SENT) -> None:
-        """Take `patterns` that `read_patterns` let through, `before` put in front of them."""
+        """Compile `patterns` that `read_patterns` has checked, after those in `before`."""
         self.patterns = tuple(patterns)
-        # The last one that speaks of an entry decides.
+        # The last rule that matches an entry decides.
         self._rules = [_Rule(pattern) for pattern in reversed((*before, *patterns))]
         self._seen: dict[str, bool] = {}
 
     def matches(self, path: str, *, is_dir: bool = False) -> bool:
-        """Whether `path` is excluded, by itself or with a directory that it lies in."""
+        """Return whether `path` or a directory that contains it is excluded."""
         parent = path.rpartition("/")[0]
         if parent:
             if parent not in self._seen:
@@ -245,10 +245,10 @@ class Exclude:
         return self._says(path, is_dir=is_dir)
 
     def walk(self, root: Path) -> Iterator[str]:
-        """The files below `root` that remain, sorted, as paths relative to it.
+        """Yield the files below `root` that are not excluded, sorted, as paths relative to it.
 
-        Excluded directories are not entered, links to directories neither (as git does); links to
-        files count as files. Other things (sockets, pipes) are left out.
+        It enters neither excluded directories nor links to directories (as git does). Links to
+        files count as files. Sockets and pipes are left out.
 
         Raises:
             OSError: a directory that is not excluded cannot be read.
@@ -272,8 +272,7 @@ class Exclude:
 
 
 class Include(Exclude):
-    """Says which paths are included (`Site: Include`), by the same rules."""
+    """Match included paths (`Site: Include`), by the same rules."""
 
     def __init__(self, patterns: Sequence[str]) -> None:
-        """Take `patterns` that `read_patterns` let through."""
         super().__init__(patterns, before=())

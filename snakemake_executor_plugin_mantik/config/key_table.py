@@ -1,7 +1,7 @@
-"""What each key of a backend config becomes, in one table; docs/backend-config.md shows it.
+"""A table of what each key of `Resources` becomes; docs/backend-config.md shows it.
 
-The table is for people and for tests, which hold it against what is really sent: the functions that
-make the submissions are `sites.unicore.description`, `jobs.resources` and `jobs.pbs`.
+The table is for people and for tests, which compare it with real submissions. These are made by
+`sites.unicore.description`, `jobs.resources` and `jobs.pbs`.
 """
 
 from collections.abc import Mapping
@@ -14,11 +14,11 @@ class KeyUse:
     """What one key of `Resources` becomes.
 
     Attributes:
-        example: the values of the config that the other columns are for.
+        example: values of the config from which the other columns follow.
         unicore: entries of the job description's Resources.
-        slurm: options of sbatch, in the script that firecREST or a RAW job of UNICORE brings.
-        pbs: options of qsub, in the same places; empty where PBS has nothing of the kind and the
-            value is refused.
+        slurm: options of sbatch, in the script for firecREST or of a RAW job of UNICORE.
+        pbs: options of qsub, in the same scripts; empty if PBS has no such option, so the value is
+            refused.
     """
 
     example: Mapping[str, str | int]
@@ -67,7 +67,7 @@ RESOURCES: Final[Mapping[str, KeyUse]] = {
     ),
     "QoS": KeyUse({"QoS": "high"}, {"QoS": "high"}, ("--qos=high",), ()),
 }
-"""By key; every example has the queue `q` as well."""
+"""Uses by key; each example also has the queue `q`."""
 
 COMBINED: Final = (
     KeyUse(
@@ -89,4 +89,4 @@ COMBINED: Final = (
         ("-l select=2:ncpus=8:mpiprocs=1", "-l place=scatter"),
     ),
 )
-"""What `TotalCPUs` means beside the other two."""
+"""What `TotalCPUs` becomes in combination with `Nodes` and `CPUsPerNode`."""

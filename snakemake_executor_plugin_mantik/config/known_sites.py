@@ -1,7 +1,7 @@
-"""Public HPC sites whose APIs can be spoken to: what they publish about themselves.
+"""Public information about HPC sites with a supported API.
 
-For `smk-mantik init`, `check --connect` and core hours only: no job that is sent depends on it.
-URLs and partitions change; each entry tells where it comes from. Looked up in November 2026.
+Used only for `smk-mantik init`, `check --connect` and core hours; jobs do not depend on it. URLs
+and partitions change, so each entry names its source. Looked up in November 2026.
 """
 
 from collections.abc import Mapping
@@ -21,21 +21,21 @@ _CSCS_SCRATCH: Final = "files in $SCRATCH that were not used for 30 days are del
 
 @dataclass(frozen=True)
 class KnownSite:
-    """What is public about a site.
+    """Public information about a site.
 
     Attributes:
-        name: how a config of it is called, and `--site` finds it.
+        name: name for `--site`, and of the config.
         title: system and centre.
-        api: which API it is reached through.
-        url: of the API; empty where none is published.
-        queues: partitions, the ones for production first.
-        architecture: of the nodes' processors as Go names it, where all are of one kind.
+        api: the site's API.
+        url: URL of the API; empty if none is published.
+        queues: partitions, those for production first.
+        architecture: Go's name for the nodes' processors, if all are of one kind.
         purge: which files the site deletes by itself.
-        source: where this is written.
+        source: URLs of this information.
         machine: firecREST's name of the system.
         token_url: issuer of firecREST's tokens.
-        cores: of one node, by partition, or under an empty name those of all others. Only where a
-            job gets, and is billed for, whole nodes.
+        cores: cores of one node by partition; an empty name stands for all others. Only for sites
+            where a job gets, and is billed for, whole nodes.
     """
 
     name: str
@@ -93,7 +93,7 @@ KNOWN_SITES: Final = {
         _jsc("juwels", "JUWELS, JSC", "booster develbooster batch devel", "amd64", 48),
         _jsc("jureca", "JURECA-DC, JSC", "dc-gpu dc-gpu-devel dc-cpu dc-cpu-devel", "amd64", 128),
         _jsc("jupiter", "JUPITER, JSC", "booster", "arm64", 288),
-        # It was there in the same way; whether it still is, and under which URL, is not published.
+        # JUSUF had the same kind of API; whether it still has one, and its URL, is not published.
         _jsc("jusuf", "JUSUF, JSC", "batch gpus develgpus", "amd64", 128, url=False),
         _alps("daint", "hpc", "normal debug low", "arm64", "Daint, Alps (HPC platform)", cores=288),
         _alps("eiger", "hpc", "normal debug", "amd64", "Eiger, Alps (HPC platform)", cores=128),
@@ -104,11 +104,11 @@ KNOWN_SITES: Final = {
         ),
     )
 }
-"""By name."""
+"""Known sites by name."""
 
 
 def node_cores(config: BackendConfig, queue: str | None) -> int | None:
-    """The cores of a node that a job gets whole, where that is known of its site and queue."""
+    """Return the cores of a node if jobs get whole nodes; None if not, or not known."""
     site = find_known_site(config)
     if site is None:
         return None
@@ -116,7 +116,7 @@ def node_cores(config: BackendConfig, queue: str | None) -> int | None:
 
 
 def find_known_site(config: BackendConfig) -> KnownSite | None:
-    """The known site that a config is for, by API URL and machine."""
+    """Return the known site of a config, by API URL and machine."""
     machine = config.firecrest.machine.lower() if config.firecrest else ""
     wanted = (config.api_url, machine)
     return next((site for site in KNOWN_SITES.values() if (site.url, site.machine) == wanted), None)

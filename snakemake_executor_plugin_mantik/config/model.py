@@ -1,7 +1,7 @@
-"""The Compute Backend Config of a site, as values: no I/O, no site, no Snakemake.
+"""The model of a site's Compute Backend Config, without I/O.
 
-The names of the keys are those of the documents (`PascalCase`), see docs/backend-config.md; the
-fields carry the unit that a value is normalised to. `reading.read_backend_config` reads files.
+Aliases are the keys of the documents (`PascalCase`), see docs/backend-config.md; field names carry
+the unit that a value is normalised to. `reading.read_backend_config` reads files.
 """
 
 from collections.abc import Iterator, Mapping
@@ -36,11 +36,11 @@ from snakemake_executor_plugin_mantik.jobs.pbs import pbs_features
 _IMAGE_TYPES: Final = ("local", "remote")
 LOGIN_HOOKS: Final = ("PreRunCommandOnLoginNode", "PostRunCommandOnLoginNode")
 
-_SSH: Final = "SSH is not supported: the site is reached through UnicoreApiUrl or Firecrest"
+_SSH: Final = "SSH is not supported; use UnicoreApiUrl or Firecrest"
 
 
 def _whole(data: Mapping[str, Any], key: str) -> int | None:
-    """The number of a key, None where it is none: its own message tells that."""
+    """Return the number of a key; None if it is not one, which the key's own validation reports."""
     try:
         return parse_integer(data.get(key), 1)
     except ValueError:
@@ -72,7 +72,7 @@ _ProjectPath = Annotated[
 
 
 class FirecrestConfig(ConfigSection):
-    """A site behind firecREST."""
+    """The keys of a site behind firecREST."""
 
     api_url: Address = Field(alias="ApiUrl", description="URL of the firecREST API.")
     token_url: Address = Field(alias="TokenUrl", description="URL where access tokens are issued.")
@@ -94,7 +94,7 @@ class ApptainerConfig(ConfigSection):
     ] = Field(
         default="local",
         alias="Type",
-        description="Where the image is: local is sent, remote is there.",
+        description="Where the image is: local (here, uploaded) or remote (at the site).",
     )
     options: CommandWords = Field(
         default=(),
@@ -104,7 +104,7 @@ class ApptainerConfig(ConfigSection):
 
     @classmethod
     def between(cls, data: Mapping[str, Any]) -> Iterator[tuple[Keys, str]]:
-        """A remote image is absolute or a URL for Apptainer, a local one is a file."""
+        """Check that a remote image is absolute or a URL, and that a local one is a file."""
         path, kind = data.get("Path"), data.get("Type", "local")
         if not isinstance(kind, str) or not isinstance(path, str) or not path.strip():
             return
@@ -114,7 +114,8 @@ class ApptainerConfig(ConfigSection):
         if kind == "local" and "://" in path:
             yield (
                 ("Path",),
-                f"is no file on this machine, found {describe_value(path)}; Type: remote?",
+                f"is no file on this machine, found {describe_value(path)}; set Type: remote for"
+                " a URL",
             )
 
 
@@ -131,14 +132,14 @@ def _python(value: object) -> str:
         raise not_allowed("the path of a virtual environment, or a mapping with its Path", value)
     if not path.startswith("/") and ".." in path.split("/"):
         raise ValueError(
-            "leaves the project folder; give the path inside of it, or the absolute one at the "
-            f"site, found {describe_value(path)}"
+            "leaves the project folder; use a path inside it, or an absolute one at the site; "
+            f"found {describe_value(path)}"
         )
     return path.rstrip("/") or "/"
 
 
 class EnvironmentConfig(ConfigSection):
-    """What a job's command runs in, and what is done around it."""
+    """The environment of a job's command, and the commands to run before and after it."""
 
     HINTS: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "prerun": ("PreRunCommandOnComputeNode", "PreRunCommandOnLoginNode"),
@@ -181,8 +182,8 @@ class EnvironmentConfig(ConfigSection):
     variables: Variables = Field(
         default_factory=dict,
         alias="Variables",
-        description="Environment variables of the command; readable for everyone who can read the "
-        "job, so no place for secrets.",
+        description="Environment variables of the command; not for secrets, because everyone who "
+        "can read the job can read them.",
     )
     before_on_login: Commands = Field(
         default=(),
@@ -197,7 +198,7 @@ class EnvironmentConfig(ConfigSection):
     after_on_compute: Commands = Field(
         default=(),
         alias="PostRunCommandOnComputeNode",
-        description="Commands to run on the compute node after the job's command, also when it "
+        description="Commands to run on the compute node after the job's command, even if it "
         "failed.",
     )
     after_on_login: Commands = Field(
@@ -208,7 +209,7 @@ class EnvironmentConfig(ConfigSection):
 
     @classmethod
     def between(cls, data: Mapping[str, Any]) -> Iterator[tuple[Keys, str]]:
-        """There is one execution environment at most."""
+        """Check that there is at most one execution environment."""
         if "Apptainer" in data and "Python" in data:
             yield (
                 (),
@@ -217,7 +218,7 @@ class EnvironmentConfig(ConfigSection):
 
 
 class ResourcesConfig(ConfigSection):
-    """What a job of this site asks the scheduler for, unless its rule says otherwise."""
+    """The resources that a job of this site requests, unless its rule overrides them."""
 
     HINTS: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "gpu": ("GPUsPerNode",),
@@ -258,7 +259,7 @@ class ResourcesConfig(ConfigSection):
 
     @classmethod
     def between(cls, data: Mapping[str, Any]) -> Iterator[tuple[Keys, str]]:
-        """`Memory` is another name of `MemoryPerNode`; CPUs can be divided among the nodes."""
+        """Check that memory is given once, and that CPUs can be divided among the nodes."""
         if "Memory" in data and "MemoryPerNode" in data:
             yield (
                 ("Memory",),
@@ -268,11 +269,11 @@ class ResourcesConfig(ConfigSection):
         if total and nodes and "CPUsPerNode" not in data and total % nodes:
             yield ("TotalCPUs",), f"{total} CPUs cannot be divided among {nodes} Nodes"
         if total and cpus and "Nodes" not in data and total % cpus:
-            yield ("TotalCPUs",), f"{total} CPUs are no multiple of CPUsPerNode ({cpus})"
+            yield ("TotalCPUs",), f"{total} CPUs are not a multiple of CPUsPerNode ({cpus})"
 
     @classmethod
     def one_name_each(cls, data: dict[str, Any]) -> dict[str, Any]:
-        """Leave `Memory` out where both names are given."""
+        """Remove `Memory` if both names are given."""
         both = "Memory" in data and "MemoryPerNode" in data
         return {key: data[key] for key in data if key != "Memory"} if both else data
 
@@ -283,26 +284,26 @@ def _scheduler(data: Mapping[str, Any]) -> str:
 
 
 def _not_for_pbs(data: Mapping[str, Any]) -> Iterator[tuple[Keys, str]]:
-    """What PBS has no place for, where the site is said to have it."""
+    """Yield mistakes about resources that PBS does not support, if the site has PBS."""
     resources = data.get("Resources")
     if not isinstance(resources, Mapping) or _scheduler(data) != "pbs":
         return
     if "QoS" in resources:
-        yield ("Resources", "QoS"), "is nothing that PBS knows; choose the Queue that stands for it"
+        yield ("Resources", "QoS"), "is not supported by PBS; use the Queue that stands for it"
     constraints = resources.get("NodeConstraints")
     try:
         pbs_features(constraints if isinstance(constraints, str) else "")
     except UserError as error:
-        yield ("Resources", "NodeConstraints"), f"cannot be sent to PBS: {error.do}"
+        yield ("Resources", "NodeConstraints"), f"is not supported by PBS: {error.do}"
 
 
 class BackendConfig(ConfigSection):
-    """One Compute Backend Config: a site's API, the environment, the resources, what stays here."""
+    """A Compute Backend Config: a site's API, environment, resources, and files not to upload."""
 
     FOREIGN: ClassVar[Mapping[str, str]] = {
         "SSH": _SSH,
         "Ssh": _SSH,
-        "Include": "Include belongs under Site: `Site: {Include: [...]}`",
+        "Include": "Include belongs under Site; write `Site: {Include: [...]}`",
     }
 
     unicore_api_url: Address | None = Field(
@@ -316,16 +317,16 @@ class BackendConfig(ConfigSection):
     environment: EnvironmentConfig = Field(
         default=EnvironmentConfig(),
         alias="Environment",
-        description="What a job's command runs in, and what is done around it.",
+        description="The environment of a job's command, and commands to run before and after it.",
     )
     resources: ResourcesConfig = Field(
-        alias="Resources", description="What a job asks for, unless its rule says otherwise."
+        alias="Resources", description="What a job requests, unless its rule overrides it."
     )
     exclude: Annotated[tuple[str, ...], BeforeValidator(read_patterns), list_schema()] = Field(
         default=(),
         alias="Exclude",
-        description="Files that are not sent: patterns as in .gitignore, relative to the project "
-        "folder.",
+        description="Files that are not uploaded: patterns as in .gitignore, relative to the "
+        "project folder.",
     )
     site: SiteSettings = Field(
         default=SiteSettings(),
@@ -335,22 +336,21 @@ class BackendConfig(ConfigSection):
 
     @property
     def api(self) -> Literal["unicore", "firecrest"]:
-        """Which API the site is reached through."""
         return "unicore" if self.firecrest is None else "firecrest"
 
     @property
     def server(self) -> str:
-        """What the ids of jobs belong to: the API, and the machine behind it if it has several."""
+        """The scope of the ids of jobs: the API's URL, for firecREST together with the machine."""
         return f"{self.api_url}#{self.firecrest.machine}" if self.firecrest else self.api_url
 
     @property
     def api_url(self) -> str:
-        """The URL of the site's API, without a slash at its end."""
+        """The URL of the site's API, without a trailing slash."""
         return self.firecrest.api_url if self.firecrest else str(self.unicore_api_url)
 
     @classmethod
     def between(cls, data: Mapping[str, Any]) -> Iterator[tuple[Keys, str]]:
-        """There is one API, and firecREST runs nothing on a login node."""
+        """Check that there is one API, and that the site supports the other keys."""
         either = "either UnicoreApiUrl or Firecrest details must be provided"
         if "UnicoreApiUrl" not in data and "Firecrest" not in data:
             yield ("UnicoreApiUrl",), f"is missing: {either}"
@@ -360,7 +360,7 @@ class BackendConfig(ConfigSection):
         if "Firecrest" not in data or "UnicoreApiUrl" in data:
             return
         if _scheduler(data) == "none":
-            yield ("Site", "Scheduler"), "cannot be none for firecREST: it has a slurm or a pbs"
+            yield ("Site", "Scheduler"), "cannot be none for firecREST; use slurm or pbs"
         environment = data.get("Environment")
         if isinstance(environment, Mapping):
             for hook in LOGIN_HOOKS:
@@ -369,5 +369,5 @@ class BackendConfig(ConfigSection):
                     yield (
                         ("Environment", hook),
                         f"is not supported by firecREST, which runs nothing on a login node; "
-                        f"{instead} may do",
+                        f"use {instead} instead if possible",
                     )

@@ -1,4 +1,4 @@
-"""Reading backend configs: files to values, with every mistake of every file told at once."""
+"""Read backend configs from files and report all mistakes of all files at once."""
 
 import builtins
 import keyword
@@ -19,17 +19,17 @@ from snakemake_executor_plugin_mantik.config.documents import (
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
 
 KINDS: Final = {".yaml": "yaml", ".yml": "yaml", ".json": "json"}
-_NOT_THERE: Final = "there is no such file: correct the path, or have one written: smk-mantik init"
+_NOT_THERE: Final = "there is no such file: correct the path, or create one with smk-mantik init"
 
 _NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
-# Names that Snakemake's expressions for resources give a meaning: `site=max` would not be a text.
+# Names with a meaning in Snakemake's expressions for resources: `site=max` would not be a text.
 _TAKEN: Final = frozenset(
     ("attempt", "input", "resources", "rulename", "threads", "wildcards", *dir(builtins))
 )
-# Variables that by their names hold secrets; the job description and the script show them.
+# Names of variables that likely hold secrets; the job description and the script show them.
 _SECRET: Final = re.compile(
     r"PASSWORD|PASSWD|PASSPHRASE|(?:^|_)PASS(?:_|$)|SECRET|CREDENTIAL"
-    # Not TOKENIZERS_PARALLELISM, MAX_TOKENS, TOKEN_FILE: language models count tokens.
+    # Excludes TOKENIZERS_PARALLELISM, MAX_TOKENS, TOKEN_FILE: tokens of language models.
     r"|TOKEN(?![A-Z]|_(?:FILE|PATH|DIR|LENGTH|LIMIT|COUNT))"
     r"|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY",
     re.IGNORECASE,
@@ -38,13 +38,14 @@ _SECRET: Final = re.compile(
 
 @dataclass(frozen=True)
 class LoadedConfig:
-    """A backend config under its name.
+    """A backend config with its name.
 
     Attributes:
-        name: the site's name, as rules say it.
+        name: the site's name, as in rules.
         path: absolute path of the file.
         config: its values.
-        warnings: what is allowed and yet likely not meant; each begins with the file and the key.
+        warnings: values that are allowed but likely unintended; each warning begins with the file
+            and the key.
     """
 
     name: str
@@ -59,10 +60,10 @@ def read_backend_config(
     """Read the backend config in the file `path`.
 
     Args:
-        path: the file; its suffix (.yaml, .yml, .json) says how it is written.
-        project: the project folder that the files named in the config are looked for in; None
-            skips that, and nothing but the config itself is read.
-        shown: how messages call the file; by default `path`.
+        path: the file; its suffix (.yaml, .yml, .json) determines the format.
+        project: check that the files named in the config exist in this project folder; None skips
+            the check.
+        shown: name of the file in messages; by default `path`.
 
     Returns:
         The config, and warnings.
@@ -85,19 +86,19 @@ def read_backend_config(
 
 
 def _of_no_kind(path: Path) -> str:
-    """What is wrong with a path whose suffix is none of a backend config."""
+    """Return the message for a path without the suffix of a backend config."""
     for suffix in KINDS:
         if (meant := Path(f"{path}{suffix}")).is_file():
-            return f"is no backend config: did you mean {meant.name}?"
+            return f"is not a backend config: did you mean {meant.name}?"
     if path.suffix or path.exists():
         return f"the file type {path.suffix!r} is not supported; use .yaml, .yml or .json"
-    return f"{_NOT_THERE} (a target of Snakemake goes after '--')"
+    return f"{_NOT_THERE} (put targets of Snakemake after '--')"
 
 
 def parse_backend_config(
     content: bytes, kind: str, project: Path | None = None, *, shown: str
 ) -> tuple[BackendConfig, list[str]]:
-    """Like `read_backend_config`, of a document of `kind` yaml or json that was read already."""
+    """Like `read_backend_config`, for the content of a file of `kind` yaml or json."""
     odd: list[str] = []
     try:
         raw = read_document(content, kind, odd)
@@ -128,9 +129,9 @@ def read_configs(
     """Read the backend configs that `specs` name, each as `FILE` or `NAME=FILE`.
 
     Args:
-        specs: files, relative to `base`; without a NAME the file's stem is the name.
+        specs: files, relative to `base`; the default NAME is the file's stem.
         base: the project folder.
-        check_files: whether the files that configs name (the local image, the CA file) must exist.
+        check_files: whether the files named in configs (local image, CA file) must exist.
 
     Returns:
         The configs by name, in the order of `specs`.
@@ -147,7 +148,7 @@ def read_configs(
             mistakes.append(Mistake(file or spec, "", complaint))
         elif name in first:
             mistakes.append(
-                Mistake(file, "", f"is named {name}, as is {first[name]}; write OTHERNAME={file}")
+                Mistake(file, "", f"is named {name}, as is {first[name]}; use OTHERNAME={file}")
             )
         first.setdefault(name, file)
         try:
@@ -161,11 +162,11 @@ def read_configs(
 
 
 def read_config_named(name: str, file: str, base: Path, *, project: Path | None) -> LoadedConfig:
-    """Read one backend config; whether `name` can be a site's is not looked at.
+    """Read one backend config, without checking `name`.
 
     Args:
         name: the site's name.
-        file: the file, relative to `base`; messages call it so.
+        file: the file, relative to `base`; messages use this path.
         base: directory.
         project: as for `read_backend_config`.
 
@@ -181,7 +182,7 @@ def read_config_named(name: str, file: str, base: Path, *, project: Path | None)
 
 
 def split_spec(spec: str) -> tuple[str, str]:
-    """The name and the file of a spec; a `=` behind a `/` belongs to a file name."""
+    """Split a spec into name and file; a `=` after a `/` belongs to the file's path."""
     name, equals, file = spec.partition("=")
     if equals and "/" not in name:
         return name.strip(), file.strip()
@@ -189,24 +190,24 @@ def split_spec(spec: str) -> tuple[str, str]:
 
 
 def check_site_name(name: str) -> str:
-    """What is wrong with `name` as the name of a site; empty if nothing is."""
+    """Return the reason why `name` cannot be the name of a site; empty if it can."""
     if not _NAME.fullmatch(name):
         return (
-            f"{name!r} cannot be the name of a site: a letter first, then letters, digits, - and "
-            "_; write NAME=FILE"
+            f"{name!r} cannot be the name of a site: use a letter, then letters, digits, - and _; "
+            "write NAME=FILE"
         )
     if name in _TAKEN or keyword.iskeyword(name):
         return (
-            f"{name!r} cannot be the name of a site: in Snakemake's resources it means something "
-            "else; write NAME=FILE"
+            f"{name!r} cannot be the name of a site: it has another meaning in Snakemake's "
+            "resources; write NAME=FILE"
         )
     return ""
 
 
 def _missing_files(raw: Mapping[str, Any], project: Path) -> Iterator[tuple[str, str]]:
-    """Mistakes about files that the config names and that are not on this machine.
+    """Yield mistakes about files named in the config that are not on this machine.
 
-    Works on the raw document, so that it is told together with all other mistakes.
+    It reads the raw document, so that they are reported together with all other mistakes.
     """
     image = _entry(raw, "Environment", "Apptainer")
     kind = _entry(image, "Type") if isinstance(image, Mapping) and "Type" in image else "local"
@@ -221,7 +222,7 @@ def _missing_files(raw: Mapping[str, Any], project: Path) -> Iterator[tuple[str,
         yield (
             "Environment.Apptainer.Path",
             f"the image {str(path)!r} was not found; the path is relative to the project folder "
-            f"{project} (an image that is at the site already has Type: remote)",
+            f"{project} (for an image at the site, set Type: remote)",
         )
     path = _entry(raw, "Site", "CAFile")
     if _is_path(path) and not _is_file(project / str(path).strip()):
@@ -232,7 +233,7 @@ def _missing_files(raw: Mapping[str, Any], project: Path) -> Iterator[tuple[str,
 
 
 def _is_path(value: object) -> bool:
-    """Whether the model lets `value` through as a path; else it has said so itself."""
+    """Return whether the model accepts `value` as a path; it reports other values itself."""
     path = value.strip() if isinstance(value, str) else ""
     return path.isprintable() and not path.startswith(("~", "$")) and bool(path)
 
@@ -240,7 +241,7 @@ def _is_path(value: object) -> bool:
 def _is_file(path: Path) -> bool:
     try:
         return path.is_file()
-    except (OSError, ValueError):  # a name too long, half a character
+    except (OSError, ValueError):  # a name that is too long, a lone surrogate
         return False
 
 
@@ -253,9 +254,9 @@ def _entry(value: Any, *keys: str) -> Any:
 def _warnings(raw: Any, config: BackendConfig) -> Iterator[str]:
     resources = config.resources
     if "Memory" in raw["Resources"]:
-        yield "Resources.Memory: is taken as MemoryPerNode; write that name"
+        yield "Resources.Memory: is read as MemoryPerNode; use that name"
     if config.unicore_api_url and not config.unicore_api_url.endswith("/rest/core"):
-        yield "UnicoreApiUrl: does not end with /rest/core, where UNICORE's REST API is"
+        yield "UnicoreApiUrl: does not end with /rest/core, the path of UNICORE's REST API"
     for name in config.environment.variables:
         if _SECRET.search(name):
             yield (
@@ -267,7 +268,7 @@ def _warnings(raw: Any, config: BackendConfig) -> Iterator[str]:
         if product != resources.total_cpus:
             yield (
                 f"Resources.TotalCPUs: {resources.total_cpus} is not Nodes times CPUsPerNode "
-                f"({product}); jobs ask for {product}"
+                f"({product}); jobs request {product}"
             )
 
 

@@ -1,4 +1,4 @@
-"""The base of all parts of a backend config: every mistake is told at once, in plain words."""
+"""The base class of all parts of a backend config, which reports all mistakes at once."""
 
 import difflib
 from collections.abc import Iterator, Mapping
@@ -30,8 +30,8 @@ _SECRETS: Final = frozenset(
 class ConfigSection(BaseModel):
     """A mapping of the document with fixed keys.
 
-    A `ValidationError` of it holds all mistakes below it, also those between keys, which pydantic
-    alone would tell only when each key for itself is right.
+    Its `ValidationError` holds all mistakes below it, including those between keys, which pydantic
+    alone would report only if each single key is right.
     """
 
     model_config = ConfigDict(
@@ -42,14 +42,14 @@ class ConfigSection(BaseModel):
     )
 
     FOREIGN: ClassVar[Mapping[str, str]] = {}
-    """Keys that people expect here, with what to say about them."""
+    """Unsupported keys that people expect here, and the message for each."""
 
     HINTS: ClassVar[Mapping[str, tuple[str, ...]]] = {}
-    """Names in lower case that people know a key by, and the keys that they may mean."""
+    """Other names in lower case, and the keys that they may stand for."""
 
     @classmethod
     def key_names(cls) -> list[str]:
-        """The keys that may stand in this mapping, as they are written."""
+        """Return the keys that this mapping may have, as written in documents."""
         keys: list[str] = []
         for field in cls.model_fields.values():
             if isinstance(field.validation_alias, AliasChoices):
@@ -60,12 +60,12 @@ class ConfigSection(BaseModel):
 
     @classmethod
     def between(cls, data: Mapping[str, Any]) -> Iterator[tuple[Keys, str]]:  # noqa: ARG003
-        """The mistakes that several keys of `data` make together; values are as written."""
+        """Yield mistakes that involve several keys of `data`; values are as written."""
         yield from ()
 
     @classmethod
     def one_name_each(cls, data: dict[str, Any]) -> dict[str, Any]:
-        """`data` without the second one of two names of the same key, which `between` tells."""
+        """Remove the second of two names for the same key, which `between` reports."""
         return data
 
     @model_validator(mode="wrap")
@@ -91,8 +91,8 @@ class ConfigSection(BaseModel):
         try:
             part = handler(cls.one_name_each({key: data[key] for key in data if key in known}))
         except ValidationError as error:
-            told = [(tuple(map(str, each["loc"])), _words(each)) for each in error.errors()]
-            found += [(keys, words) for keys, words in told if not (keys and keys[0] in empty)]
+            raised = [(tuple(map(str, each["loc"])), _words(each)) for each in error.errors()]
+            found += [(keys, words) for keys, words in raised if not (keys and keys[0] in empty)]
         refuse_values(found)
         assert part is not None, "pydantic refused without a mistake"
         return part
@@ -103,8 +103,9 @@ class ConfigSection(BaseModel):
             return cls.FOREIGN[key]
         if key.lower().replace("_", "").replace("-", "") in _SECRETS:
             return (
-                "credentials and accounts never stand in this file; set the environment variables "
-                "MANTIK_… (MANTIK_COMPUTE_BUDGET_ACCOUNT for the account) or use the keyring"
+                "credentials and accounts are not allowed in this file; set the environment "
+                "variables MANTIK_… (MANTIK_COMPUTE_BUDGET_ACCOUNT for the account) or use the "
+                "keyring"
             )
         by_lower = {known.lower(): known for known in cls.key_names()}
         close = difflib.get_close_matches(key.lower(), by_lower, n=1, cutoff=0.6)
@@ -114,7 +115,7 @@ class ConfigSection(BaseModel):
 
 
 def _words(error: ErrorDetails) -> str:
-    """The message of a mistake that pydantic found; "Value error, " in front says nothing."""
+    """Return the message of a mistake that pydantic found, without the prefix "Value error, "."""
     if error["type"] == "missing":
         return "is missing, and there is no default"
     if error["type"] == "value_error":

@@ -1,6 +1,6 @@
-"""What a site needs beyond the environment and the resources: the key `Site`, all of it optional.
+"""The key `Site` of a backend config: a site's time-outs, limits and paths, all optional.
 
-Nothing here says who the user is: credentials come from the environment or the keyring.
+Credentials are not part of it: they come from the environment or the keyring.
 """
 
 from collections.abc import Iterator, Mapping
@@ -72,7 +72,7 @@ def _bytes(alias: str, default: str, description: str) -> Any:
 
 
 def _seconds(value: object) -> int | None:
-    """The seconds of a time, None where it is none: its own key tells that."""
+    """Return the seconds of a time; None if invalid, which the key's own validation reports."""
     try:
         return units.parse_duration(str(value))
     except ValueError:
@@ -94,15 +94,15 @@ class SiteSettings(ConfigSection):
         default=None,
         alias="Workspace",
         description="Path of the workspace at the site, absolute or relative to the storage; by "
-        "default one is made for each workflow.",
+        "default each workflow gets its own.",
     )
     sharing: Annotated[
         Literal["private", "group"], BeforeValidator(_sharing), words_schema(*_SHARING)
     ] = Field(
         default="private",
         alias="Sharing",
-        description="Who may enter the workspace that is made at the site: you alone (private), or "
-        "the group that owns it, too (group), as in a project directory.",
+        description="Who may enter the workspace at the site: only you (private), or also the "
+        "group that owns it (group), as in a project directory.",
     )
     storage: Name | None = Field(
         default=None,
@@ -113,39 +113,37 @@ class SiteSettings(ConfigSection):
     ca_file: Text | None = Field(
         default=None,
         alias="CAFile",
-        description="File with the certificates (PEM) that the site's TLS certificate is checked "
-        "against, beside the system's own; relative to the project folder.",
+        description="File with certificates (PEM), in addition to the system's own, to verify the "
+        "site's TLS certificate with; relative to the project folder.",
     )
     proxy: Url | None = Field(
-        default=None, alias="Proxy", description="URL of a HTTP proxy that all requests go through."
+        default=None, alias="Proxy", description="URL of an HTTP proxy for all requests."
     )
     timeout_s: Duration = _time(
         "Timeout",
         "120s",
-        "How long one request may take; as long again for each MiB of a file that it carries.",
+        "Time limit of one request; as long again for each MiB of a file in it.",
     )
     concurrent_requests: Positive = Field(
         default=4,
         alias="ConcurrentRequests",
-        description="Requests to the site at the same time, at most.",
+        description="Maximum number of simultaneous requests to the site.",
     )
     max_jobs: Positive = Field(
         default=100,
         alias="MaxJobs",
-        description="Jobs submitted and not ended at the same time, at most.",
+        description="Maximum number of jobs that are submitted and have not ended.",
     )
     submissions_per_second: Rate = Field(
-        default=50.0, alias="SubmissionsPerSecond", description="Submissions per second, at most."
+        default=50.0, alias="SubmissionsPerSecond", description="Maximum submissions per second."
     )
     poll_min_s: Duration = _time(
-        "PollMin", "1s", "Shortest time between two looks at the site's jobs."
+        "PollMin", "1s", "Shortest time between two checks of the site's jobs."
     )
     poll_max_s: Duration = _time(
-        "PollMax", "15s", "Longest time between two looks at the site's jobs."
+        "PollMax", "15s", "Longest time between two checks of the site's jobs."
     )
-    heartbeat_s: Duration = _time(
-        "Heartbeat", "10s", "How often a running job gives a sign of life."
-    )
+    heartbeat_s: Duration = _time("Heartbeat", "10s", "Interval of a running job's heartbeats.")
     term_grace_s: Duration = _time(
         "TermGrace",
         "20s",
@@ -155,60 +153,62 @@ class SiteSettings(ConfigSection):
     marker_grace_s: Duration = _time(
         "MarkerGrace",
         "30s",
-        "How long to wait for a job's own last word after the scheduler said that it ended: slow "
-        "file systems show it late.",
+        "How long to wait for a job's marker after the scheduler reported its end: slow file "
+        "systems show it late.",
     )
     unknown_wait_s: Duration = _time(
         "UnknownWait",
         "120s",
-        "After which time a submission whose fate is unknown is tried again (it runs once all the "
-        "same).",
+        "Time after which to repeat a submission whose result is unknown (the job still runs only "
+        "once).",
     )
     fetch_wait_s: Duration = _time(
         "FetchWait",
         "5m",
-        "How long outputs of a job that succeeded are asked for again though the site refuses them "
-        "or gives something else.",
+        "How long to repeat the download of a succeeded job's outputs if the site refuses them or "
+        "returns other content.",
     )
     inline_limit_bytes: Size = _bytes(
-        "InlineLimit", "256K", "Small inputs up to this size together travel in the submission."
+        "InlineLimit", "256K", "Small inputs up to this total size travel in the submission."
     )
     marker_limit_bytes: Size = _bytes(
-        "MarkerLimit", "1M", "Outputs up to this size together come back with the job's marker."
+        "MarkerLimit", "1M", "Outputs up to this total size are downloaded with the job's marker."
     )
     archive_file_limit_bytes: Size = _bytes(
-        "ArchiveFileLimit", "8M", "Single outputs up to this size come back in one archive."
+        "ArchiveFileLimit", "8M", "Single outputs up to this size are downloaded in one archive."
     )
-    log_tail_bytes: Size = _bytes("LogTail", "256K", "How much of a log's end the marker holds.")
+    log_tail_bytes: Size = _bytes(
+        "LogTail", "256K", "Maximum size of the end of the log in the marker."
+    )
     live_s: Duration = _time(
-        "Live", "10s", "How often a job looks for what its code has logged, while it runs."
+        "Live", "10s", "How often a running job checks what its code has logged."
     )
     live_file_limit_bytes: Size = _bytes(
-        "LiveFileLimit", "1M", "Artifacts up to this size are told of while the job runs."
+        "LiveFileLimit", "1M", "Artifacts up to this size are reported while the job runs."
     )
     live_limit_bytes: Size = _bytes(
         "LiveLimit",
         "64M",
-        "So much is told of a job while it runs, packed; the rest when it is over.",
+        "Maximum packed size of what is reported while a job runs; the rest follows at its end.",
     )
     source_file_limit_bytes: Size = _bytes(
         "SourceFileLimit",
         "1M",
-        "Project files up to this size go up with a job that needs the project's sources.",
+        "Project files up to this size are uploaded with a job that needs the project's sources.",
     )
     sources_limit_bytes: Size = _bytes(
-        "SourcesLimit", "32M", "The project's sources together, at most."
+        "SourcesLimit", "32M", "Maximum total size of the project's sources."
     )
     include: Annotated[tuple[str, ...], BeforeValidator(read_patterns), list_schema()] = Field(
         default=(),
         alias="Include",
-        description="Files of the project that go up as sources although they seem to hold a "
-        "secret: patterns as in Exclude. A credential's own file never goes.",
+        description="Files of the project to upload as sources although they seem to hold a "
+        "secret: patterns as in Exclude. A credential's own file is never uploaded.",
     )
 
     @classmethod
     def between(cls, data: Mapping[str, Any]) -> Iterator[tuple[Keys, str]]:
-        """`PollMax` is not below `PollMin`."""
+        """Check that `PollMax` is not below `PollMin`."""
         shortest = _seconds(data.get("PollMin", "1s"))
         longest = _seconds(data.get("PollMax", "15s"))
         if shortest and longest and longest < shortest:

@@ -1,8 +1,7 @@
-"""Units of times and amounts of memory, as people write them and as UNICORE reads them.
+"""Convert times and sizes between text and numbers, for people and for UNICORE.
 
-All units of memory and size are 1024-based, whatever they are called: `12G`, `12GB` and `12GiB`
-are the same, as they are for Slurm and UNICORE. Every function raises `ValueError` with a message
-that says what is allowed; it reads well after "`Resources.Runtime` …".
+All units of memory and size are 1024-based: `12G`, `12GB` and `12GiB` are the same, as in Slurm and
+UNICORE. Messages of `ValueError` name what is allowed, and are written to follow the name of a key.
 """
 
 import re
@@ -22,10 +21,10 @@ _SIZE: Final = re.compile(r"([0-9]{1,15})([kmgt])(?:i?b)?", re.IGNORECASE)
 
 
 def parse_duration(text: str) -> int:
-    """The seconds of a time such as `90s`, `30m`, `12h` or `2d`: one whole number, one unit.
+    """Return the seconds of a time such as `90s`, `30m`, `12h` or `2d`.
 
     Raises:
-        ValueError: it is written in another way, or is zero.
+        ValueError: `text` is not one whole number with one unit, or is zero.
     """
     match = _DURATION.fullmatch(text.strip())
     if not match:
@@ -39,19 +38,17 @@ def parse_duration(text: str) -> int:
 
 
 def format_duration(seconds: int) -> str:
-    """The shortest text that `parse_duration` reads as `seconds`: 43200 is `12h`."""
+    """Return the shortest text that `parse_duration` reads as `seconds`: 43200 is `12h`."""
     unit = next(unit for unit in "dhms" if seconds % _SECONDS[unit] == 0)
     return f"{seconds // _SECONDS[unit]}{unit}"
 
 
 def parse_memory(text: str) -> int:
-    """The MiB of an amount of memory such as `512M`, `64G`, `64GB` or `64GiB`.
-
-    What is no whole number of MiB is rounded up. A number without a unit is refused: UNICORE reads
-    bytes, Slurm reads MiB.
+    """Return an amount of memory such as `512M`, `64G`, `64GB` or `64GiB` in MiB, rounded up.
 
     Raises:
-        ValueError: it is written in another way, or is zero.
+        ValueError: `text` is written in another way, is zero, or has no unit: without one, UNICORE
+            would read bytes and Slurm MiB.
     """
     match = _AMOUNT.fullmatch(text.strip())
     if not match:
@@ -67,10 +64,10 @@ def parse_memory(text: str) -> int:
 
 
 def parse_size(text: str) -> int:
-    """The bytes of a size such as `256K`, `8M` or `1GiB`; a number without a unit is bytes.
+    """Return the bytes of a size such as `256K`, `8M` or `1GiB`; the default unit is bytes.
 
     Raises:
-        ValueError: it is written in another way.
+        ValueError: `text` is written in another way.
     """
     if match := _PLAIN.fullmatch(text.strip()):
         return int(match[1])
@@ -83,7 +80,7 @@ def parse_size(text: str) -> int:
 
 
 def format_size(size: int) -> str:
-    """The shortest text that `parse_size` reads as `size` bytes: 262144 is `256K`."""
+    """Return the shortest text that `parse_size` reads as `size` bytes: 262144 is `256K`."""
     for letter in reversed(_LETTERS):
         if size and size % _BYTES[letter.lower()] == 0:
             return f"{size // _BYTES[letter.lower()]}{letter}"
@@ -91,16 +88,16 @@ def format_size(size: int) -> str:
 
 
 def unicore_memory(mib: int) -> str:
-    """Memory as UNICORE reads it: whole numbers with K, M, G or T; it refuses `GiB` and `GB`.
+    """Format memory for UNICORE: a whole number with K, M, G or T.
 
-    (UNICORE's `UnitParser`: "No conversion for unit".)
+    UNICORE refuses `GiB` and `GB` (its `UnitParser`: "No conversion for unit").
     """
     return format_size(mib * _MIB)
 
 
 def unicore_duration(seconds: int) -> str:
-    """A time as UNICORE reads it: a whole number with s, min, h or d, matched by prefix.
+    """Format a time for UNICORE: a whole number with s, min, h or d.
 
-    So `m` is minutes there too.
+    UNICORE matches units by prefix, so `m` is minutes there, too.
     """
     return format_duration(seconds)

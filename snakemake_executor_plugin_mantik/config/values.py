@@ -1,7 +1,7 @@
-"""The kinds of values that stand in a backend config, with the rules that each one follows.
+"""Types of the values in a backend config, with their validation.
 
 A document's scalars arrive as text, boolean or a number that remembers how it was written
-(`documents.Written…`). What is refused is told with what was found and what is allowed.
+(`documents.Written…`). Each error message names the allowed values and the one found.
 """
 
 import re
@@ -19,7 +19,7 @@ from snakemake_executor_plugin_mantik.jobs.script import BASH_OWN, VARIABLE_BYTE
 
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _INTEGER: Final = re.compile(r"[+-]?[0-9]{1,9}")
-# Words of options reach bash unquoted: none of these may stand outside quotes.
+# Options reach bash as written: these characters must be in quotes.
 _OPERATORS: Final = set(";&|<>()`")
 _SHOWN: Final = 60
 _DECIMAL: Final = r"\s*\+?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?\s*"
@@ -28,7 +28,7 @@ _T = TypeVar("_T")
 
 
 def describe_value(value: object) -> str:
-    """What `value` is, in a few words for a message: `the text 'x'`, `a list`."""
+    """Describe `value` in a few words for a message: `the text 'x'`, `a list`."""
     if value is None:
         return "nothing (null)"
     if isinstance(value, str):
@@ -43,31 +43,32 @@ def describe_value(value: object) -> str:
 
 
 def not_allowed(allowed: str, value: object) -> ValueError:
-    """The error that says what a value has to be, and what was found instead."""
+    """Return an error that names the allowed values and the one found."""
     return ValueError(f"has to be {allowed}, found {describe_value(value)}")
 
 
 def as_written(value: float | bool | str) -> str:
-    """A scalar as it was written: numbers keep their digits, booleans are `true` and `false`."""
+    """Return a scalar as written: numbers keep their digits, booleans are `true` and `false`."""
     if isinstance(value, bool):
         return str(value).lower()
     return str(getattr(value, "written", value))
 
 
 def _sendable(text: str) -> str:
-    """`text`, if it can stand in a process's environment and in a UTF-8 file."""
+    """Return `text`, if a process's environment and a UTF-8 file can hold it."""
     if "\0" in text:
-        raise ValueError("has a NUL character in it, which no process can be given")
+        raise ValueError("has a NUL character in it, which no process accepts")
     if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
         raise ValueError("has half a character in it (a lone surrogate)")
     return text
 
 
 def parse_text(value: object, allowed: str = "a text") -> str:
-    """A text that is not empty; a number is taken as it is written, blanks around it go.
+    """Return a non-empty text without blanks around it; a number is returned as written.
 
     Raises:
-        ValueError: it is neither, or empty, or cannot be sent.
+        ValueError: `value` is neither text nor number, is empty, or holds a NUL character or a lone
+            surrogate.
     """
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
         raise not_allowed(f"{allowed} in quotes" if isinstance(value, bool) else allowed, value)
@@ -88,16 +89,16 @@ def _name(value: object) -> str:
     text = _line(value, "a name")
     if set(text) & set(" '\"\\#"):
         raise ValueError(
-            f"may hold no blanks, quotes, backslashes or #, found {describe_value(text)}"
+            f"may hold no blanks, quotes, backslashes or #; found {describe_value(text)}"
         )
     return text
 
 
 def _url(value: object) -> str:
     if isinstance(value, str) and "@" in value.partition("?")[0]:
-        raise ValueError(  # the text itself may hold a password: it is not shown
-            "has credentials in it; they belong into the environment variables MANTIK_… or the "
-            "keyring, never into this file"
+        raise ValueError(  # does not show the text, which may hold a password
+            "has credentials in it; remove them, and put them into the environment variables "
+            "MANTIK_… or the keyring"
         )
     text = _line(value, "a URL")
     try:
@@ -114,17 +115,17 @@ def _address(value: object) -> str:
     url = _url(value)
     if not is_confidential(url):
         raise ValueError(
-            f"is {describe_value(url)}, which is no https:// address: credentials could be read on"
-            " their way (http:// is for this machine only)"
+            f"is {describe_value(url)}, which is not an https:// address: credentials could be read"
+            " in transit; use https:// (http:// is only for this machine)"
         )
     return url
 
 
 def parse_integer(value: object, lowest: int) -> int:
-    """A whole number of `lowest` or more, also as a text.
+    """Return a whole number of at least `lowest`, also from a text.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: `value` is something else.
     """
     number = value if isinstance(value, int) and not isinstance(value, bool) else None
     if isinstance(value, str) and _INTEGER.fullmatch(value.strip()):
@@ -177,10 +178,10 @@ def _measured(value: object, parse: Callable[[str], int]) -> int:
 
 
 def split_words(text: str) -> tuple[str, ...]:
-    """The words of `text` as bash would split them, quotes kept, so that `$VARS` stay expandable.
+    """Split `text` into words as bash would, but keep quotes and `$VARS`.
 
-    The words are written into a script as they are: bash takes the quotes off and puts the values
-    of variables in. A line break parts words like a blank does.
+    The words are written into a script unchanged, where bash removes the quotes and expands
+    variables. A line break separates words, like a blank.
 
     Raises:
         ValueError: a quote is not closed, or a character that ends a command is not quoted.
@@ -208,7 +209,7 @@ def split_words(text: str) -> tuple[str, ...]:
             word += character + following
         else:
             quote = character if character in "'\"" else ""
-            escapes = quote == '"' or after_dollar  # $'…' knows escapes, '…' does not
+            escapes = quote == '"' or after_dollar  # $'…' has escapes, '…' has none
             word += character
     if quote:
         raise ValueError(f"has a quote {quote} that is not closed")
@@ -216,7 +217,7 @@ def split_words(text: str) -> tuple[str, ...]:
 
 
 def refuse_values(found: Iterable[tuple[tuple[str, ...], str]]) -> None:
-    """Raise one `ValidationError` with all mistakes of `found`: (keys below this one, message)."""
+    """Raise one `ValidationError` with all mistakes in `found`: (keys below this one, message)."""
     details = [
         InitErrorDetails(type=PydanticCustomError("config", message), loc=keys, input=None)
         for keys, message in found
@@ -226,10 +227,10 @@ def refuse_values(found: Iterable[tuple[tuple[str, ...], str]]) -> None:
 
 
 def read_list(items: Sequence[object], read: Callable[[object], _T]) -> list[_T]:
-    """What `read` makes of each item.
+    """Apply `read` to each item.
 
     Raises:
-        ValidationError: with the mistakes of all items, each with its number.
+        ValidationError: with the mistakes of all items, each with the number of its item.
     """
     values: list[_T] = []
     found: list[tuple[tuple[str, ...], str]] = []
@@ -278,10 +279,10 @@ def _variables(value: object) -> dict[str, str]:
         name = str(key)
         if not _VARIABLE.fullmatch(name):
             found.append(
-                ((name,), "is no name of a variable: letters, digits and _, no digit first")
+                ((name,), "is not a name of a variable: use letters, digits and _, no digit first")
             )
         elif name in BASH_OWN:
-            found.append(((name,), "is set by bash itself, so that the command would not see it"))
+            found.append(((name,), "is set by bash itself, so the command would not see it"))
         elif not isinstance(item, (str, int, float)):
             found.append(((name,), f"has to be a text, found {describe_value(item)}"))
         else:
@@ -305,25 +306,25 @@ _SCALAR: Final = WithJsonSchema({"type": ["string", "number"]})
 
 
 def _text_or_list_schema(*kinds: str) -> WithJsonSchema:
-    """The JSON Schema of a text, or of a list of texts and of values of the types `kinds`."""
+    """Return the JSON Schema of a text, or of a list of texts and values of the types `kinds`."""
     items = {"type": ["string", *kinds]}
     return WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": items}]})
 
 
 def list_schema() -> WithJsonSchema:
-    """The JSON Schema of a list of texts, in which numbers are taken as they are written."""
+    """Return the JSON Schema of a list of texts and numbers."""
     return WithJsonSchema({"type": "array", "items": {"type": ["string", "number"]}})
 
 
 def words_schema(*words: str) -> WithJsonSchema:
-    """The JSON Schema of a text that is one of `words`, in any case, with blanks around it."""
+    """Return the JSON Schema of one of `words`, in any case, with optional blanks around it."""
     patterns = "|".join(map(_any_case, words))
     either = {"type": "string", "pattern": rf"^\s*({patterns})\s*$"}
     return WithJsonSchema({"anyOf": [{"enum": list(words)}, either]})
 
 
 def _any_case(word: str) -> str:
-    """The pattern of a word in upper or lower case: those of JSON Schema have no flags."""
+    """Return a case-insensitive pattern of a word: patterns of JSON Schema have no flags."""
     return "".join(f"[{c.upper()}{c}]" if c.isalpha() else re.escape(c) for c in word)
 
 
@@ -336,14 +337,14 @@ Text = Annotated[str, BeforeValidator(_line), _SCALAR]
 """One line of text."""
 
 Name = Annotated[str, BeforeValidator(_name), _SCALAR]
-"""A name that goes into a directive of a scheduler: no blanks, no quotes."""
+"""A name for a scheduler's directive: no blanks, quotes, backslashes or #."""
 
 Url = Annotated[
     str,
     BeforeValidator(_url),
     WithJsonSchema({"type": "string", "pattern": rf"^\s*({_HTTP}|{_HTTPS})[^\s/?#]"}),
 ]
-"""A URL without credentials; a slash at its end goes."""
+"""A URL without credentials; a trailing slash is removed."""
 
 Address = Annotated[
     str,
@@ -355,7 +356,7 @@ Address = Annotated[
         }
     ),
 ]
-"""The URL of a server that credentials go to."""
+"""The URL of a server that receives credentials: https, or http on this machine."""
 
 Positive = Annotated[int, BeforeValidator(_positive), WithJsonSchema({**_WHOLE, "minimum": 1})]
 """A whole number of one or more."""
@@ -405,7 +406,7 @@ Size = Annotated[
 """Bytes, written as a number with or without a unit."""
 
 CommandWords = Annotated[tuple[str, ...], BeforeValidator(_options), _text_or_list_schema("number")]
-"""Words for a command line, a text or a list of texts."""
+"""Words for a command line, written as a text or a list of texts."""
 
 Modules = Annotated[tuple[str, ...], BeforeValidator(_modules), list_schema()]
 """Names of environment modules."""
@@ -413,7 +414,7 @@ Modules = Annotated[tuple[str, ...], BeforeValidator(_modules), list_schema()]
 Commands = Annotated[
     tuple[str, ...], BeforeValidator(_commands), _text_or_list_schema("number", "boolean")
 ]
-"""Bash commands, a text or a list of texts."""
+"""Bash commands, written as a text or a list of texts."""
 
 Variables = Annotated[
     dict[str, str],
@@ -426,4 +427,4 @@ Variables = Annotated[
         }
     ),
 ]
-"""Environment variables; values are texts, numbers as they are written, booleans true or false."""
+"""Environment variables; values are texts, numbers as written, or booleans (`true`, `false`)."""

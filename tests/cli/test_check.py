@@ -39,7 +39,7 @@ def test_good_files_have_a_line_each(tmp_path: Path, monkeypatch: pytest.MonkeyP
         "alps.yml: firecREST, machine alp, queue normal, Python /v",
     ]
     assert done.stderr.splitlines() == [
-        "warning: alps.yml: Resources.Memory: is taken as MemoryPerNode; write that name"
+        "warning: alps.yml: Resources.Memory: is read as MemoryPerNode; use that name"
     ]
 
 

@@ -46,7 +46,7 @@ def test_corners_that_are_right(
 
 # What a schema cannot know, or tells only of the whole document.
 BEYOND = re.compile(
-    r"duplicate|was not found|cannot be divided|no multiple|unquoted|backslash"
+    r"duplicate|was not found|cannot be divided|not a multiple|unquoted|backslash"
     r"|not closed|NUL|credentials in it|PollMin|nothing clear|comment|has \. as a part|leaves the"
     r"|is absolute|control characters|may hold no|PBS|is longer"
     r"|URL that begins|is empty; it has|a path at the site|cannot be none|longer than zero"

@@ -202,7 +202,7 @@ def test_duplicates_have_paths_and_the_first_value_stays(kind: str) -> None:
         ("a: b: c", "line 1, column 5"),
         ("*a", "alias"),
         ("a: &a {b: *a}", "alias"),
-        ("[a]: b", "no text"),
+        ("[a]: b", "not a text"),
         ("%YAML 1.3\n---\na: b", "%YAML 1.3;"),
         ("%YAML  1.0\n---\na: b", "%YAML 1.0;"),
         ("!x y", "tag"),

@@ -54,10 +54,10 @@ def test_all_mistakes_of_all_files_are_told_at_once(tmp_path: Path) -> None:
         ("max.yaml", "", "Snakemake"),
         ("x.toml", "", "'.toml' is not supported"),
         ("alps", "", "there is no such file: "),
-        ("alps", "", "(a target of Snakemake goes after '--')"),
-        ("good", "", "is no backend config: did you mean good.yaml?"),
+        ("alps", "", "(put targets of Snakemake after '--')"),
+        ("good", "", "is not a backend config: did you mean good.yaml?"),
         ("x.toml.d", "", "'.d' is not supported"),
-        ("no.yaml", "", "no such file: correct the path, or have one written: smk-mantik init"),
+        ("no.yaml", "", "no such file: correct the path, or create one with smk-mantik init"),
         ("folder.yaml", "", "directory"),
         ("good.yaml", "", "'a b' cannot be the name"),
     ]:
@@ -104,9 +104,9 @@ def test_json_and_yaml_mean_the_same(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("odd", "told"),
     [
-        ("Resources: {Queue: !x q, Node: 3, Runtime: 5h}", "tag that means nothing here, !x"),
-        ("Resources: {Queue: q, Node: 3, ? [a] : {b: c}}", "key that is no text"),
-        ("Resources: {Queue: q, Node: 3, ? {a: b} : c}", "key that is no text"),
+        ("Resources: {Queue: !x q, Node: 3, Runtime: 5h}", "has the tag !x, which is not supported"),
+        ("Resources: {Queue: q, Node: 3, ? [a] : {b: c}}", "key that is not a text"),
+        ("Resources: {Queue: q, Node: 3, ? {a: b} : c}", "key that is not a text"),
     ],
 )
 def test_odd_yaml_is_told_with_all_other_mistakes(odd: str, told: str) -> None:

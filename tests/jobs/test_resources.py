@@ -120,7 +120,7 @@ def test_what_cannot_be_meant_is_refused(rule: dict[str, object], names: list[st
 def test_a_kind_of_gpus() -> None:
     asked = merge_resources(BASE, {"gpu": 2, "gpu_model": "a100"}, 1)
     assert "--gpus-per-node=a100:1" in slurm_directives(asked, "train")
-    with pytest.raises(UserError, match=r"gpu_model=a100 .* none are asked for"):
+    with pytest.raises(UserError, match=r"gpu_model=a100 .* requests no GPUs"):
         slurm_directives(merge_resources(Resources(), {"gpu_model": "a100"}, 1), "train")
     with pytest.raises(UserError, match=r"PBS has no common name .* gpu_model=a100"):
         pbs_directives(replace(asked, qos=None), "train")

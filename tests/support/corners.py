@@ -64,7 +64,7 @@ WRONG: Final[list[tuple[str | bytes, dict[str, str]]]] = [
     (f"{U}Resources: *nope\n", {"": "alias *nope"}),
     (f"{U}Resources: &r {{Queue: q, Nodes: *r}}\n", {"": "alias *r"}),
     (f"{U}Resources: {{Queue: !!python/object:os.system q}}\n", {"": "tag"}),
-    (f"{U}Resources: {{? [a] : q}}\n", {"": "no text", "Resources.Queue": "missing"}),
+    (f"{U}Resources: {{? [a] : q}}\n", {"": "not a text", "Resources.Queue": "missing"}),
     ((U + R).encode("utf-16"), {"": "UTF-8"}),
     (f"{U}Resources: {{Queue: ü}}\n".encode("latin-1"), {"": "UTF-8 (byte"}),
     (b"\0" + (U + R).encode(), {"": "YAML"}),
@@ -119,7 +119,7 @@ WRONG: Final[list[tuple[str | bytes, dict[str, str]]]] = [
     *_of("UnicoreApiUrl", _EMPTY, "~", "", "null"),
     *_of("UnicoreApiUrl", "URL", "5", "[https://x.org]", "x.org/rest", "ftp://x.org", "https://"),
     *_of("UnicoreApiUrl", "URL", "'https://x.org/a b'", "true", "{a: b}", "''"),
-    *_of("UnicoreApiUrl", "no https:// address", "http://x.org/rest/core", "http://10.0.0.1:80"),
+    *_of("UnicoreApiUrl", "not an https:// address", "http://x.org/rest/core", "http://10.0.0.1:80"),
     *_of("UnicoreApiUrl", "credentials", "https://me:hunter2@x.org", "https://me@x.org"),
     *_of("Firecrest", "has to be a mapping", "[]", "https://x.org", "5", "true"),
     *_of("Firecrest", _EMPTY, "~"),
@@ -204,7 +204,7 @@ WRONG: Final[list[tuple[str | bytes, dict[str, str]]]] = [
             {f"Environment.Variables.{name}": part},
         )
         for part, names in (
-            ("is no name", ("1A", "A B", "A-B", "5", "~", "", "Ä", "A=B")),
+            ("is not a name", ("1A", "A B", "A-B", "5", "~", "", "Ä", "A=B")),
             ("set by bash itself", ("UID", "EUID", "PPID", "RANDOM", "PWD", "IFS", "SHLVL", "_")),
         )
         for name in names

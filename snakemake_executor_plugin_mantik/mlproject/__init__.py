@@ -1,4 +1,4 @@
-"""Entry points of MLproject files as rules of a Snakefile.
+"""Run entry points of MLproject files as rules of a Snakefile.
 
     from snakemake_executor_plugin_mantik import mlproject
 

@@ -1,4 +1,4 @@
-"""What a rule gives to an entry point: checked, and made into the command of a job."""
+"""Check the arguments that a rule gives to an entry point, and build the command of a job."""
 
 import inspect
 import os
@@ -27,8 +27,8 @@ from snakemake_executor_plugin_mantik.mlproject.values import (
 )
 
 _EXTRA: Final = (
-    "correct the name, or give it in the mapping after the entry point's name to have it appended"
-    " to the command"
+    "correct the name, or pass it in the mapping after the entry point's name to append it to the"
+    " command"
 )
 
 
@@ -40,17 +40,17 @@ class ProjectLike(Protocol):
 
     @property
     def shown(self) -> str:
-        """What messages call it."""
+        """The project's name in messages."""
 
     def definition(self, entry: EntryPoint) -> str:
-        """A hash of the entry point and of the project's sources."""
+        """Return a hash of the entry point and of the project's sources."""
 
     def relative_folder(self) -> PurePosixPath:
-        """The folder, relative to the working directory."""
+        """Return the folder, relative to the working directory."""
 
 
 class BoundEntryPoint:
-    """An entry point with the values that a rule gives to its parameters."""
+    """An entry point with a rule's values for its parameters."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class BoundEntryPoint:
                 self._notify(name, _undeclared(name, entry))
         for name, given in {**undeclared, **extra}.items():
             if name in entry.parameters:
-                self._notify(name, "is a parameter of the entry point: give it as one")
+                self._notify(name, "is a parameter of the entry point: pass it as one")
             else:
                 self._take(self._extra, str(name), given)
         for parameter in entry.parameters.values():
@@ -85,7 +85,7 @@ class BoundEntryPoint:
             raise ConfigError(self._mistakes)
         needs = {need for v in (*self._values.values(), *self._extra.values()) for need in v.needs}
         optional = [need for need in ("threads", "resources") if need in needs]
-        # Snakemake hands over what a function's signature names, and evaluates resources only then.
+        # Snakemake passes what a function's signature names, and evaluates resources only then.
         self.asks = ("wildcards", "input", "output", *optional)
 
     def _take(self, values: dict[str, ParameterValue], name: str, given: object) -> None:
@@ -96,7 +96,7 @@ class BoundEntryPoint:
 
     def _take_default(self, parameter: Parameter) -> None:
         if parameter.default is None:
-            self._notify(parameter.name, "has no default and is given no value")
+            self._notify(parameter.name, "has no value and no default: pass a value")
         else:
             self._values[parameter.name] = _Default(parameter.default)
 
@@ -110,10 +110,10 @@ class BoundEntryPoint:
         self._mistakes.append(Mistake(self.project.shown, f"{self.entry.name}.{name}", message))
 
     def check(self, wildcards: Any) -> None:
-        """See to it that values that depend on wildcards alone are right.
+        """Check the values that depend only on wildcards.
 
         Raises:
-            ConfigError: with all that are not.
+            ConfigError: with all mistakes in them.
         """
         self._mistakes = []
         for name, value in self._values.items():
@@ -123,21 +123,23 @@ class BoundEntryPoint:
         self._end()
 
     def outline(self, wildcards: Any) -> dict[str, str]:
-        """The values as far as wildcards tell them: they change when an argument does.
+        """Return the values as far as the wildcards determine them.
+
+        They change when an argument changes.
 
         Raises:
-            ConfigError: some are wrong.
+            ConfigError: some values are wrong.
         """
         self.check(wildcards)
         values = {**self._values, **self._extra}
         return {name: values[name].outline(wildcards) for name in sorted(values)}
 
     def command(self, wildcards: Any, **things: Any) -> str:
-        """What the shell runs for a job.
+        """Return the shell command of a job.
 
         Raises:
             ConfigError: a value is wrong.
-            UserError: the command cannot be made.
+            UserError: the values do not fit the command's placeholders.
         """
         words = self._all(wildcards, things)
         extra = {name: words[name].words for name in self._extra}
@@ -157,7 +159,7 @@ class BoundEntryPoint:
         return f"cd {_quoted_folder(folder)} || exit 1\n{command}"
 
     def call(self, wildcards: Any, **things: Any) -> Call:
-        """The call that a job makes."""
+        """Return the call that a job makes."""
         words = self._all(wildcards, things)
         self._end()
         return Call(
@@ -191,7 +193,7 @@ class BoundEntryPoint:
     def _in_folder(
         self, parameter: Parameter, words: TemplateWords, things: Mapping[str, Any]
     ) -> tuple[str, ...]:
-        """The words as the process in the project's folder needs them."""
+        """Return the words for a process in the project's folder."""
         value = self._values[parameter.name]
         if parameter.type != "path" or words.paths or isinstance(value, _Default):
             return words.words
@@ -220,7 +222,7 @@ class BoundEntryPoint:
 
 
 class _Default(ParameterValue):
-    """The default of a parameter; a path in it belongs to the project's folder."""
+    """The default of a parameter; a path in it is relative to the project's folder."""
 
     needs = frozenset()
 
@@ -245,8 +247,8 @@ def _is_there(path: str, known: set[str]) -> bool:
 
 def _undeclared(name: str, entry: EntryPoint) -> str:
     if not entry.parameters:
-        return f"is no parameter of {entry.name}, which has none: {_EXTRA}"
-    return f"is no parameter of {entry.name}{suggest(name, entry.parameters)}: {_EXTRA}"
+        return f"is not a parameter of {entry.name}, which has none: {_EXTRA}"
+    return f"is not a parameter of {entry.name}{suggest(name, entry.parameters)}: {_EXTRA}"
 
 
 def _quoted_folder(folder: str) -> str:
@@ -254,10 +256,10 @@ def _quoted_folder(folder: str) -> str:
 
 
 class ParamsFunction:
-    """A function in a rule's `params:`, which shows Snakemake the signature that it should see.
+    """A function for a rule's `params:` whose signature has the parameters `asks`.
 
-    A function that asks for input, output, threads or resources is none of Snakemake's reasons to
-    run a job again (`Rule._is_deriving_function`); the others are.
+    If a function takes input, output, threads or resources, Snakemake does not run a job again when
+    its value changes (`Rule._is_deriving_function`); for other functions it does.
     """
 
     def __init__(
@@ -272,9 +274,9 @@ class ParamsFunction:
         self.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in asks])
 
     def __call__(self, wildcards: Any, **things: Any) -> Any:
-        """The parameter's value for a job."""
+        """Return the parameter's value for a job."""
         try:
             return self._function(wildcards, **things)
         except MantikError as error:
-            # Snakemake shows every line of code that an error came through; ours say nothing.
+            # Snakemake shows every line of the traceback; those of this package do not help users.
             raise error.with_traceback(None) from None

@@ -1,4 +1,4 @@
-"""One call of an MLproject's entry point by a job, as the executor and the tracking see it."""
+"""The call of an MLproject's entry point by a job, for the executor and for tracking."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,20 +6,20 @@ from pathlib import PurePosixPath
 from typing import Any, Final
 
 PARAMETER: Final = "call"
-"""The name under which a rule's `params` hold the call."""
+"""The name of the call in a rule's `params`."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """What a job runs of which project.
+    """A call of an entry point.
 
     Attributes:
         project: the project's folder, relative to the workflow's working directory.
-        name: the project's name: as its MLproject file says, else the folder's.
+        name: the project's name from its MLproject file, else the folder's.
         entry_point: the entry point's name, or the path of a script in the project.
         definition: a hash of the entry point and of the project's sources.
-        arguments: the value of every parameter, defaults included, raw: not quoted for a shell,
-            and paths as the workflow has them (relative to its working directory).
+        arguments: the values of all parameters, defaults included, not quoted for a shell; paths
+            are relative to the workflow's working directory.
     """
 
     project: PurePosixPath
@@ -30,11 +30,7 @@ class Call:
 
 
 def read_call(params: Any) -> Call | None:
-    """The call that a job makes, if it runs an entry point.
-
-    Args:
-        params: the job's evaluated parameters (`job.params`), or a mapping of them.
-    """
+    """Return the call in a job's evaluated parameters, `job.params` or a mapping; None for none."""
     found = (
         params.get(PARAMETER) if isinstance(params, Mapping) else getattr(params, PARAMETER, None)
     )

@@ -1,4 +1,4 @@
-"""For a run whose outputs nobody names: what it makes or changes in its project's folder."""
+"""Collect the files that a run without named outputs makes or changes in its project's folder."""
 
 import shlex
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from snakemake_executor_plugin_mantik.mlproject.bound_entry_point import ParamsF
 from snakemake_executor_plugin_mantik.mlproject.values import path_in_folder
 
 _TICK_S: Final = 1
-"""Seconds between the mark and the start: parallel file systems keep whole seconds of a change."""
+"""Seconds between the time stamp and the start: parallel file systems store mtimes in seconds."""
 
 _SCRIPT: Final = """\
 mkdir -p {out}
@@ -28,18 +28,18 @@ rm {out}/.started
 
 
 def collect_outputs(params: Mapping[str, Any], out: str) -> dict[str, Any]:
-    """Parameters of an entry point that also gather what it makes.
+    """Extend an entry point's parameters to collect new and changed files after its run.
 
     Args:
-        params: what `Project.entry_point` returned.
-        out: a directory, the rule's output: copies of all files that are new or changed in the
-            project's folder after the entry point has run, under the same relative paths. Hidden
-            files and Python's caches are left out.
+        params: return value of `Project.entry_point`.
+        out: a directory, the rule's output. It gets copies of all files that are new or changed in
+            the project's folder, with the same relative paths, except hidden files and Python's
+            caches.
     """
     before: ParamsFunction = params["command"]
     given = before.given
     if given is None:
-        raise TypeError("these are no parameters of an entry point")
+        raise TypeError("these are not the parameters of an entry point")
     project = given.project
 
     def command(wildcards: Any, **things: Any) -> str:

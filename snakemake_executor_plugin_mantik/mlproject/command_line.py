@@ -1,4 +1,4 @@
-"""Words of a command line that say what an entry point is run with: values and files, checked."""
+"""Check the values and files that a command line gives to an entry point."""
 
 import os
 import re
@@ -11,10 +11,10 @@ from snakemake_executor_plugin_mantik.common.errors import ConfigError, Mistake
 from snakemake_executor_plugin_mantik.mlproject.entry import EntryPoint, suggest
 from snakemake_executor_plugin_mantik.mlproject.values import parse_value
 
-_BRACES: Final = "Snakemake takes braces in a file's name for wildcards: rename {path!r}"
+_BRACES: Final = "Snakemake reads braces in a file's name as wildcards: rename {path!r}"
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
-_UNDECLARED: Final = "correct the name, or give it with --extra to have it appended to the command"
+_UNDECLARED: Final = "correct the name, or use --extra to append it to the command"
 
 
 @dataclass(frozen=True)
@@ -26,30 +26,28 @@ class CommandFiles:
 
     @property
     def all(self) -> list[str]:
-        """All paths."""
         return [*self.plain, *self.named.values()]
 
 
 class CommandMistakes:
-    """Gathers what is wrong with a command line."""
+    """Collect the mistakes of a command line."""
 
     def __init__(self) -> None:
         self.mistakes: list[Mistake] = []
 
     def notify(self, place: str, key: str, message: str) -> None:
-        """One more: where, at which key, and what."""
         self.mistakes.append(Mistake(place, key, message))
 
     @contextmanager
     def gathered(self) -> Iterator[None]:
-        """Keep the mistakes that end what is in the block."""
+        """Collect the mistakes of a `ConfigError` that ends the block."""
         try:
             yield
         except ConfigError as error:
             self.mistakes += error.mistakes
 
     def end(self) -> None:
-        """Tell all of them.
+        """Raise all collected mistakes.
 
         Raises:
             ConfigError: there are some.
@@ -58,7 +56,7 @@ class CommandMistakes:
             raise ConfigError(list(dict.fromkeys(self.mistakes)))
 
     def pairs(self, option: str, given: Iterable[str]) -> dict[str, str]:
-        """NAME=VALUE pairs."""
+        """Parse NAME=VALUE pairs."""
         found: dict[str, str] = {}
         for text in given:
             name, equals, value = text.partition("=")
@@ -71,7 +69,7 @@ class CommandMistakes:
         return found
 
     def files(self, option: str, given: Iterable[str]) -> CommandFiles:
-        """Paths, and paths by name."""
+        """Parse PATH and NAME=PATH."""
         files = CommandFiles()
         for text in given:
             name, equals, path = text.partition("=")
@@ -86,28 +84,26 @@ class CommandMistakes:
     def names(
         self, shown: str, point: EntryPoint, given: dict[str, str], more: dict[str, str]
     ) -> None:
-        """Take out the parameters that are given with the wrong option."""
+        """Remove and report parameters that are given with the wrong option."""
         for name in [] if point.script else [n for n in given if n not in point.parameters]:
             del given[name]
-            told = (
-                f"is no parameter of {point.name}{suggest(name, point.parameters)}: {_UNDECLARED}"
-            )
-            self.notify(shown, f"{point.name}.{name}", told)
+            hint = suggest(name, point.parameters)
+            message = f"is not a parameter of {point.name}{hint}: {_UNDECLARED}"
+            self.notify(shown, f"{point.name}.{name}", message)
         for name in [n for n in more if n in point.parameters]:
             given.setdefault(name, more.pop(name))
-            told = "is a parameter of the entry point: give it with -P"
-            self.notify("--extra", name, told)
+            self.notify("--extra", name, "is a parameter of the entry point: pass it with -P")
 
     def values(
         self, options: Mapping[str, Mapping[str, str]], things: Mapping[str, object]
     ) -> None:
-        """See to it that the files that values name are some of the job's."""
+        """Report placeholders in values that name none of the job's files."""
         for option, values in options.items():
             for name, text in values.items():
                 try:
                     value = parse_value(text)
                 except ValueError:
-                    continue  # the entry point tells it
+                    continue  # the entry point reports it
                 try:
                     value.resolve(things, str)
                 except ValueError as error:
@@ -115,17 +111,17 @@ class CommandMistakes:
 
 
 def check_command_files(read: CommandFiles, made: CommandFiles) -> None:
-    """See to it that inputs and outputs can be a rule's.
+    """Check that paths can be inputs and outputs of a rule.
 
     Raises:
-        ConfigError: with all that cannot.
+        ConfigError: with all paths that cannot.
     """
     mistakes = []
     for option, files in (("--input", read), ("--output", made)):
         for path in files.all:
             if not path or os.path.isabs(path) or os.path.normpath(path).split("/")[0] == "..":
-                told = f"has to be a path below this directory, found {path!r}"
-                mistakes.append(Mistake(option, "", told))
+                message = f"has to be a path below this directory, found {path!r}"
+                mistakes.append(Mistake(option, "", message))
             elif set(path) & set("{}"):
                 mistakes.append(Mistake(option, "", _BRACES.format(path=path)))
             elif option == "--input" and not os.path.exists(path):
@@ -137,12 +133,12 @@ def check_command_files(read: CommandFiles, made: CommandFiles) -> None:
 
 
 def is_path(declared: Mapping[str, object], name: str) -> bool:
-    """Whether a declared parameter is of type path."""
+    """Return whether a declared parameter is of type path."""
     return getattr(declared[name], "type", "") == "path"
 
 
 def is_input(value: str, known: Sequence[str]) -> bool:
-    """Whether a value of type path is a file here that goes up as an input."""
+    """Return whether a value of type path is a file below this directory, and not yet an input."""
     return (
         not os.path.isabs(value)
         and os.path.exists(value)

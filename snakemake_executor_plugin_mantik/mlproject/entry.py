@@ -1,4 +1,4 @@
-"""Entry points of an MLproject: their typed parameters and the command that they become."""
+"""Entry points of an MLproject: their typed parameters and commands."""
 
 import difflib
 import os
@@ -11,14 +11,14 @@ from typing import Final
 from urllib.parse import urlsplit
 
 TYPES: Final = ("string", "float", "int", "path", "uri")
-"""The types that are checked or mean something; MLflow lets any other name through."""
+"""The types that have a meaning; MLflow accepts any other name, too."""
 
 _INTEGERS: Final = frozenset({"int", "integer", "long"})
 _FLOATS: Final = frozenset({"float", "double"})
 _WIDE: Final = re.compile(r"[0-9]{5,}")
 
 SCRIPTS: Final = (".py", ".sh", ".R")
-"""Files that are entry points by themselves, as for MLflow."""
+"""Suffixes of files that are entry points by themselves, as in MLflow."""
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,8 @@ class Parameter:
     """A parameter of an entry point.
 
     Attributes:
-        name: its name.
-        type: its type's name, `string` where the file gives none.
-        default: the text that serves where no value is given; None: a value is required.
+        type: name of its type, `string` if the file gives none.
+        default: default value; None if a value is required.
     """
 
     name: str
@@ -36,7 +35,7 @@ class Parameter:
     default: str | None = None
 
     def mistake(self, text: str) -> str:
-        """What is wrong with the value `text`; empty if nothing is."""
+        """Return the mistake in the value `text`; empty if there is none."""
         if complaint := unsendable_characters(text):
             return complaint
         if self.type in _FLOATS and not _is_number(text, float):
@@ -47,9 +46,8 @@ class Parameter:
             return f"has to be a URI such as s3://bucket/key, found {text!r}"
         if self.type == "path" and _is_remote(text):
             return (
-                f"names something that is not on this machine, {text!r}, and is of type path:"
-                " make it an input of the rule (with a storage plugin), or give the parameter the"
-                " type uri"
+                f"is of type path, but {text!r} is not on this machine: make it an input of the"
+                " rule (with a storage plugin), or give the parameter the type uri"
             )
         return ""
 
@@ -62,7 +60,7 @@ class EntryPoint:
         name: its name in the MLproject file, or the path of a script in the project.
         command: a text with placeholders, as for Python's `str.format`.
         parameters: by name, in the file's order.
-        script: whether it is a script that no MLproject file speaks of.
+        script: whether it is a script without an entry in an MLproject file.
     """
 
     name: str
@@ -73,27 +71,27 @@ class EntryPoint:
     def shell_command(
         self, values: Mapping[str, Sequence[str]], extra: Mapping[str, Sequence[str]]
     ) -> str:
-        """The command for the shell, each word of a value quoted.
+        """Return the command for the shell, with each word of a value quoted.
 
         Args:
             values: the words of every parameter; mostly one each.
-            extra: the words of further parameters, which go to the end as `--name words`.
+            extra: the words of further parameters, which are appended as `--name words`.
 
         Raises:
-            ValueError: the command cannot be made of these values.
+            ValueError: the values do not fit the command's placeholders.
         """
         quoted = {name: shlex.join(words) for name, words in values.items()}
         try:
             command = self.command.format(**quoted)
         except (LookupError, AttributeError, TypeError, ValueError) as error:
-            raise ValueError(f"the command cannot be made of these values ({error})") from None
-        # A folded YAML text ends with a line break, which would cut the further parameters off.
+            raise ValueError(f"the values do not fit the command ({error})") from None
+        # A folded YAML text ends with a line break, which would separate the further parameters.
         appended = [f"--{shlex.quote(name)} {shlex.join(words)}" for name, words in extra.items()]
         return " ".join([command.rstrip(), *appended])
 
 
 def script_entry(name: str) -> EntryPoint | None:
-    """The entry point that a script is; None if `name` does not end like one."""
+    """Return the entry point for a script; None if `name` does not have the suffix of one."""
     suffix = os.path.splitext(name)[1]
     if suffix not in SCRIPTS:
         return None
@@ -108,12 +106,12 @@ def script_entry(name: str) -> EntryPoint | None:
 
 
 def command_mistakes(command: str, parameters: Iterable[str]) -> Iterator[str]:
-    """What is wrong with a command whose placeholders may name `parameters`."""
+    """Yield the mistakes in a command whose placeholders may name `parameters`."""
     known = list(parameters)
     try:
         names = list(dict.fromkeys(_fields(command)))
     except ValueError as error:
-        yield f"cannot be read ({error}): write {{{{ and }}}} for braces that are no placeholder"
+        yield f"cannot be read ({error}): write {{{{ and }}}} for braces that are not placeholders"
         return
     wrong = [name for name in names if name not in known]
     for name in wrong:
@@ -128,16 +126,16 @@ def command_mistakes(command: str, parameters: Iterable[str]) -> Iterator[str]:
     except IndexError:
         pass  # {name[5]} may fit the real value
     except (KeyError, AttributeError, TypeError, ValueError) as error:
-        yield f"has a placeholder that no text can fill ({error})"
+        yield f"has a placeholder that does not accept a text ({error})"
     for name, where in quoted_placeholders(command):
-        yield f"{{{name}}} stands {where}; values are quoted already: write it without"
+        yield f"{{{name}}} stands {where}, but values are quoted already: write only {{{name}}}"
 
 
 def _unknown_placeholder(name: str, command: str, known: Sequence[str]) -> str:
     if not name or name.isdigit():
         return "has a placeholder without a name: write {parameter}, or {{ and }} for braces"
     if f"${{{name}" in command:
-        return f"names the shell's variable ${{{name}}}: write ${{{{{name}}}}} for it"
+        return f"names the shell's variable ${{{name}}}: write ${{{{{name}}}}} instead"
     return (
         f"has the placeholder {{{name}}}, but there is no such parameter{suggest(name, known)}:"
         " declare it, or write {{ and }} for braces"
@@ -145,7 +143,7 @@ def _unknown_placeholder(name: str, command: str, known: Sequence[str]) -> str:
 
 
 def _fields(text: str) -> Iterator[str]:
-    """The names in the placeholders of a text, also in those of their format specifications."""
+    """Yield the names in a text's placeholders, including those in format specifications."""
     for _, name, spec, _ in string.Formatter().parse(text):
         if name is not None:
             yield re.split(r"[.\[]", name, maxsplit=1)[0]
@@ -153,7 +151,7 @@ def _fields(text: str) -> Iterator[str]:
 
 
 def suggest(name: str, known: Iterable[str]) -> str:
-    """A hint at the known name that `name` resembles, or at all of them."""
+    """Return a hint at the known name that `name` resembles, or a list of all known names."""
     names = [str(each) for each in known]
     likely = difflib.get_close_matches(name, names, n=1)
     if likely:
@@ -162,9 +160,9 @@ def suggest(name: str, known: Iterable[str]) -> str:
 
 
 def unsendable_characters(text: str) -> str:
-    """Why a text cannot be a word of a command; empty if it can."""
+    """Return why a text cannot be a word of a command; empty if it can."""
     if "\0" in text:
-        return "has a NUL character in it, which no process can be given"
+        return "has a NUL character in it, which no process accepts"
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -173,7 +171,6 @@ def unsendable_characters(text: str) -> str:
 
 
 def _is_remote(text: str) -> bool:
-    """Whether a value of type path is no path on this machine."""
     return _scheme(text) not in ("", "file")
 
 
@@ -193,29 +190,29 @@ def _is_number(text: str, kind: type[int] | type[float]) -> bool:
 
 
 _FIELD: Final = "\0"
-"""Stands for a placeholder; no command has this character."""
+"""Stands for a placeholder; commands do not contain this character."""
 
 _HEREDOC: Final = re.compile(r"<<(?!<)(-?)[ \t]*(?:'([^'\n]+)'|\"([^\"\n]+)\"|\\?([\w.-]+))")
 _BEFORE_COMMENT: Final = frozenset(" \t\n;&|()")
 _PLAIN, _SINGLE, _DOUBLE, _ANSI, _BACK = "(", "'", '"', "$'", "`"
-_QUOTES: Final = "inside of quotes"
-_BACKSLASH: Final = "behind a backslash"
+_QUOTES: Final = "inside quotes"
+_BACKSLASH: Final = "after a backslash"
 _WHERE: Final = {
-    _SINGLE: _QUOTES, _DOUBLE: _QUOTES, _ANSI: _QUOTES, _BACK: "inside of backquotes",
+    _SINGLE: _QUOTES, _DOUBLE: _QUOTES, _ANSI: _QUOTES, _BACK: "inside backquotes",
 }  # fmt: skip
 
 
 def quoted_placeholders(command: str) -> Iterator[tuple[str, str]]:
-    """The placeholders of a command that stand inside of quotes, and the words for where.
+    """Yield the placeholders of a command that stand inside quotes, and a phrase for where.
 
-    `$(…)` inside of double quotes is a command of its own, whose words are not quoted. Comments
-    and here-documents are left alone.
+    `$(…)` inside double quotes is a command of its own, whose words are not quoted. Comments and
+    here-documents are ignored.
 
     Args:
         command: a text with placeholders, as for Python's `str.format`.
 
     Raises:
-        ValueError: the text is none.
+        ValueError: `command` is malformed.
     """
     text, names = "", []
     for plain, name, _, _ in string.Formatter().parse(command):
@@ -229,7 +226,7 @@ def quoted_placeholders(command: str) -> Iterator[tuple[str, str]]:
 
 
 def _scan(text: str) -> Iterator[tuple[int, str]]:
-    """Each placeholder's position, and where it stands; empty: where it may."""
+    """Yield each placeholder's position, and where it stands; empty if it may stand there."""
     at, inside, pending = 0, [_PLAIN], list[re.Match[str]]()
     while at < len(text):
         kind = inside[-1]
@@ -249,7 +246,7 @@ def _scan(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _plain_step(text: str, at: int, pending: list[re.Match[str]]) -> int:
-    """How many characters belong to a comment or a here-document; 0: it is none."""
+    """Return the length of the comment or here-document at `at`; 0 if there is none."""
     if text[at] == "#" and (at == 0 or text[at - 1] in _BEFORE_COMMENT):
         return len(text[at:].split("\n", 1)[0])
     if text[at] == "\n" and pending:
@@ -263,7 +260,7 @@ def _plain_step(text: str, at: int, pending: list[re.Match[str]]) -> int:
 
 
 def _turn(inside: list[str], two: str) -> int:
-    """Begin or end what the shell begins or ends here; how many characters that takes."""
+    """Open or close a quote or substitution; return how many characters that takes."""
     kind, one = inside[-1], two[0]
     if kind in (_SINGLE, _ANSI):
         if one == "'":
@@ -286,7 +283,7 @@ def _turn(inside: list[str], two: str) -> int:
 
 
 def _bodies_end(text: str, at: int, begun: list[re.Match[str]]) -> int:
-    """Where the here-documents end whose bodies begin at `at`; one without an end is none."""
+    """Return the end of the here-documents whose bodies begin at `at`; ignore unclosed ones."""
     for each in begun:
         tabs = r"\t*" if each[1] else ""
         word = re.escape(each[2] or each[3] or each[4])

@@ -1,4 +1,4 @@
-"""Projects in a Snakefile: `load` one, and its entry points become parameters of rules."""
+"""Load projects in a Snakefile, and turn their entry points into parameters of rules."""
 
 import hashlib
 import json
@@ -30,14 +30,14 @@ RULE: Final = str(Path(__file__).with_name("rule.smk"))
 def load(
     path: str | os.PathLike[str], *, exclude: tuple[str, ...] | list[str] = (), warn: bool = True
 ) -> "Project":
-    """Read a project, whose MLproject file is checked at once.
+    """Read a project and check its MLproject file.
 
     Args:
-        path: the project's folder, or its MLproject file; relative to the file that calls, which
+        path: the project's folder, or its MLproject file; relative to the file of the caller, which
             is the Snakefile.
-        exclude: patterns as in `.gitignore`, relative to the project's folder: files that are none
-            of its sources, so that a job need not run again when they change.
-        warn: whether to tell what the MLproject file says and likely does not mean.
+        exclude: patterns as in `.gitignore`, relative to the project's folder, of files that are
+            not its sources: jobs need not run again when they change.
+        warn: whether to warn about likely mistakes in the MLproject file.
 
     Raises:
         ConfigError: with all mistakes of the MLproject file.
@@ -46,21 +46,21 @@ def load(
     shown = os.fspath(path)
     base = os.path.dirname(caller.f_code.co_filename)
     if not os.path.isabs(base):
-        base = os.getcwd()  # called from no file: a prompt, say
+        base = os.getcwd()  # the caller has no file: an interactive prompt
     folder = Path(base, shown)
     if _is_file(folder):
         folder, shown = folder.parent, os.path.dirname(shown) or "."
     try:
         found = read_project(folder, shown, _warn if warn else None)
     except MantikError as error:
-        raise error.with_traceback(None) from None  # our own lines would say nothing
+        raise error.with_traceback(None) from None  # our own lines would not help
     return Project(folder, found, shown, exclude, caller.f_globals.get("workflow"))
 
 
 def _is_file(path: Path) -> bool:
     try:
         return path.is_file()
-    except (OSError, ValueError):  # a name too long, a NUL in it
+    except (OSError, ValueError):  # a name that is too long or holds a NUL character
         return False
 
 
@@ -76,9 +76,9 @@ class Project:
     """A project folder, with the entry points of its MLproject file.
 
     Attributes:
-        folder: absolute, links resolved.
-        name: as the MLproject file says, else the folder's name.
-        entry_points: those of the MLproject file by name; scripts of the folder are some, too.
+        folder: absolute path, links resolved.
+        name: name in the MLproject file, else the folder's name.
+        entry_points: entry points of the MLproject file by name, without the folder's scripts.
     """
 
     def __init__(
@@ -89,7 +89,6 @@ class Project:
         exclude: tuple[str, ...] | list[str] = (),
         workflow: Any = None,
     ) -> None:
-        """A project that `load` has read."""
         self.folder = Path(os.path.realpath(folder))
         self.name = file.name or self.folder.name
         self.entry_points = file.entry_points
@@ -105,25 +104,27 @@ class Project:
     def entry_point(
         self, name: str = "main", extra: Mapping[str, object] | None = None, /, **arguments: object
     ) -> dict[str, Any]:
-        """The parameters of a rule that runs an entry point: `params: **project.entry_point(…)`.
+        """Return the parameters of a rule that runs an entry point.
+
+        Use it as `params: **project.entry_point(…)`.
 
         Args:
             name: an entry point of the MLproject file, or a script of the project.
-            extra: further parameters, which the entry point does not declare: they go to the end of
-                its command as `--name value`.
+            extra: parameters that the entry point does not declare: they are appended to its
+                command as `--name value`.
             arguments: values of its parameters: texts with the placeholders of a shell command
                 (`{input.data}`, `{output[0]}`, `{wildcards.alpha}`, `{threads}`,
                 `{resources.mem_mb}`; `{{` for a brace), numbers, or functions as in `params:`.
 
         Raises:
-            ConfigError: with every parameter that is unknown, missing or wrong, as far as that can
-                be told before there is a job.
+            ConfigError: with every parameter that is unknown, missing or wrong, as far as this is
+                known before there is a job.
         """
         try:
             entry = self.entry(name)
             given = BoundEntryPoint(self, entry, arguments, extra or {})
         except MantikError as error:
-            raise error.with_traceback(None) from None  # our own lines would say nothing
+            raise error.with_traceback(None) from None  # our own lines would not help
         plain = ("wildcards",)
         return {
             "command": ParamsFunction(given.command, given.asks, given),
@@ -138,10 +139,10 @@ class Project:
         }
 
     def entry(self, name: str) -> EntryPoint:
-        """An entry point of the MLproject file, or the one that a script is.
+        """Return an entry point of the MLproject file, or the one for a script.
 
         Raises:
-            ConfigError: it is neither.
+            ConfigError: `name` is neither.
         """
         if name in self.entry_points:
             return self.entry_points[name]
@@ -149,20 +150,21 @@ class Project:
         if script is None:
             known = suggest(name, self.entry_points)
             suffixes = ", ".join(SCRIPTS)
-            said = f"there is no entry point {name!r}{known}, and it is no script ({suffixes})"
+            message = f"there is no entry point {name!r}{known}, and it is no script ({suffixes})"
             if self._file.path is None:
-                said = f"there is no MLproject file, and {name!r} is no script ({suffixes})"
-            raise ConfigError([Mistake(self._shown, "", said)])
+                message = f"there is no MLproject file, and {name!r} is no script ({suffixes})"
+            raise ConfigError([Mistake(self._shown, "", message)])
         if unsendable_characters(name) or not (self.folder / name).is_file():
-            said = f"there is no script {name!r} in the project{suggest(name, self.entry_points)}"
-            raise ConfigError([Mistake(self._shown, "", said)])
+            hint = suggest(name, self.entry_points)
+            message = f"there is no script {name!r} in the project{hint}"
+            raise ConfigError([Mistake(self._shown, "", message)])
         return script
 
     def definition(self, entry: EntryPoint) -> str:
-        """A hash of an entry point and of the project's sources; taken once in a process.
+        """Return a hash of an entry point and of the project's sources, cached per process.
 
         Raises:
-            UserError: the sources cannot be read, or there are too many.
+            UserError: the sources cannot be read, or are too large.
         """
         if entry.name not in self._definitions:
             from snakemake_executor_plugin_mantik.mlproject.project_sources import project_digest
@@ -172,46 +174,39 @@ class Project:
                 [(p.name, p.type, p.default) for p in entry.parameters.values()],
                 project_digest(self.folder, self._file.path, self._exclude, self._workflow),
             ]  # fmt: skip
-            told = json.dumps(parts, ensure_ascii=True)
-            self._definitions[entry.name] = hashlib.sha256(told.encode()).hexdigest()
+            text = json.dumps(parts, ensure_ascii=True)
+            self._definitions[entry.name] = hashlib.sha256(text.encode()).hexdigest()
         return self._definitions[entry.name]
 
     def relative_folder(self) -> PurePosixPath:
-        """The folder, relative to the workflow's working directory."""
+        """Return the folder, relative to the workflow's working directory."""
         return PurePosixPath(os.path.relpath(self.folder, os.path.realpath(os.curdir)))
 
     @property
     def shown(self) -> str:
-        """What messages call it: its MLproject file, as the Snakefile names it."""
+        """The project's name in messages: its MLproject file, as the Snakefile names it."""
         return self._shown
 
 
 def find_bound_entry_point(params: Any) -> BoundEntryPoint | None:
-    """What a rule gives to an entry point, told from its parameters before they are evaluated.
-
-    Args:
-        params: `rule.params`.
-
-    Returns:
-        None: the rule runs no entry point.
-    """
+    """Return the entry point in a rule's unevaluated parameters (`rule.params`); None for none."""
     given = getattr(getattr(params, "command", None), "given", None)
     return given if isinstance(given, BoundEntryPoint) else None
 
 
 def folder_mistake(folder: PurePosixPath) -> str:
-    """Why a project's folder, relative to the working directory, is not at a site; empty if it is.
+    """Return why a project's folder is not uploaded to sites; empty if it is.
 
-    The words follow "rule NAME".
+    `folder` is relative to the working directory. The message is to follow "rule NAME".
     """
     if folder.parts[:1] == ("..",):
         return (
-            f"runs an entry point of the project {folder}, which is outside of the working"
-            " directory and so not at a site"
+            f"runs an entry point of the project {folder}, which is outside the working"
+            " directory, so it is not uploaded"
         )
     if any(part.startswith(".") for part in folder.parts):
         return (
             f"runs an entry point of the project {folder}, whose folder is hidden: hidden files are"
-            " not sent"
+            " not uploaded"
         )
     return ""

@@ -1,9 +1,9 @@
-"""A project's sources: which files of its folder an entry point's result depends on.
+"""Find and hash a project's sources: the files in its folder that an entry point depends on.
 
-They are chosen as the executor chooses what goes up of the working directory
-(`staging.sources.candidates`), without what rules of the workflow make, so that an output in the
-project's folder is no reason to make it again. The MLproject file counts through the entry point
-itself, a Snakefile through Snakemake's own look at its rules.
+They are chosen like the files of the working directory to upload (`staging.sources`), but without
+the products of the workflow's rules: an output in the project's folder is no reason to make it
+again. The MLproject file counts through the entry point itself, a Snakefile through Snakemake's own
+check of its rules.
 """
 
 import fnmatch
@@ -18,32 +18,32 @@ from snakemake_executor_plugin_mantik.staging.secret_files import EVERYTHING, NO
 from snakemake_executor_plugin_mantik.staging.sources import list_candidates
 
 _FILE_LIMIT: Final = 16 << 20
-"""Bytes above which a file is data and no source: name it as an input of the rules that read it."""
+"""A larger file is data, not a source: name it as an input of the rules that read it."""
 
 TOTAL_LIMIT: Final = 512 << 20
-"""Bytes of all sources of a project; their content is read whenever a workflow starts."""
+"""Maximum bytes of all sources of a project, which are read whenever a workflow starts."""
 
 _NO_SOURCES: Final = ("Snakefile", "*.smk", "*.pyc", "mlflow.db", "*.mantik-part*")
-"""What is there of Snakemake, Python and MLflow themselves."""
+"""Files of Snakemake, Python, MLflow and this executor."""
 
 
 def project_digest(
     folder: Path, file: Path | None, exclude: Sequence[str] = (), workflow: Any = None
 ) -> str:
-    """A hash of the names, contents and execution bits of a project's sources.
+    """Return a hash of the names, contents and execution bits of a project's sources.
 
     Args:
         folder: the project's folder, links resolved.
         file: its MLproject file, which is left out.
-        exclude: patterns of files that are left out, as in `.gitignore`.
-        workflow: Snakemake's workflow: what its rules make is left out.
+        exclude: patterns of files to leave out, as in `.gitignore`.
+        workflow: Snakemake's workflow; products of its rules are left out.
 
     Raises:
         UserError: a source cannot be read, or they are too large.
     """
     total, gathered = 0, hashlib.sha256()
     ours = file.name if file is not None else ""
-    # Whether a site includes what seems to hold a secret is not known: count it.
+    # It is unknown whether a site includes files that seem to hold secrets: count them.
     made = _Made(folder, workflow)
     for path, size in list_candidates(folder, _excluded(exclude), made, include=EVERYTHING):
         name = os.path.basename(path)
@@ -54,7 +54,7 @@ def project_digest(
             raise UserError(
                 f"the sources of the project are larger than {TOTAL_LIMIT >> 20} MiB",
                 where=str(folder),
-                do="Move data out of the project's folder, or leave it out: mlproject.load(…,"
+                do="Move data out of the project's folder, or exclude it: mlproject.load(…,"
                 ' exclude=["data/"])',
             )
         gathered.update(_entry(folder, path))
@@ -71,7 +71,7 @@ def _entry(folder: Path, path: str) -> bytes:
         raise UserError(
             f"a source of the project cannot be read ({error.strerror or error})",
             where=str(local),
-            do="See to it that it is readable, or leave it out with mlproject.load(…, exclude=[…])",
+            do="Make it readable, or exclude it: mlproject.load(…, exclude=[…])",
         ) from None
     named = os.fsencode(path)
     return b"%d:%s:%d:%s" % (len(named), named, executable, content)
@@ -85,17 +85,17 @@ def _excluded(patterns: Sequence[str]) -> Any:
     try:
         return Exclude(read_patterns(list(patterns)))
     except ValueError as error:
-        told = "; ".join(each["msg"] for each in getattr(error, "errors", list)()) or str(error)
+        what = "; ".join(each["msg"] for each in getattr(error, "errors", list)()) or str(error)
         raise UserError(
-            told, where="mlproject.load(…, exclude=…)", do="Correct the pattern"
+            what, where="mlproject.load(…, exclude=…)", do="Correct the pattern"
         ) from None
 
 
 class _Made:
-    """Says of paths in a project's folder whether a rule of the workflow makes them.
+    """The paths in a project's folder that a rule of the workflow can make.
 
-    The patterns of all rules are asked and not the jobs of a run, which are others when other files
-    are asked for.
+    They follow from the patterns of all rules, not from the jobs of a run, because jobs depend on
+    the requested targets.
     """
 
     def __init__(self, folder: Path, workflow: Any) -> None:
@@ -111,5 +111,5 @@ class _Made:
 
 
 def _matches(pattern: Any, path: str) -> bool:
-    # A path is Snakemake's as it is written; a pattern like ./x or a//b would not match otherwise.
+    # Snakemake's patterns keep paths as written, so one like ./x or a//b would not match.
     return bool(pattern.match(path)) or os.path.normpath(str(pattern)) == path

@@ -1,9 +1,8 @@
-"""Reading MLproject files: what MLflow reads in them, and every mistake with its line and key.
+"""Read MLproject files as MLflow does, and report every mistake with its line and key.
 
 MLflow reads them with PyYAML, whose YAML 1.1 has rules of its own (`yes` is True, 010 is 8, `<<`
-merges). So PyYAML reads them here, too; a backend config is read by the stricter rules of
-`config.documents`. What MLflow accepts and can run is accepted; what is likely not meant is a
-warning.
+merges). So this module uses PyYAML, too, and not the stricter `config.documents`. It accepts what
+MLflow accepts and can run, and warns about likely mistakes.
 """
 
 import os
@@ -26,26 +25,26 @@ from snakemake_executor_plugin_mantik.mlproject.entry import (
 _FILE_NAME: Final = "MLproject"
 _ENVIRONMENTS: Final = ("python_env", "conda_env", "docker_env")
 MAX_BYTES: Final = 256 << 10
-"""A larger file is no MLproject."""
+"""A larger file is refused."""
 _MAX_VALUES: Final = 100_000
-"""A file with more values, each alias counted as what it stands for, is refused."""
+"""A file with more values is refused; an alias counts as many values as it stands for."""
 
 _KEYS: Final = ("name", "entry_points", *_ENVIRONMENTS, "databricks_spark_job")
 _KNOWN_TYPES: Final = (*TYPES, "str", "integer", "long", "double", "bool", "boolean")
 _READ_ERRORS: Final = (ValueError, OverflowError, LookupError, TypeError, AttributeError)
-"""What PyYAML's own code raises over a date like 2026-99-99 or an escape beyond Unicode."""
+"""Errors of PyYAML's own code for a date like 2026-99-99 or an escape beyond Unicode."""
 
 
 @dataclass(frozen=True)
 class ProjectFile:
-    """What an MLproject file says.
+    """The content of an MLproject file.
 
     Attributes:
-        path: the file; None: the folder has none, its scripts are all there is to run.
-        name: the project's name, empty where none is given.
+        path: the file; None if the folder has none, so that only its scripts can run.
+        name: the project's name; empty if not given.
         entry_points: by name, in the file's order.
-        environment: which of the environments it names, empty if none.
-        warnings: what is allowed and yet likely not meant, with file, key and line.
+        environment: key of the environment; empty if there is none.
+        warnings: likely mistakes, with file, key and line.
     """
 
     path: Path | None = None
@@ -62,8 +61,8 @@ def read_project(
 
     Args:
         folder: the project's folder.
-        shown: how messages call the folder; by default `folder`.
-        warn: gets each warning, also those of a file that has mistakes.
+        shown: name of the folder in messages; by default `folder`.
+        warn: receives each warning, even if the file has mistakes.
 
     Raises:
         ConfigError: with all mistakes of the file.
@@ -93,12 +92,12 @@ def read_project(
         for warning in reader.warnings:
             warn(warning)
     if reader.mistakes:
-        raise ConfigError(reader.mistakes, do="Mend the MLproject file")
+        raise ConfigError(reader.mistakes, do="Correct the MLproject file")
     return ProjectFile(path, *found, tuple(reader.warnings))
 
 
 class _Reader:
-    """Reads one document; gathers its mistakes."""
+    """Read one document and collect its mistakes."""
 
     def __init__(self, file: str, folder: Path) -> None:
         self._file = file
@@ -108,7 +107,7 @@ class _Reader:
         self._constructor = yaml.SafeLoader("")
 
     def read(self, content: bytes) -> tuple[str, dict[str, EntryPoint], str]:
-        """The project's name, entry points and environment."""
+        """Return the project's name, entry points and environment."""
         try:
             root = _document(content)
         except _UnreadableError as error:
@@ -117,7 +116,7 @@ class _Reader:
         entries = self._mapping(root, "")
         for key in entries:
             if key not in _KEYS:
-                self._warn(entries[key], key, f"means nothing to MLflow{suggest(key, _KEYS)}")
+                self._warn(entries[key], key, f"is unknown to MLflow{suggest(key, _KEYS)}")
         name = self._value(entries["name"], "name") if "name" in entries else None
         points: dict[str, EntryPoint] = {}
         if "entry_points" in entries:
@@ -128,7 +127,7 @@ class _Reader:
         environment = self._environment(entries)
         if "databricks_spark_job" in entries:
             node = entries["databricks_spark_job"]
-            self._warn(node, "databricks_spark_job", "is ignored: it means Databricks alone")
+            self._warn(node, "databricks_spark_job", "is ignored: it is only for Databricks")
         return "" if name is None else str(name), points, environment
 
     def _entry_point(self, name: str, node: Any) -> EntryPoint | None:
@@ -137,8 +136,8 @@ class _Reader:
         if not isinstance(node, yaml.MappingNode):
             return None
         for unknown in entries.keys() - {"command", "parameters"}:
-            said = suggest(unknown, ("command", "parameters"))
-            self._warn(entries[unknown], f"{key}.{unknown}", f"means nothing to MLflow{said}")
+            hint = suggest(unknown, ("command", "parameters"))
+            self._warn(entries[unknown], f"{key}.{unknown}", f"is unknown to MLflow{hint}")
         declared = entries.get("parameters")
         parameters = {} if declared is None else self._parameters(declared, f"{key}.parameters")
         if "command" not in entries:
@@ -162,8 +161,8 @@ class _Reader:
             if isinstance(each, yaml.MappingNode):
                 entries = self._mapping(each, where)
                 for unknown in entries.keys() - {"type", "default"}:
-                    said = suggest(unknown, ("type", "default"))
-                    self._warn(entries[unknown], f"{where}.{unknown}", f"means nothing{said}")
+                    hint = suggest(unknown, ("type", "default"))
+                    self._warn(entries[unknown], f"{where}.{unknown}", f"is unknown{hint}")
                 if "type" in entries:
                     kind = self._value(entries["type"], f"{where}.type")
                 if "default" in entries:
@@ -176,10 +175,12 @@ class _Reader:
                     self._unfit(each, where, wanted, kind)
                     continue
             if kind not in _KNOWN_TYPES:
-                self._warn(each, where, f"has the type {kind!r}, which nobody checks{_types(kind)}")
+                self._warn(
+                    each, where, f"has the type {kind!r}, which is not checked{_types(kind)}"
+                )
             text = None if default is None else str(default)
             found[name] = Parameter(name, str(kind), text)
-            # A path of another machine is of the right type: rules may give another one.
+            # A default path on another machine is fine: rules may pass another one.
             wrong = "" if text is None or kind == "path" else found[name].mistake(text)
             if wrong:
                 self._notify(default_node, f"{where}.default", wrong)
@@ -188,8 +189,8 @@ class _Reader:
     def _environment(self, entries: Mapping[str, Any]) -> str:
         given = [name for name in _ENVIRONMENTS if name in entries]
         if len(given) > 1:
-            told = f"is one of {len(given)} environments ({', '.join(given)}): keep one"
-            self._notify(entries[given[1]], given[1], told)
+            message = f"is one of {len(given)} environments ({', '.join(given)}): keep one"
+            self._notify(entries[given[1]], given[1], message)
         for name in given:
             value = self._value(entries[name], name)
             if not value:
@@ -215,7 +216,7 @@ class _Reader:
             self._unfit(node, "docker_env.environment", allowed, names)
 
     def _mapping(self, node: Any, key: str) -> dict[str, Any]:
-        """The nodes of a mapping by key; `<<` merged as PyYAML does, the last of a key counts."""
+        """Return the nodes of a mapping by key, with PyYAML's rules for `<<` and duplicates."""
         if not isinstance(node, yaml.MappingNode):
             value = self._value(node, key)
             hint = "; leave the key out" if value is None and key else ""
@@ -223,8 +224,7 @@ class _Reader:
             return {}
         written = [each.value for each, _ in node.value if isinstance(each, yaml.ScalarNode)]
         for twice in sorted({each for each in written if each != "<<" and written.count(each) > 1}):
-            told = "is given twice; the last one counts"
-            self._warn(node, f"{key}.{twice}".strip("."), told)
+            self._warn(node, f"{key}.{twice}".strip("."), "is given twice; the last one counts")
         try:
             self._constructor.flatten_mapping(node)
         except (yaml.YAMLError, *_READ_ERRORS) as error:
@@ -236,7 +236,7 @@ class _Reader:
         try:
             return self._constructor.construct_object(node, deep=True)
         except (yaml.YAMLError, *_READ_ERRORS) as error:
-            # What PyYAML had begun would make it refuse the rest as recursive.
+            # The old constructor would refuse the remaining nodes as recursive.
             self._constructor = yaml.SafeLoader("")
             self._notify(node, key, _reason(error))
             return None
@@ -257,7 +257,7 @@ class _Reader:
 
 
 class _UnreadableError(ValueError):
-    """The document cannot be read at all; the message says where and why."""
+    """The document cannot be read at all; the message names the position and the reason."""
 
 
 def _document(content: bytes) -> yaml.Node:
@@ -310,12 +310,12 @@ def _describe(value: object) -> str:
 
 
 def _size(root: Any) -> int:
-    """How many values there are, each alias counted as what it stands for."""
+    """Count the values, with each alias expanded."""
     known: dict[int, int] = {}
 
     def size(node: Any) -> int:
         if id(node) not in known:
-            known[id(node)] = _MAX_VALUES + 1  # what holds itself is without end
+            known[id(node)] = _MAX_VALUES + 1  # a node that contains itself is infinite
             known[id(node)] = 1 + sum(size(child) for child in _children(node))
         return known[id(node)]
 

@@ -1,4 +1,4 @@
-"""One entry point of an MLproject as a workflow of one rule: checks, and the Snakefile."""
+"""Write a workflow of one rule that runs one entry point of an MLproject."""
 
 import hashlib
 import importlib.util
@@ -22,13 +22,13 @@ from snakemake_executor_plugin_mantik.mlproject.command_line import (
 from snakemake_executor_plugin_mantik.mlproject.project import folder_mistake, load
 
 RUNS: Final = STATE / "run"
-"""Below the working directory: a directory with a Snakefile for each thing that was run."""
+"""Directory below the working directory with a subdirectory and Snakefile for each workflow."""
 
 RESULTS: Final = "mlproject-runs"
-"""Below the working directory: what came back of runs whose outputs were not named."""
+"""Directory below the working directory with the collected files of runs without named outputs."""
 
 _SOURCE_FILE_LIMIT: Final = 1 << 20
-"""Where no backend config says it: bytes above which a file goes up only as an input."""
+"""Larger files are uploaded only as inputs, in bytes; the default without a backend config."""
 
 _OURS: Final = re.compile(r"\{(?:(?:input|output)(?:[.\[][^{}]*)?|threads)\}")
 
@@ -69,21 +69,21 @@ def prepare_single_rule(
     here: bool = False,
     write: bool = True,
 ) -> Path:
-    """Check everything and write the workflow; returns its Snakefile.
+    """Check the arguments and write the workflow; return the path of its Snakefile.
 
     Args:
         project: a folder, or its MLproject file, relative to the current directory.
         entry_point: its name, or a script of the project.
         parameters: values of its parameters as NAME=VALUE; `{input}` and the like stand for files.
-        extra: further ones, for the end of the command.
-        site: a backend config, as [NAME=]FILE; empty: not known here.
+        extra: undeclared parameters as NAME=VALUE, to append to the command.
+        site: a backend config, as [NAME=]FILE; empty if unknown.
         inputs: paths as [NAME=]PATH.
-        outputs: the same; a folder ends with `/`.
+        outputs: paths as [NAME=]PATH; a folder ends with `/`.
         here: whether it runs on this machine, where a project may lie anywhere.
-        write: whether to write the Snakefile; where it would be is returned anyway.
+        write: whether to write the Snakefile, or only return its path.
 
     Raises:
-        UserError: with all that is wrong.
+        UserError: with all mistakes.
     """
     wrong = CommandMistakes()
     given, more = wrong.pairs("-P", parameters), wrong.pairs("--extra", extra)
@@ -101,7 +101,7 @@ def prepare_single_rule(
     wrong.names(loaded.shown, point, given, more)
     folder = loaded.relative_folder()
     if not here and (mistake := folder_mistake(folder)):
-        wrong.notify(f"entry point {entry_point}", "", f"{mistake}: start it in a folder above")
+        wrong.notify(f"entry point {entry_point}", "", f"{mistake}: run this in a folder above it")
     declared = point.parameters
     paths = [v for name, v in given.items() if name in declared and is_path(declared, name)]
     files = [path for path in paths if is_input(path, read.all)]
@@ -144,10 +144,10 @@ def prepare_single_rule(
 
 
 def snakemake_command(snakefile: Path, site: str) -> list[str]:
-    """The words that run such a workflow, without those for the executor; more may follow.
+    """Return the command line that runs such a workflow, without options for the executor.
 
     Raises:
-        UserError: there is no Snakemake.
+        UserError: Snakemake is not installed.
     """
     if importlib.util.find_spec("snakemake") is None:
         raise UserError(
@@ -155,7 +155,7 @@ def snakemake_command(snakefile: Path, site: str) -> list[str]:
             where="smk-mantik",
             do="Install it with: pip install snakemake",
         )
-    # -P: modules of the project do not stand in for Snakemake's.
+    # -P: modules of the project must not shadow Snakemake's.
     words = [sys.executable, "-P", "-m", "snakemake", "--snakefile", str(snakefile)]
     words += ["--mantik-backend-config", site] if site else []
     return [*words, "--nolock", "--rerun-incomplete"]
@@ -173,13 +173,13 @@ def _written(text: str, name: str, *, write: bool) -> Path:
     except OSError as error:
         raise UserError(
             f"the workflow cannot be written ({error.strerror or error})", where=str(snakefile),
-            do="Start it where you may write",
+            do="Run this in a directory that you can write to",
         ) from None  # fmt: skip
     return snakefile
 
 
 class _Listed:
-    """Files as Snakemake hands them to a function in `params:`."""
+    """Files as Snakemake passes them to a function in `params:`."""
 
     def __init__(self, files: CommandFiles) -> None:
         self._files = files
@@ -193,13 +193,13 @@ class _Listed:
     def __getattr__(self, name: str) -> object:
         if name in self._files.named:
             return self._files.named[name]
-        if name == "keys":  # what a message proposes
+        if name == "keys":  # for suggestions in messages
             return self._files.named.keys
         raise AttributeError(name)
 
 
 def _template(value: str) -> str:
-    """A value for the Snakefile: braces are braces, but for those of inputs and outputs."""
+    """Escape the braces of a value for the Snakefile, except placeholders of files and threads."""
     parts = _OURS.split(value)
     ours = _OURS.findall(value)
     escaped = [_escaped(part) for part in parts]
@@ -211,7 +211,7 @@ def _escaped(text: str) -> str:
 
 
 def _large(folder: os.PathLike[str], config: LoadedConfig | None, made: list[str]) -> list[str]:
-    """The project's files that are too large to go up as sources."""
+    """Return the project's files that are too large to upload as sources."""
     from snakemake_executor_plugin_mantik.config.exclude import Exclude
     from snakemake_executor_plugin_mantik.staging.sources import list_candidates
 

@@ -1,9 +1,9 @@
-"""The values that a Snakefile gives to an entry point's parameters.
+"""Values that a Snakefile gives to an entry point's parameters.
 
 A text may hold placeholders, as in a shell command of Snakemake: `{wildcards.alpha}`,
 `{input.data}`, `{output[0]}`, `{threads}`, `{resources.mem_mb}`. `{{` and `}}` are braces. A
-function, of the wildcards and, by name, of input, output, threads and resources, returns the value
-as it is.
+function takes the wildcards and, by name, input, output, threads and resources; the value that it
+returns is used unchanged.
 """
 
 import inspect
@@ -18,7 +18,7 @@ from typing import Any, Final
 from snakemake_executor_plugin_mantik.mlproject.entry import suggest, unsendable_characters
 
 _ROOTS: Final = ("wildcards", "input", "output", "threads", "resources")
-"""What placeholders can name: what Snakemake hands to a function in `params:`."""
+"""Allowed names in placeholders: what Snakemake passes to a function in `params:`."""
 
 _FILES: Final = ("input", "output")
 _NAMED: Final = re.compile(r"[.\[]")
@@ -26,11 +26,11 @@ _NAMED: Final = re.compile(r"[.\[]")
 
 @dataclass(frozen=True)
 class TemplateWords:
-    """A value: what the process gets, and what is written down about it.
+    """A resolved value.
 
     Attributes:
-        words: one, or as many as `{input.many}` names files.
-        raw: as the workflow has it, paths relative to its working directory.
+        words: words for the process: one, or one for each file of `{input.many}`.
+        raw: the value for records, with paths relative to the workflow's working directory.
         paths: whether the words are files of the job, already relative to the project's folder.
     """
 
@@ -40,7 +40,7 @@ class TemplateWords:
 
 
 class ParameterValue:
-    """A value as it was given.
+    """An unresolved value.
 
     Attributes:
         needs: which of `_ROOTS` it depends on.
@@ -49,27 +49,29 @@ class ParameterValue:
     needs: frozenset[str]
 
     def resolve(self, things: Mapping[str, Any], relative: Callable[[str], str]) -> TemplateWords:
-        """The value for a job.
+        """Return the value for a job.
 
         Args:
-            things: the job's own things by the names of `_ROOTS`, those of `needs` at least.
-            relative: what a file's path is in the project's folder.
+            things: the job's wildcards, input etc. by the names in `_ROOTS`, at least those in
+                `needs`.
+            relative: converts a file's path to one relative to the project's folder.
 
         Raises:
-            ValueError: it cannot be told, with the reason.
+            ValueError: the value cannot be resolved.
         """
         raise NotImplementedError
 
     def outline(self, wildcards: Any) -> str:
-        """What of it is known from the wildcards; changes where the value's meaning changes."""
+        """Return the value as far as wildcards determine it; it changes if the source does."""
         raise NotImplementedError
 
 
 def parse_value(given: object) -> ParameterValue:
-    """The value that somebody gave.
+    """Parse a value from a Snakefile.
 
     Raises:
-        ValueError: it is nothing that a process can be given.
+        ValueError: it is not a text, number, bool, path or function, or cannot be a process's
+            argument.
     """
     if isinstance(given, str):
         return _Template(given)
@@ -79,7 +81,7 @@ def parse_value(given: object) -> ParameterValue:
 
 
 def _words(given: object) -> TemplateWords:
-    """A plain value, as MLflow writes it."""
+    """Convert a plain value to text, as MLflow does."""
     if isinstance(given, (str, int, float, Path)):
         text = str(given)
         return TemplateWords((text,), text)
@@ -112,7 +114,7 @@ class _Function(ParameterValue):
         try:
             names = list(inspect.signature(function).parameters)
         except (TypeError, ValueError):
-            raise ValueError("is a function whose parameters cannot be told") from None
+            raise ValueError("is a function whose parameters cannot be determined") from None
         unknown = [name for name in names[1:] if name not in _ROOTS[1:]]
         if not names or unknown:
             allowed = ", ".join(_ROOTS[1:])
@@ -124,8 +126,8 @@ class _Function(ParameterValue):
 
     def resolve(self, things: Mapping[str, Any], relative: Callable[[str], str]) -> TemplateWords:
         del relative
-        asked = {name: things[name] for name in self._asks}
-        words = _words(self._function(things["wildcards"], **asked))
+        named = {name: things[name] for name in self._asks}
+        words = _words(self._function(things["wildcards"], **named))
         return _Literal(words).resolve({}, str)
 
     def outline(self, wildcards: Any) -> str:
@@ -229,23 +231,23 @@ def _shown(part: _Field, names: Any) -> list[str]:
 
 def _formatted(found: Any, part: _Field) -> str:
     if not isinstance(found, (str, int, float)):
-        raise ValueError(f"{{{part.text}}} is no text and no number")  # noqa: TRY004
+        raise ValueError(f"{{{part.text}}} is not a text or a number")  # noqa: TRY004
     try:
         return format(found, part.spec)
     except ValueError as error:
-        raise ValueError(f"{{{part.text}:{part.spec}}} cannot be written so ({error})") from None
+        raise ValueError(f"{{{part.text}:{part.spec}}} cannot be formatted ({error})") from None
 
 
 def _files(found: Any) -> list[str]:
     if isinstance(found, (str, Path)):
         return [str(found)]
     if callable(found):
-        raise ValueError("names a method of the list, and no file of the job")  # noqa: TRY004
+        raise ValueError("names a method of the list, not a file of the job")  # noqa: TRY004
     return [str(each) for each in found]
 
 
 def _in_text(part: _Field, found: Any, relative: Callable[[str], str]) -> tuple[str, str]:
-    """A placeholder amid other text: raw, and for the project's folder."""
+    """Resolve a placeholder amid other text: as written, and for the project's folder."""
     if part.root not in _FILES:
         text = _formatted(found, part)
         return text, text
@@ -265,9 +267,9 @@ def _checked(raw: str, word: str | None = None, *, paths: bool = False) -> Templ
 
 
 def path_in_folder(folder: str, path: str) -> str:
-    """What `path`, relative to the working directory, is in `folder`; absolute ones stay.
+    """Convert `path` from the working directory to `folder`; absolute paths stay.
 
-    Links are resolved in what both begin with, so that `..` leads where it should.
+    Links in the working directory's path are resolved, so that `..` leads to the right place.
     """
     if os.path.isabs(path):
         return path

@@ -69,11 +69,11 @@ def test_all_mistakes_of_parameters_at_once(here: Path) -> None:
     for told in (
         "8 mistakes",
         "-P: has to be NAME=VALUE, found 'foo'",
-        "train.b: is no parameter of train (there are data, alpha, out): correct the name, or give"
-        " it with --extra to have it appended to the command",
+        "train.b: is not a parameter of train (there are data, alpha, out): correct the name, or"
+        " use --extra to append it to the command",
         "train.alpha: has to be a number, found 'x'",
         "-P: out: the job has no output.b (did you mean output.a?)",
-        "--extra: data: is a parameter of the entry point: give it with -P",
+        "--extra: data: is a parameter of the entry point: pass it with -P",
         "--extra: c: the job has no input[3]",
         "--output: a: is given twice",
         "/tmp/nofile.yaml: there is no such file",
@@ -87,7 +87,10 @@ def test_all_mistakes_of_parameters_at_once(here: Path) -> None:
     [
         (("-P", "data=d.csv", "-P", "out={output.b}", "--output", "a=x"), "no output.b"),
         (("-P", "data=d.csv", "-P", "out={output[1]}", "--output", "a=x"), "no output[1]"),
-        (("-P", "data=d.csv", "-P", "out={output.keys}", "--output", "a=x"), "no file of the job"),
+        (
+            ("-P", "data=d.csv", "-P", "out={output.keys}", "--output", "a=x"),
+            "not a file of the job",
+        ),
         (("-P", "data={input.d}", "--input", "d.csv"), "no input.d"),
         (("-P", "data=x{input}", "--input", "d.csv", "--input", "churn"), "names 2 files"),
         (("-P", "data=gone.csv"), "there is no file 'gone.csv' in the working directory"),

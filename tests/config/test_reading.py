@@ -104,7 +104,10 @@ def test_json_and_yaml_mean_the_same(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("odd", "told"),
     [
-        ("Resources: {Queue: !x q, Node: 3, Runtime: 5h}", "has the tag !x, which is not supported"),
+        (
+            "Resources: {Queue: !x q, Node: 3, Runtime: 5h}",
+            "has the tag !x, which is not supported",
+        ),
         ("Resources: {Queue: q, Node: 3, ? [a] : {b: c}}", "key that is not a text"),
         ("Resources: {Queue: q, Node: 3, ? {a: b} : c}", "key that is not a text"),
     ],

@@ -198,7 +198,7 @@ def test_a_project_elsewhere_is_refused_at_sites_alone(churn: Project) -> None:
     (churn.directory / "churn").rename(churn.directory.parent / "churn")
     churn.write("Snakefile", SNAKEFILE.replace('"churn"', '"../churn"'))
 
-    tells(churn.run().failed(), "rule train", "../churn", "outside of the working directory")
+    tells(churn.run().failed(), "rule train", "../churn", "outside the working directory")
     churn.run(local=True).ok()
 
 

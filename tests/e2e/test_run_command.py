@@ -107,7 +107,7 @@ def test_a_failing_entry_point(churn: Project) -> None:
         (("it's churn", "-e", "mian"), "did you mean main?"),
         (("it's churn",), "main.data: has no default"),
         (("it's churn", "-P", "data=x", "-P", "alpha=b"), "main.alpha: has to be a number"),
-        (("it's churn", "-P", "data=x", "-P", "dat=x"), "main.dat: is no parameter of main"),
+        (("it's churn", "-P", "data=x", "-P", "dat=x"), "main.dat: is not a parameter of main"),
         (("it's churn", "-P", "data"), "-P: has to be NAME=VALUE, found 'data'"),
         (("it's churn", "-P", "data=x", "--input", "gone"), "--input: there is no file 'gone'"),
         (("it's churn", "-P", "data=x", "--output", "{m}"), "braces in a file's name"),

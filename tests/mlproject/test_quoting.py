@@ -36,21 +36,21 @@ def test_outside_of_quotes(command: str) -> None:
 @pytest.mark.parametrize(
     ("command", "where"),
     [
-        ("x '{a}'", "inside of quotes"),
-        ("x 'b\n {a[0]!r:>5} {a}'", "inside of quotes"),
-        ('x "{a}"', "inside of quotes"),
-        ('x "\\"{a}"', "inside of quotes"),
-        ('x "\\{a}"', "inside of quotes"),
-        ("x $'it\\'s {a}'", "inside of quotes"),
-        ("it's {a}", "inside of quotes"),
-        ("x \"$(y '{a}')\"", "inside of quotes"),
-        ('x "$(y b) {a}"', "inside of quotes"),
-        ('x "# {a}"', "inside of quotes"),
-        ("cat <<E\n'\nE\nx '{a}'", "inside of quotes"),
-        ("x <<E '{a}'", "inside of quotes"),
-        ("x \\{a}", "behind a backslash"),
-        ("x `y {a}`", "inside of backquotes"),
-        ("x `y $(z {a})`", "inside of backquotes"),
+        ("x '{a}'", "inside quotes"),
+        ("x 'b\n {a[0]!r:>5} {a}'", "inside quotes"),
+        ('x "{a}"', "inside quotes"),
+        ('x "\\"{a}"', "inside quotes"),
+        ('x "\\{a}"', "inside quotes"),
+        ("x $'it\\'s {a}'", "inside quotes"),
+        ("it's {a}", "inside quotes"),
+        ("x \"$(y '{a}')\"", "inside quotes"),
+        ('x "$(y b) {a}"', "inside quotes"),
+        ('x "# {a}"', "inside quotes"),
+        ("cat <<E\n'\nE\nx '{a}'", "inside quotes"),
+        ("x <<E '{a}'", "inside quotes"),
+        ("x \\{a}", "after a backslash"),
+        ("x `y {a}`", "inside backquotes"),
+        ("x `y $(z {a})`", "inside backquotes"),
     ],
 )
 def test_inside_of_quotes(command: str, where: str) -> None:
@@ -65,8 +65,8 @@ def test_told_with_line_and_key(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         read_project(tmp_path, "proj")
     assert [str(mistake) for mistake in caught.value.mistakes] == [
-        "proj/MLproject: entry_points.main.command: {t} stands inside of quotes; values are quoted"
-        " already: write it without (line 4)"
+        "proj/MLproject: entry_points.main.command: {t} stands inside quotes, but values are quoted"
+        " already: write only {t} (line 4)"
     ]
 
 

@@ -126,18 +126,18 @@ def test_a_folder_without_the_file_has_scripts_alone(tmp_path: Path) -> None:
             "  e:\n    parameters: {x: string}\n    command: '{x:999999999999}'\n",
             [
                 "proj/MLproject: entry_points.a.command: cannot be read (Single '{' encountered in"
-                " format string): write {{ and }} for braces that are no placeholder (line 3)",
+                " format string): write {{ and }} for braces that are not placeholders (line 3)",
                 "proj/MLproject: entry_points.b.command: has the placeholder {alhpa}, but there is"
                 " no such parameter (did you mean alpha?): declare it, or write {{ and }} for"
                 " braces (line 6)",
                 "proj/MLproject: entry_points.b.command: has a placeholder without a name: write"
                 " {parameter}, or {{ and }} for braces (line 6)",
                 "proj/MLproject: entry_points.b.command: names the shell's variable ${HOME}: write"
-                " ${{HOME}} for it (line 6)",
+                " ${{HOME}} instead (line 6)",
                 "proj/MLproject: entry_points.c.command: has the placeholder {w}, but there is no"
                 " such parameter (there are x): declare it, or write {{ and }} for braces (line 9)",
-                "proj/MLproject: entry_points.d.command: has a placeholder that no text can fill"
-                " (Unknown format code 'd' for object of type 'str') (line 12)",
+                "proj/MLproject: entry_points.d.command: has a placeholder that does not accept a"
+                " text (Unknown format code 'd' for object of type 'str') (line 12)",
                 "proj/MLproject: entry_points.e.command: has a placeholder wider than 9999"
                 " characters (line 15)",
             ],
@@ -182,13 +182,12 @@ def test_what_is_likely_not_meant(tmp_path: Path) -> None:
     assert found.name == "b"
     assert found.warnings == (
         "proj/MLproject: name: is given twice; the last one counts (line 1)",
-        "proj/MLproject: entry_point: means nothing to MLflow (did you mean entry_points?)"
-        " (line 1)",
-        "proj/MLproject: entry_points.main.comand: means nothing to MLflow (did you mean"
-        " command?) (line 6)",
-        "proj/MLproject: entry_points.main.parameters.a.typ: means nothing (did you mean type?)"
+        "proj/MLproject: entry_point: is unknown to MLflow (did you mean entry_points?) (line 1)",
+        "proj/MLproject: entry_points.main.comand: is unknown to MLflow (did you mean command?)"
+        " (line 6)",
+        "proj/MLproject: entry_points.main.parameters.a.typ: is unknown (did you mean type?)"
         " (line 8)",
-        "proj/MLproject: entry_points.main.parameters.a: has the type 'flaot', which nobody checks"
+        "proj/MLproject: entry_points.main.parameters.a: has the type 'flaot', which is not checked"
         " (did you mean float?) (line 8)",
     )
 

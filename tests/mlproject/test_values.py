@@ -168,8 +168,8 @@ def test_values_that_are_none_are_told_at_once(tmp_path: Path, value: object, to
         ("{wildcards.b}", "the job has no wildcards.b (did you mean wildcards.a?)"),
         ("{input[7]}", "the job has no input[7]"),
         ("x{input.all}", "names 2 files"),
-        ("{input.append}", "no file of the job"),
-        ("{threads:x y}", "cannot be written so"),
+        ("{input.append}", "not a file of the job"),
+        ("{threads:x y}", "cannot be formatted"),
         ("{wildcards.a:999}{input.dta}", "no input.dta"),
         (lambda wildcards: None, "found NoneType"),
         (lambda wildcards: ["a", "b"], "found list"),
@@ -231,7 +231,7 @@ def test_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert words("models/x/y", output={"a": "models/x"}) == ["../models/x/y"]
     with pytest.raises(ConfigError, match=r"there is no file 'gone.csv' in the working directory"):
         words("gone.csv")
-    with pytest.raises(ConfigError, match="names something that is not on this machine"):
+    with pytest.raises(ConfigError, match="is not on this machine"):
         words("s3://bucket/x.csv")
 
 
@@ -283,10 +283,10 @@ def test_parameters_that_are_missing_unknown_or_defaulted(tmp_path: Path) -> Non
     with pytest.raises(ConfigError) as caught:
         BoundEntryPoint(project, point, {"dta": 1}, {"alpha": 2})
     assert [str(mistake) for mistake in caught.value.mistakes] == [
-        "proj: main.dta: is no parameter of main (did you mean data?): correct the name, or give it"
-        " in the mapping after the entry point's name to have it appended to the command",
-        "proj: main.alpha: is a parameter of the entry point: give it as one",
-        "proj: main.data: has no default and is given no value",
+        "proj: main.dta: is not a parameter of main (did you mean data?): correct the name, or pass"
+        " it in the mapping after the entry point's name to append it to the command",
+        "proj: main.alpha: is a parameter of the entry point: pass it as one",
+        "proj: main.data: has no value and no default: pass a value",
         "proj: main.bad: has to be a number, found 'auto'",
     ]
 

@@ -157,7 +157,7 @@ def test_a_run_that_fails_and_one_with_changed_values(served: Runs) -> None:
     run_id = row["run_id"]
     said = served.notify("rerun", run_id, "-P", "alhpa=0.5")
     assert said.code == 2
-    tells(said.output, "main.alhpa: is no parameter of main")
+    tells(said.output, "main.alhpa: is not a parameter of main")
 
     for words in (("rerun", run_id), ("submit", "churn", "--site", served.site)):
         said = served.notify(*words, "-P", "alpha=x", "--account", "a b")

@@ -74,7 +74,7 @@ def test_mistakes_are_told_in_words(runs: Runs) -> None:
     said, _ = running.communicate(timeout=LONG_S)
 
     assert running.returncode == 1
-    tells(said, "main.alhpa: is no parameter of main", "did you mean alpha?")
+    tells(said, "main.alhpa: is not a parameter of main", "did you mean alpha?")
     tells(said, "main.alpha: has to be a number, found 'x'")
     assert "Traceback" not in said
     assert runs.client.search_runs(["0"]) == []

@@ -119,7 +119,9 @@ WRONG: Final[list[tuple[str | bytes, dict[str, str]]]] = [
     *_of("UnicoreApiUrl", _EMPTY, "~", "", "null"),
     *_of("UnicoreApiUrl", "URL", "5", "[https://x.org]", "x.org/rest", "ftp://x.org", "https://"),
     *_of("UnicoreApiUrl", "URL", "'https://x.org/a b'", "true", "{a: b}", "''"),
-    *_of("UnicoreApiUrl", "not an https:// address", "http://x.org/rest/core", "http://10.0.0.1:80"),
+    *_of(
+        "UnicoreApiUrl", "not an https:// address", "http://x.org/rest/core", "http://10.0.0.1:80"
+    ),
     *_of("UnicoreApiUrl", "credentials", "https://me:hunter2@x.org", "https://me@x.org"),
     *_of("Firecrest", "has to be a mapping", "[]", "https://x.org", "5", "true"),
     *_of("Firecrest", _EMPTY, "~"),

@@ -11,16 +11,16 @@ import typer
 from snakemake_executor_plugin_mantik.common.errors import MantikError, UserError
 
 _FAILED = 2
-"""Exit code after a mistake that was told."""
+"""Exit code after an error."""
 
 _INTERRUPTED = 130
 """Exit code after Ctrl-C."""
 
 
 def main() -> None:
-    """Run the command; what goes wrong is told in words, never as a traceback."""
+    """Run the command and report errors as messages, without a traceback."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # names of files may be no text
+        if isinstance(stream, io.TextIOWrapper):  # names of files may not be valid text
             stream.reconfigure(errors="backslashreplace")
     try:
         with _here():
@@ -28,13 +28,13 @@ def main() -> None:
     except MantikError as error:
         typer.echo(f"smk-mantik: {error}", err=True)
         sys.exit(_FAILED)
-    except KeyboardInterrupt:  # before anything is begun: what is imported takes a second
+    except KeyboardInterrupt:  # before the command starts: imports take a second
         sys.exit(_INTERRUPTED)
 
 
 @contextmanager
 def _here() -> Iterator[None]:
-    """Tell that the working directory was removed, where something has looked for it in vain."""
+    """Replace a `FileNotFoundError` by a clear error if the working directory was removed."""
     try:
         yield
     except FileNotFoundError:
@@ -43,7 +43,7 @@ def _here() -> Iterator[None]:
         except FileNotFoundError:
             raise UserError(
                 "the directory that you are in was removed",
-                do="Change into one that is there, and type it again",
+                do="Change into an existing one, and run the command again",
             ) from None
         raise
 

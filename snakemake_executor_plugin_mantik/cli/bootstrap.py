@@ -1,4 +1,4 @@
-"""`smk-mantik bootstrap`: a Snakemake in the workspace at a site, for full jobs."""
+"""`smk-mantik bootstrap`: install Snakemake in the workspace at a site, for full jobs."""
 
 import importlib.util
 import json
@@ -40,7 +40,7 @@ def bootstrap(
     site: Annotated[
         str,
         typer.Argument(
-            help="The site: its name as snakemake has it, or its config as [NAME=]FILE."
+            help="The site: its name in the workflow, or its backend config as [NAME=]FILE."
         ),
     ],
     snakemake: Annotated[
@@ -51,20 +51,21 @@ def bootstrap(
         bool,
         typer.Option(
             "--from-here",
-            help="Fetch the packages here and send them: compute nodes may have no internet.",
+            help="Download the packages here and upload them: for compute nodes without internet.",
         ),
     ] = False,
     package: Annotated[
         list[str] | None,
         typer.Option(
-            "--with", metavar="PACKAGE", help="A further package, as pip takes it; repeatable."
+            "--with", metavar="PACKAGE", help="A further package, as for pip; repeatable."
         ),
     ] = None,
 ) -> None:
     """Make Snakemake available to the full jobs of the workflow in this directory.
 
-    A job at the site makes a virtual environment in the workflow's workspace, with the Snakemake
-    that is installed here; it is used where the environment in the backend config has none.
+    A job at the site makes a virtual environment in the workflow's workspace, with the version of
+    Snakemake that is installed here. Full jobs use it if the environment in the backend config has
+    no Snakemake.
     """
     if importlib.util.find_spec("snakemake") is None:
         raise UserError(
@@ -83,19 +84,19 @@ def bootstrap(
     words = [BOOTSTRAPPED, __version__]
     wheels: list[str] = []
     if from_here:
-        typer.echo(f"Asking {name} which Python it has.")
+        typer.echo(f"Checking the version of Python at {name}.")
         there = job.run("ask", [], [])
         folder = STATE / "wheels" / f"{there['python'].rpartition('.')[0]}-{there['machine']}"
         typer.echo(f"Fetching wheels for Python {there['python']}, {there['machine']}.")
         wheels = [str(path) for path in _fetched(specs, there, folder)]
         words += ["--wheels", str(folder)]
-    told = job.run("make", [*words, *(package or [])], wheels)
+    report = job.run("make", [*words, *(package or [])], wheels)
     MissingSnakemake(STATE, {}).forget(name)
-    typer.echo(f"{name}: {told['result']}.")
+    typer.echo(f"{name}: {report['result']}.")
 
 
 class _Job:
-    """Runs a job of one rule at the site, as any other job."""
+    """A job of one rule at the site, run by Snakemake like any other job."""
 
     def __init__(self, name: str, config: str, options: list[str]) -> None:
         self._name = name
@@ -107,11 +108,11 @@ class _Job:
 
         Args:
             what: name of the step, for its files.
-            words: the program's arguments behind the report.
-            wheels: files to be sent.
+            words: the program's arguments after the report.
+            wheels: files to upload.
 
         Raises:
-            UserError: it failed.
+            UserError: the job failed.
         """
         from snakemake_executor_plugin_mantik.rules.resources import SITE_RESOURCE
 
@@ -136,23 +137,23 @@ class _Job:
         sys.stdout.flush()
         if subprocess.run(command, check=False).returncode != 0:
             raise UserError(
-                "the job failed; what it said is above", where=f"smk-mantik bootstrap {self._name}",
-                do="Correct that and start again",
+                "the job failed; its output is above", where=f"smk-mantik bootstrap {self._name}",
+                do="Correct the cause and run the command again",
             )  # fmt: skip
         answer: dict[str, Any] = json.loads(report.read_text())
         return answer
 
 
 def _fetched(specs: list[str], there: dict[str, Any], folder: Path) -> list[Path]:
-    """Fetch the wheels of packages, and of all that they need, for another machine.
+    """Download the wheels of packages and their dependencies for another machine.
 
     Args:
-        specs: packages, as pip takes them.
-        there: what that machine said of itself (`rules/onsite/bootstrap_job.py`).
-        folder: where they go.
+        specs: packages, as for pip.
+        there: description of that machine (`rules/onsite/bootstrap_job.py`).
+        folder: directory for the wheels, emptied first.
 
     Raises:
-        UserError: pip cannot fetch them.
+        UserError: pip cannot download them.
     """
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -166,7 +167,7 @@ def _fetched(specs: list[str], there: dict[str, Any], folder: Path) -> list[Path
         pinned = f"{item['metadata']['name']}=={item['metadata']['version']}"
         archive = item["download_info"]["url"].endswith(".whl")
         (wheels if archive else others).append(pinned)
-    for pinned in others:  # what there is no wheel of is made here: Python alone runs anywhere
+    for pinned in others:  # without a wheel: build one here, as pure Python runs anywhere
         _pip("wheel", "--no-deps", "--wheel-dir", str(folder), pinned)
     if wheels:
         target = ["--python-version", there["python"].rpartition(".")[0], "--implementation", "cp"]
@@ -177,7 +178,7 @@ def _fetched(specs: list[str], there: dict[str, Any], folder: Path) -> list[Path
 
 
 def platforms(there: dict[str, Any]) -> list[str]:
-    """The platforms whose wheels run on a Linux machine, as PEP 600 names them."""
+    """Return the platform tags (PEP 600) of the wheels that run on a Linux machine."""
     machine, (libc, version) = there["machine"], there["libc"]
     newest = int(version.split(".")[1]) if libc == "glibc" else 17
     tags = [f"manylinux_2_{minor}_{machine}" for minor in range(newest, 4, -1)]
@@ -192,7 +193,7 @@ def _pip(*words: str) -> None:
     )  # fmt: skip
     if done.returncode != 0:
         raise UserError(
-            f"pip cannot fetch the packages here: {done.stdout.strip()}",
+            f"pip cannot download the packages here: {done.stdout.strip()}",
             where=f"pip {words[0]}",
-            do="See whether pip is installed here and can reach its index",
+            do="Check that pip is installed here and can reach its index",
         )

@@ -1,4 +1,4 @@
-"""`smk-mantik cancel`: ends jobs that earlier runs left at the sites, without Snakemake."""
+"""`smk-mantik cancel`: cancel jobs that earlier runs left at the sites, without Snakemake."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -18,10 +18,10 @@ from snakemake_executor_plugin_mantik.engine.cancel import CANCEL_WAIT_S
 from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, TryState, read_history
 
 _UNCONFIRMED = 1
-"""Exit code where a job may still run."""
+"""Exit code if a job may still run."""
 
 _SHORTEST_ID = 8
-"""Characters of a try's id that are enough to name it."""
+"""Minimum number of characters of a try's id to name it."""
 
 
 def cancel(
@@ -29,21 +29,20 @@ def cancel(
         list[str] | None,
         typer.Argument(
             metavar="[JOB…]",
-            help="Jobs as `smk-mantik jobs` shows them: by name, id at the site, or rule.",
+            help="Jobs by name, id at the site, or rule, as `smk-mantik jobs` shows them.",
         ),
     ] = None,
     *,
-    every: Annotated[bool, typer.Option("--all", help="All that may be at the sites.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="All jobs that may still run.")] = False,
     directory: Workdir = Path(),
     site: Sites = None,
-    wait: Annotated[
-        float, typer.Option(min=1, help="Seconds that the sites have to confirm it.")
-    ] = 2 * CANCEL_WAIT_S,
+    wait: Annotated[float, typer.Option(min=1, help="Seconds to wait until the sites confirm.")] = 2
+    * CANCEL_WAIT_S,
 ) -> None:
-    """Cancel jobs that are at the sites, and wait until those confirm that they have ended.
+    """Cancel jobs at the sites, and wait until the sites confirm that they have ended.
 
-    No Snakemake need run, or may run, in the directory. What has succeeded already stays: the next
-    run takes its outputs. Exit code 1 if a job may still run.
+    Snakemake must not be running in the directory. Jobs that have already succeeded stay: the next
+    run fetches their outputs. The exit code is 1 if a job may still run.
     """
     journal = open_journal(directory)
     if journal.remark:
@@ -62,7 +61,7 @@ def cancel(
 
 
 def _may_run(journal: Journal) -> list[TryRecord]:
-    """What may wait or run at a site, the oldest first."""
+    """Return the tries that may wait or run at a site, the oldest first."""
     return [
         record
         for record in read_history(journal.path.parent)
@@ -71,28 +70,28 @@ def _may_run(journal: Journal) -> list[TryRecord]:
 
 
 def _chosen(journal: Journal, wanted: Sequence[str], *, every: bool) -> list[TryRecord]:
-    """The tries that the user means.
+    """Return the tries that the user has named.
 
     Raises:
-        UserError: nothing is named, or something that is not there.
+        UserError: no job is named, or a name matches none.
     """
     there = _may_run(journal)
     known = "".join(f"\n  {record.name}" for record in there) or " none"
     if every or not there:
         if wanted and every:
-            raise UserError("JOB and --all exclude each other", do="Name jobs, or give --all")
+            raise UserError("JOB and --all exclude each other", do="Name jobs, or use --all")
         if not wanted:
             return there
     if not wanted:
         raise UserError(
-            f"no job is named; these may be at the sites:{known}", do="Name jobs, or give --all"
+            f"no job is named; these may still run:{known}", do="Name jobs, or use --all"
         )
     found = {word: [r for r in there if _is_meant(word, r)] for word in wanted}
     if lacking := [word for word, records in found.items() if not records]:
         raise UserError(
-            f"nothing was cancelled: no job at a site is called {', '.join(lacking)}; there"
-            f" are:{known}",
-            do="Name them as smk-mantik jobs shows them",
+            f"nothing was cancelled: no job at a site is named {', '.join(lacking)}; these may"
+            f" still run:{known}",
+            do="Use the names that smk-mantik jobs shows",
         )
     chosen = {record.id for records in found.values() for record in records}
     return [record for record in there if record.id in chosen]
@@ -124,18 +123,18 @@ async def cancel_tries(
     wait_s: float,
     say: Callable[[str], None],
 ) -> list[TryRecord]:
-    """Cancel tries; those that may still run, which has been told.
+    """Cancel tries; report and return those that may still run.
 
     Args:
         there: the sites.
         records: the tries.
-        wait_s: seconds that the sites have to confirm it.
-        say: writes a line for the user.
+        wait_s: seconds to wait until the sites confirm.
+        say: prints a line for the user.
     """
     within = [record for record in records if there.holds(record)]
     beyond = [record for record in records if not there.holds(record)]
     for record in beyond:
-        say(f"{record.name}: nothing could be done about it. {there.unreached(record)}")
+        say(f"{record.name}: could not be cancelled. {there.unreached(record)}")
     left = await asyncio.gather(
         *(
             runner.canceller.cancel([r for r in within if r.site == name], wait_s)
@@ -154,7 +153,7 @@ async def cancel_tries(
 def _ended(record: TryRecord) -> str:
     if record.outcome == "cancelled":
         return f"{record.name}: cancelled at {record.site}, which has confirmed it."
-    return f"{record.name}: it had succeeded at {record.site}; the next run takes its outputs."
+    return f"{record.name}: it had succeeded at {record.site}; the next run fetches its outputs."
 
 
 def _say(text: str) -> None:

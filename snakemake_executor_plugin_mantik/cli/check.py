@@ -22,14 +22,14 @@ from snakemake_executor_plugin_mantik.config.reading import (
 )
 
 WRONG = 2
-"""Exit code where a file, or with `--connect` a site, is not as it has to be."""
+"""Exit code if a file, or with `--connect` a site, has a mistake."""
 
 _MARKS = {"ok": "", "note": "", "warning": "(!) "}
 
 
 @dataclass
 class CheckReport:
-    """What was found out about one file."""
+    """The results for one file."""
 
     file: str
     loaded: LoadedConfig | None = None
@@ -39,13 +39,13 @@ class CheckReport:
 
     @property
     def wrong(self) -> bool:
-        """Whether there is a mistake in it, or the site does not do what it asks."""
+        """Whether the file has a mistake, or the site cannot run its jobs."""
         return bool(self.mistakes) or any(f.verdict == "wrong" for f in self.findings)
 
     def as_json(self) -> dict[str, Any]:
-        """The report as `--json` prints it."""
+        """Return the report for `--json`."""
         config = self.loaded.config if self.loaded else None
-        told: dict[str, Any] = {
+        answer: dict[str, Any] = {
             "file": self.file,
             "valid": not self.mistakes,
             "site": self.loaded.name if self.loaded else None,
@@ -55,7 +55,7 @@ class CheckReport:
             "mistakes": [{"key": m.key, "message": m.message} for m in self.mistakes],
             "warnings": self.warnings,
         }
-        return told | ({"findings": [asdict(f) for f in self.findings]} if self.findings else {})
+        return answer | ({"findings": [asdict(f) for f in self.findings]} if self.findings else {})
 
 
 def check(
@@ -64,17 +64,17 @@ def check(
     ],
     project: Annotated[
         Path,
-        typer.Option("--project", help="The project folder, that local images are relative to."),
+        typer.Option("--project", help="The project folder; paths in configs are relative to it."),
     ] = Path(),
     with_site: Annotated[
         bool,
         typer.Option(
-            "--connect", help="Also talk to the site, with your credentials; no job is sent."
+            "--connect", help="Also connect to the site with your credentials; submits no job."
         ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Check backend configs: one line for a good one, all mistakes of the others (exit code 2)."""
+    """Check backend configs: print one line for a valid file, else all mistakes (exit code 2)."""
     reports = [examine(file, project) for file in files]
     for report in reports:
         if with_site and report.loaded is not None and not report.mistakes:
@@ -89,11 +89,11 @@ def check(
 
 
 def examine(spec: str, project: Path) -> CheckReport:
-    """What there is to say about a file without talking to anyone.
+    """Check a file without connecting to the site.
 
-    A file may be read and yet be wrong: its name can be none of a site.
+    A file may be valid and still have a mistake: its name cannot be the name of a site.
     """
-    # A file that is there is meant, also if it looks like NAME=FILE.
+    # An existing file takes precedence, even if its path looks like NAME=FILE.
     plain = _is_file(spec)
     name, file = (Path(spec).stem, spec) if plain else split_spec(spec)
     report = CheckReport(file)
@@ -105,7 +105,7 @@ def examine(spec: str, project: Path) -> CheckReport:
         report.mistakes += error.mistakes
         return report
     report.warnings = list(report.loaded.warnings)
-    if complaint and plain:  # the file is all right; a run has to be given another name for it
+    if complaint and plain:  # the file is valid, but a run needs NAME=FILE
         report.warnings.append(f"{file}: {complaint}")
     commands = _unreadable_hooks(report.loaded.config.environment)
     report.warnings += [f"{file}: {warning}" for warning in commands]
@@ -113,7 +113,7 @@ def examine(spec: str, project: Path) -> CheckReport:
 
 
 def _summary(config: BackendConfig) -> str:
-    """A config in one line: `UNICORE, queue booster, Apptainer env/train.sif`."""
+    """Describe a config in one line: `UNICORE, queue booster, Apptainer env/train.sif`."""
     machine = f"firecREST, machine {config.firecrest.machine}" if config.firecrest else "UNICORE"
     parts = [machine, f"queue {config.resources.queue}"]
     if config.environment.apptainer:
@@ -131,7 +131,7 @@ def _notify(report: CheckReport) -> None:
     if report.loaded is not None and not report.mistakes:
         typer.echo(f"{report.file}: {_summary(report.loaded.config)}")
     for finding in report.findings:
-        text = printable(finding.text)  # a server's words, among others
+        text = printable(finding.text)  # may quote a server
         if finding.verdict == "wrong":
             typer.echo(f"{report.file}: {finding.topic}: {text}", err=True)
         else:
@@ -146,22 +146,22 @@ def _is_file(path: str) -> bool:
 
 
 _READ_S: Final = 10.0
-"""How long bash may take to read one command, seconds."""
+"""Seconds that bash may take to read one command."""
 
 _HOOKS: Final = ("before_on_login", "before_on_compute", "after_on_compute", "after_on_login")
 
 
 def _unreadable_hooks(environment: EnvironmentConfig) -> Iterator[str]:
-    """A warning for each command that is no bash, beginning with its key; none without bash here.
+    """Yield a warning for each command that is not valid bash; none if bash is not installed.
 
-    Nothing is run: `bash -n` only reads. Each command is read for itself, as it will be run.
+    `bash -n` only reads and runs nothing. Each command is checked by itself, as it will be run.
     """
     bash = shutil.which("bash")
     for hook in _HOOKS if bash else ():
         for number, command in enumerate(getattr(environment, hook), 1):
             if complaint := _complaint(str(bash), command):
                 key = f"Environment.{EnvironmentConfig.model_fields[hook].alias}"
-                yield f"{key}: command {number} is nothing that bash can read: {complaint}"
+                yield f"{key}: command {number} is not valid bash: {complaint}"
 
 
 def _complaint(bash: str, command: str) -> str:
@@ -171,7 +171,7 @@ def _complaint(bash: str, command: str) -> str:
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    told = done.stderr.decode(errors="replace").strip().splitlines()
+    lines = done.stderr.decode(errors="replace").strip().splitlines()
     if done.returncode == 0:
         return ""
-    return re.sub(r"^.*?line \d+: ", "", told[0]) if told else "syntax error"
+    return re.sub(r"^.*?line \d+: ", "", lines[0]) if lines else "syntax error"

@@ -1,4 +1,4 @@
-"""`smk-mantik clean`: empties the workspaces of a workflow at its sites."""
+"""`smk-mantik clean`: empty the workspaces of a workflow at its sites."""
 
 import asyncio
 import sys
@@ -22,29 +22,29 @@ from snakemake_executor_plugin_mantik.engine.clear import Clearer, WorkspacePart
 from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, TryState, read_history
 
 _LEFT = 1
-"""Exit code where something is left that was to go."""
+"""Exit code if something was not removed."""
 
 
 def clean(
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[SITE…]", help="Sites whose workspaces go; default: all."),
+        typer.Argument(metavar="[SITE…]", help="Sites whose workspaces to empty; default: all."),
     ] = None,
     *,
     directory: Workdir = Path(),
     site: Sites = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     force: Annotated[
         bool,
         typer.Option(
-            "--force", help="Also cancel jobs that are there, and lose outputs that are not here."
+            "--force", help="Also cancel jobs, and lose outputs that have not been fetched."
         ),
     ] = False,
 ) -> None:
-    """Remove what a workflow has in its workspaces, after showing what that is.
+    """Show what a workflow has in its workspaces, and remove it.
 
-    Inputs and outputs here stay; what is needed again goes up again. A workspace with jobs that may
-    run, or whose outputs are not here yet, is left alone unless forced.
+    Local inputs and outputs stay; a later run uploads what it needs again. A workspace with jobs
+    that may still run, or with outputs that have not been fetched, is kept unless you use --force.
     """
     journal = open_journal(directory)
     if journal.remark:
@@ -53,8 +53,8 @@ def clean(
     if strange := [name for name in names or [] if name not in sites]:
         journal.close()
         raise UserError(
-            f"no job was sent to a site named {', '.join(strange)}",
-            do=f"Those that were used are: {', '.join(sites) or 'none'}",
+            f"no job was submitted to a site named {', '.join(strange)}",
+            do=f"Use one of the sites with jobs: {', '.join(sites) or 'none'}",
         )
     if not sites:
         journal.close()
@@ -67,7 +67,7 @@ def clean(
 async def _clean(
     journal: Journal, names: Sequence[str], given: Sequence[str], *, yes: bool, force: bool
 ) -> bool:
-    """Show, ask and remove; whether something is left that was to go."""
+    """Show, ask and remove; return whether something was not removed."""
     async with reach_sites(journal, names, given, typer.echo) as there:
         troubled = bool(there.away)
         for why in there.away.values():
@@ -86,7 +86,7 @@ async def _clean(
             for record in needed:
                 typer.echo(printable(f"  needed: {record.name} ({_why(record)})"))
             if needed and not force:
-                typer.echo("  It stays: let snakemake take these up, cancel them, or add --force.")
+                typer.echo("  Kept: let snakemake finish these jobs, cancel them, or add --force.")
                 troubled = True
             elif found:
                 cleared[name] = clearer
@@ -98,15 +98,15 @@ async def _clean(
 
 
 def _clearers(there: ReconnectedSite) -> dict[str, Clearer]:
-    """What clears each workspace that is within reach, under the first of its names."""
+    """Return a `Clearer` for each workspace within reach, by the first of its sites' names."""
     found: dict[str, Clearer] = {}
     seen: set[str] = set()
     for name, runner in there.runners.items():
         known = there.journal.sites()[name]
         if known.workspace != runner.facts.workspace:
             typer.echo(
-                f"{name}: its backend config names {runner.facts.workspace} now, but the last run"
-                f" used {known.workspace}; name the config of that run with --site {name}=FILE."
+                f"{name}: its backend config now names {runner.facts.workspace}, but the last run"
+                f" used {known.workspace}; use the config of that run: --site {name}=FILE."
             )
         elif runner.place.id not in seen:
             seen.add(runner.place.id)
@@ -116,13 +116,13 @@ def _clearers(there: ReconnectedSite) -> dict[str, Clearer]:
 
 
 async def _clear(there: ReconnectedSite, name: str, clearer: Clearer) -> bool:
-    """Empty a workspace whose tries are not needed any more; whether all of it went."""
+    """Cancel the tries in a workspace and empty it; return whether everything was removed."""
     journal = there.journal
     running = [r for r in _needed(journal, name) if r.state is not TryState.ENDED]
     if await cancel_tries(
         there, running, 2 * CANCEL_WAIT_S, lambda text: typer.echo(printable(text))
     ):
-        typer.echo(f"{name}: it stays, since a job of it may still run.")
+        typer.echo(f"{name}: kept, because one of its jobs may still run.")
         return False
     for record in _needed(journal, name):
         journal.abandoned(record.id, "failed: its outputs were removed by smk-mantik clean")
@@ -135,7 +135,7 @@ async def _clear(there: ReconnectedSite, name: str, clearer: Clearer) -> bool:
 
 
 def _needed(journal: Journal, name: str) -> list[TryRecord]:
-    """The tries in a workspace that may run, or whose outputs may not be here."""
+    """Return the tries in a workspace that may run, or whose outputs may not be fetched yet."""
     place = journal.sites()[name].place
     return [
         record
@@ -147,8 +147,8 @@ def _needed(journal: Journal, name: str) -> list[TryRecord]:
 
 def _why(record: TryRecord) -> str:
     if record.state is TryState.ENDED:
-        return "Snakemake has not taken its outputs yet"
-    return "it may run, or its outputs are not here yet"
+        return "Snakemake has not accepted its outputs yet"
+    return "it may still run, or its outputs have not been fetched"
 
 
 def _table(found: Mapping[str, WorkspacePart]) -> list[str]:
@@ -162,11 +162,13 @@ def _table(found: Mapping[str, WorkspacePart]) -> list[str]:
 
 
 def confirm() -> bool:
-    """Ask whether it is to go.
+    """Ask for confirmation.
 
     Raises:
-        UserError: there is nobody to ask.
+        UserError: there is no terminal.
     """
     if not sys.stdin.isatty():
-        raise UserError("there is no terminal to ask at", do="Add --yes if all of this is to go")
+        raise UserError(
+            "there is no terminal to ask for confirmation", do="Add --yes to remove all of this"
+        )
     return typer.confirm("Remove all of this?")

@@ -1,6 +1,6 @@
-"""Check what a site answers: credentials, server, queues, workspace, clock. Submits no job.
+"""Check a site without submitting a job: credentials, server, queues, workspace, clock.
 
-Everything goes through the Site protocol, as in a run, so it holds for every API.
+All requests go through the Site protocol, as in a run, so this works with every API.
 """
 
 import asyncio
@@ -43,25 +43,25 @@ from snakemake_executor_plugin_mantik.sites.credentials import (
 )
 
 ANSWER_WAIT_S: Final = 120.0
-"""How long a site has for all its answers together."""
+"""Seconds that a site has for all its answers together."""
 
 _LITTLE_BYTES: Final = 1 << 30
-"""Less free space than this is warned of."""
+"""Less free space leads to a warning."""
 
 _CLOCK_SLACK_S: Final = 60.0
-"""Clocks that differ by more are told: tokens get a life that neither side means."""
+"""A larger clock difference leads to a warning: it changes the effective lifetime of tokens."""
 
 _Verdict = Literal["ok", "note", "warning", "wrong"]
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was found out about a site.
+    """One result of a check.
 
     Attributes:
-        topic: what it is about, a word.
-        verdict: what it means for jobs: `wrong` keeps them from running.
-        text: a line.
+        topic: the topic, in a word or two.
+        verdict: the meaning for jobs: with `wrong` they cannot run.
+        text: one line.
     """
 
     topic: str
@@ -70,7 +70,7 @@ class Finding:
 
 
 def check_connections(loaded: LoadedConfig, project: Path) -> list[Finding]:
-    """Talk to the site of a config, with the user's credentials from the environment or keyring."""
+    """Check the site of a config with the user's credentials from the environment or keyring."""
     config, findings = loaded.config, list[Finding]()
     issuer = make_issuer(loaded, project)
     try:
@@ -85,7 +85,7 @@ def check_connections(loaded: LoadedConfig, project: Path) -> list[Finding]:
         from snakemake_executor_plugin_mantik.connections.connect import workspace_name
 
         workdir = project.absolute()
-        # Of a name that no run has: what is there and what may be done does not depend on it.
+        # No run uses this name; the results do not depend on it.
         name = workspace_name(workdir, "check")
         site = make_site(loaded, credential, name, project=project, account=account)
         resources = planner.resources({}, 1)
@@ -111,13 +111,13 @@ async def _ask(site: Site, loaded: LoadedConfig, resources: Resources, used: str
             findings += _space(details.free_bytes)
             findings += _purge(facts.workspace, loaded)
     except TimeoutError:
-        text = f"the site has not answered for {ANSWER_WAIT_S:.0f} s; check the URL and the network"
+        text = f"the site did not answer within {ANSWER_WAIT_S:.0f} s; check the URL and network"
         findings.append(Finding(topic, "wrong", text))
     except MantikError as error:
         text = str(error)
         if isinstance(error, SiteUnauthorized | CredentialError):
             topic = "credentials"
-            text = text if used in text else f"{text} (these were used: {used})"
+            text = text if used in text else f"{text} (used: {used})"
         elif isinstance(error, SiteRejected):
             topic = "workspace"
         findings.append(Finding(topic, "wrong", text))
@@ -127,22 +127,22 @@ async def _ask(site: Site, loaded: LoadedConfig, resources: Resources, used: str
 
 
 async def _details(site: Site, findings: list[Finding]) -> SiteDetails:
-    """What else the site tells; a site that does not get that far may run jobs all the same."""
+    """Return further details of the site; a site that cannot report them may still run jobs."""
     try:
         details = await site.describe()
     except SiteUnauthorized:
         raise
     except SiteError as error:
-        findings.append(Finding("server", "warning", f"it does not tell more of itself: {error}"))
+        findings.append(Finding("server", "warning", f"it does not report details: {error}"))
         return SiteDetails()
     findings += [Finding("server", "warning", f"it {note}") for note in details.notes]
     return details
 
 
-def _scheduler(configured: str, told: str) -> Iterator[Finding]:
-    if told and told != configured:
-        text = f"the system has {told}, whose directives jobs bring; render shows {configured}"
-        yield Finding("scheduler", "warning", f"{text}: set Site: Scheduler to {told}")
+def _scheduler(configured: str, reported: str) -> Iterator[Finding]:
+    if reported and reported != configured:
+        text = f"the system has {reported}, but the backend config has {configured}"
+        yield Finding("scheduler", "warning", f"{text}: set Site: Scheduler to {reported}")
 
 
 def _credentials(credential: Credential, runtime_s: int | None) -> Iterator[Finding]:
@@ -172,54 +172,52 @@ def _facts(facts: SiteFacts, loaded: LoadedConfig, resources: Resources) -> Iter
     if facts.user:
         yield Finding("user", "ok", f"jobs run as {facts.user}")
     else:
-        yield Finding("user", "note", "the server does not say as whom jobs run")
-    # Whether the account may be used is told of every site, below.
+        yield Finding("user", "note", "the server does not report as which user jobs run")
+    # `_account` reports on the account.
     found = [misfit for misfit in find_misfits(resources, facts) if misfit.key != ACCOUNT]
     for misfit in found:
         text = f"Resources.{misfit.key}: {misfit.what}. {misfit.do}."
         yield Finding("resources", "wrong", text)
     if not facts.queues:
-        yield Finding("queue", "note", "the site does not tell its queues")
+        yield Finding("queue", "note", "the site does not report its queues")
         return
     yield Finding("queues", "ok", ", ".join(facts.queues))
     limits = facts.queues.get(resources.queue or "")
     if limits is not None:
-        told, left = _limits(limits), unchecked_resources(resources, limits)
-        text = f"{resources.queue} allows {told}" if told else f"{resources.queue} is there"
+        allowed, left = _limits(limits), unchecked_resources(resources, limits)
+        text = f"{resources.queue} allows {allowed}" if allowed else f"{resources.queue} exists"
         yield Finding("queue", "ok", text)
-        if not found and told:
-            yield Finding("resources", "ok", "fit into what the queue is told to allow")
+        if not found and allowed:
+            yield Finding("resources", "ok", "are within the queue's reported limits")
         if left:
             yield Finding("resources", "note", unchecked_message(left))
 
 
 def _account(account: str | None, details: SiteDetails) -> Iterator[Finding]:
-    """The account that pays, against those that the site says the user may use."""
+    """Compare the account with those that the site allows the user."""
     known = ", ".join(
         f"{name} ({left})" if left else name for name, left in details.accounts.items()
     )
     if account is None:
         pays = f"{details.default_account}, the site's default" if details.default_account else ""
-        text = f"none is named (MANTIK_COMPUTE_BUDGET_ACCOUNT){pays and f', so {pays}, pays'}"
+        text = f"none is set (MANTIK_COMPUTE_BUDGET_ACCOUNT){pays and f', so {pays}, pays'}"
         yield Finding("account", "note", text)
         if known:
-            yield Finding("accounts", "note", f"the site tells {known}")
+            yield Finding("accounts", "note", f"the site reports {known}")
     elif not known:
-        text = (
-            f"{account} pays; whether it may is told by the first job, the site tells no accounts"
-        )
+        text = f"{account} pays; not checked, because the site does not report accounts"
         yield Finding("account", "note", text)
     elif account in details.accounts:
         left = details.accounts[account]
         yield Finding("account", "ok", f"{account} pays{left and f', {left} left'}")
     else:
-        text = f"{account} is none of those that the site tells: {known}"
+        text = f"{account} is not among those that the site reports: {known}"
         yield Finding("account", "wrong", f"{text}; correct MANTIK_COMPUTE_BUDGET_ACCOUNT")
 
 
 def _space(free_bytes: int | None) -> Iterator[Finding]:
     if free_bytes is None:
-        yield Finding("free space", "note", "not told by the API; nor is a quota")
+        yield Finding("free space", "note", "the API reports neither free space nor a quota")
     else:
         verdict: _Verdict = "warning" if free_bytes < _LITTLE_BYTES else "ok"
         text = f"{free_bytes / (1 << 30):.1f} GiB; a quota may allow less"
@@ -229,11 +227,11 @@ def _space(free_bytes: int | None) -> Iterator[Finding]:
 def _purge(workspace: str, loaded: LoadedConfig) -> Iterator[Finding]:
     site = find_known_site(loaded.config)
     if site is None:
-        yield Finding("purge", "note", "whether the site deletes old files is not told by the API")
+        yield Finding("purge", "note", "the API does not report whether the site deletes old files")
     elif "scratch" in workspace.lower():
         yield Finding("purge", "note", f"{site.purge} ({site.source})")
     else:
-        yield Finding("purge", "note", f"no rule is known for {workspace}; see {site.source}")
+        yield Finding("purge", "note", f"unknown for {workspace}; see {site.source}")
 
 
 def _known_defects(server: str, loaded: LoadedConfig, resources: Resources) -> Iterator[Finding]:
@@ -241,7 +239,7 @@ def _known_defects(server: str, loaded: LoadedConfig, resources: Resources) -> I
         return
     from snakemake_executor_plugin_mantik.sites.unicore.description import lost_resources
 
-    # What any job with a GPU would meet, whatever this config asks for.
+    # Tests the server for the defect, whatever resources this config requests.
     if not lost_resources(Resources(gpus_per_node=1), server):
         return
     lost = lost_resources(resources, server)
@@ -250,11 +248,11 @@ def _known_defects(server: str, loaded: LoadedConfig, resources: Resources) -> I
         yield Finding("server", "wrong", text)
     else:
         text = (
-            f"{server} loses memory of 2 GiB and more, and GPUs; jobs are sent RAW, "
-            "with the scheduler's own directives, which is not affected"
+            f"{server} loses memory of 2 GiB and more, and GPUs; jobs are not affected, because "
+            "they are submitted RAW, with the scheduler's own directives"
         )
         if loaded.config.site.scheduler == "none":
-            text = f"{server} loses memory of 2 GiB and more, and GPUs; none of it is asked"
+            text = f"{server} loses memory of 2 GiB and more, and GPUs; the config requests neither"
         yield Finding("server", "note", text)
 
 
@@ -262,23 +260,23 @@ def _limits(limits: QueueLimits) -> str:
     def pair(allowed: tuple[int, int], unit: str) -> str:
         return f"{allowed[0]} to {allowed[1]}{unit}"
 
-    told = []
+    parts = []
     if limits.runtime_s:
-        told.append(f"runtime up to {humanize_duration(limits.runtime_s[1])}")
+        parts.append(f"runtime up to {humanize_duration(limits.runtime_s[1])}")
     if limits.nodes:
-        told.append(f"{pair(limits.nodes, '')} nodes")
+        parts.append(f"{pair(limits.nodes, '')} nodes")
     if limits.cpus_per_node:
-        told.append(f"{pair(limits.cpus_per_node, '')} CPUs per node")
+        parts.append(f"{pair(limits.cpus_per_node, '')} CPUs per node")
     if limits.memory_mib_per_node:
-        told.append(f"memory {pair(limits.memory_mib_per_node, ' MiB')} per node")
+        parts.append(f"memory {pair(limits.memory_mib_per_node, ' MiB')} per node")
     if limits.gpus_per_node:
-        told.append(f"{pair(limits.gpus_per_node, '')} GPUs per node")
-    told += [f"{name} {' or '.join(values)}" for name, values in limits.choices.items()]
-    return ", ".join(told)
+        parts.append(f"{pair(limits.gpus_per_node, '')} GPUs per node")
+    parts += [f"{name} {' or '.join(values)}" for name, values in limits.choices.items()]
+    return ", ".join(parts)
 
 
 async def _workspace(site: Site, workspace: str) -> list[Finding]:
-    """Write, look at, read and remove a small file; its time tells the site's clock."""
+    """Write, stat, read and remove a small file; its mtime shows the site's clock."""
     path = f"{OURS}/check-{uuid.uuid4()}"
     content = b"smk-mantik check\n"
     try:
@@ -290,7 +288,7 @@ async def _workspace(site: Site, workspace: str) -> list[Finding]:
     finally:
         await site.remove(path)
     if back != content:
-        raise SiteRejected("a file that was written did not come back", where=workspace)
+        raise SiteRejected("a file has other content after it was written", where=workspace)
     found = [Finding("workspace", "ok", f"{workspace} can be written to")]
     if entry is not None and entry.modified:
         ahead = entry.modified - middle
@@ -306,17 +304,17 @@ def _image(loaded: LoadedConfig, project: Path) -> Iterator[Finding]:
         return
     built_for, site = _read_architecture(image[0]), find_known_site(loaded.config)
     if built_for is None:
-        text = f"{image[0]} does not say which processors it is for: is it a SIF file?"
+        text = f"{image[0]} does not name a processor architecture: is it a SIF file?"
         yield Finding("image", "warning", text)
     elif site is None:
-        text = f"{image[0]} is for {built_for} processors; the API does not tell the nodes'"
+        text = f"{image[0]} is for {built_for} processors; the API does not report the nodes' own"
         yield Finding("image", "note", text)
     elif built_for == site.architecture:
-        text = f"{image[0]} is for {built_for} processors, as {site.title} has them"
+        text = f"{image[0]} is for {built_for} processors, like those of {site.title}"
         yield Finding("image", "ok", text)
     else:
         text = f"{image[0]} is for {built_for} processors, {site.title} has {site.architecture}"
-        yield Finding("image", "wrong", f"{text} ({site.source}); build it for those")
+        yield Finding("image", "wrong", f"{text} ({site.source}); build it for {site.architecture}")
 
 
 _MAGIC: Final = b"SIF_MAGIC\0"
@@ -336,7 +334,7 @@ _NAMES: Final = {
 
 
 def _read_architecture(image: Path) -> str | None:
-    """The processor architecture that an image was built for, as Go names it; None: not known."""
+    """Return Go's name of the processor architecture of an image; None if unknown."""
     try:
         with image.open("rb") as file:
             header = file.read(_ARCHITECTURE.stop)

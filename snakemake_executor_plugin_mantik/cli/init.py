@@ -1,4 +1,4 @@
-"""`smk-mantik init`: the two files that a workflow needs, a backend config and a profile."""
+"""`smk-mantik init`: write the two files that a workflow needs, a backend config and a profile."""
 
 import json
 from dataclasses import replace
@@ -14,10 +14,10 @@ from snakemake_executor_plugin_mantik.config.known_sites import KNOWN_SITES, Kno
 from snakemake_executor_plugin_mantik.config.reading import check_site_name, parse_backend_config
 
 PROFILE: Final = Path("profiles", "default", "config.yaml")
-"""Snakemake uses a profile of this name beside the Snakefile without being told."""
+"""Snakemake uses a profile of this name beside the Snakefile by default."""
 
 _IMAGE: Final = "env/train.sif"
-_NO_URL: Final = "no URL is published, give it with --url"
+_NO_URL: Final = "no URL is published, use --url"
 
 _EXAMPLE_SITE: Final = "hpc"
 _EXAMPLE: Final = KnownSite(
@@ -31,14 +31,14 @@ _Kind = Literal["apptainer", "python", "none"]
 def init(  # noqa: PLR0917 - options of a command line
     site: Annotated[
         str,
-        typer.Option("--site", help="Name of the site; of those of --list the URL is known."),
+        typer.Option("--site", help="Name of the site; for those of --list the URL is known."),
     ] = _EXAMPLE_SITE,
     queue: Annotated[
-        str, typer.Option("--queue", help="Queue (partition) of the jobs; by default a known one.")
+        str, typer.Option("--queue", help="Queue (partition) of the jobs; default: a known one.")
     ] = "",
     url: Annotated[
         str,
-        typer.Option("--url", help="The site's API: UNICORE's, or firecREST's with --machine."),
+        typer.Option("--url", help="URL of the UNICORE API, or with --machine of firecREST."),
     ] = "",
     machine: Annotated[
         str, typer.Option("--machine", help="Name of the system, for a site behind firecREST.")
@@ -47,7 +47,7 @@ def init(  # noqa: PLR0917 - options of a command line
         str, typer.Option("--token-url", help="Issuer of tokens, for a site behind firecREST.")
     ] = "",
     environment: Annotated[
-        _Kind, typer.Option("--environment", help="What the commands run in.")
+        _Kind, typer.Option("--environment", help="The environment of the jobs' commands.")
     ] = "none",
     path: Annotated[
         str,
@@ -56,7 +56,7 @@ def init(  # noqa: PLR0917 - options of a command line
     directory: Annotated[
         Path, typer.Option("--directory", "-d", help="The workflow's working directory.")
     ] = Path(),
-    force: Annotated[bool, typer.Option("--force", help="Overwrite files that are there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite existing files.")] = False,
     show_list: Annotated[
         bool, typer.Option("--list", help="Show the known public sites and write nothing.")
     ] = False,
@@ -68,12 +68,15 @@ def init(  # noqa: PLR0917 - options of a command line
     if mistake := check_site_name(site):
         raise UserError(mistake, where="--site")
     if path and environment == "none":
-        raise UserError("--path is given without --environment", do="Say apptainer or python")
+        raise UserError(
+            "--path is given without --environment",
+            do="Add --environment apptainer or --environment python",
+        )
     chosen = _site(site, url, machine, token_url)
     config, profile = directory / f"{site}.yaml", directory / PROFILE
     if config.exists() and not force:
         raise UserError(
-            "the file is there already", where=str(config), do="Use --force, or another name"
+            "the file exists already", where=str(config), do="Use --force, or another name"
         )
     text = _filled(
         "backend-config.yaml",
@@ -83,23 +86,22 @@ def init(  # noqa: PLR0917 - options of a command line
         queue=_queue(chosen, queue),
         environment=_environment(environment, path),
     )
-    parse_backend_config(text.encode(), "yaml", shown=config.name)  # a wrong URL or queue ends here
+    parse_backend_config(text.encode(), "yaml", shown=config.name)  # refuses a wrong URL or queue
     _write(config, text)
-    typer.echo(f"Wrote {config}: look through it, all that is commented out is optional.")
+    typer.echo(f"Wrote {config}: review it; everything that is commented out is optional.")
     if chosen is _EXAMPLE:
-        typer.echo("Put the site's UnicoreApiUrl and Queue into it: those are examples.")
+        typer.echo("Set the site's UnicoreApiUrl and Queue in it: those are examples.")
     if environment == "apptainer" and not (directory / (path or _IMAGE)).is_file():
-        typer.echo(f"Put the image where the config has it: {path or _IMAGE}")
+        typer.echo(f"Put the image at the path in the config: {path or _IMAGE}")
     if profile.exists() and not force:
         typer.echo(f"Kept {profile}: add '- {config.name}' to its mantik-backend-config.")
     else:
         _write(profile, _filled("profile.yaml", file=_quoted(config.name)))
-        typer.echo(f"Wrote {profile}: it makes plain `snakemake` run here with the executor.")
+        typer.echo(f"Wrote {profile}: with it, plain `snakemake` here uses the executor.")
     typer.echo(next_steps(site, chosen.api))
 
 
 def _listed() -> str:
-    """The known sites, one a line."""
     lines = []
     for site in KNOWN_SITES.values():
         api = "UNICORE" if site.api == "unicore" else "firecREST"
@@ -109,10 +111,10 @@ def _listed() -> str:
 
 
 def _site(name: str, url: str, machine: str, token_url: str) -> KnownSite:
-    """The site that the options describe: what they say comes before what is known.
+    """Return the site that the options describe; they override what is known of it.
 
     Raises:
-        UserError: they do not describe one.
+        UserError: an option is missing.
     """
     known = KNOWN_SITES.get(name.lower())
     if name == _EXAMPLE_SITE and not (url or machine or token_url):
@@ -129,21 +131,20 @@ def _site(name: str, url: str, machine: str, token_url: str) -> KnownSite:
     if not base.url:
         known_urls = ", ".join(site.name for site in KNOWN_SITES.values() if site.url)
         raise UserError(
-            f"the URL of {name} is not known here",
+            f"the URL of {name} is not known",
             where="--url",
-            do=f"Give it with --url; known are those of {known_urls}",
+            do=f"Set it with --url; known are those of {known_urls}",
         )
     if base.api == "firecrest" and not (base.machine and base.token_url):
         raise UserError(
-            "a site behind firecREST needs --machine and --token-url, and one of them is missing",
+            "a site behind firecREST needs --machine and --token-url, but one of them is missing",
             where=f"site {name}",
-            do="Give both, as the site's documentation has them",
+            do="Set both; see the site's documentation",
         )
     return base
 
 
 def _api(site: KnownSite) -> str:
-    """The keys that lead to a site's API."""
     if site.api == "unicore":
         return f"UnicoreApiUrl: {_quoted(site.url)}"
     return (
@@ -153,17 +154,19 @@ def _api(site: KnownSite) -> str:
 
 
 def _queue(site: KnownSite, queue: str) -> str:
-    """The queue that was asked for, or the first known one; the others in a comment."""
+    """Return the given queue or the first known one, with the others in a comment."""
     if not queue and not site.queues:
-        raise UserError("the queues of this site are not known", where="--queue", do="Name one")
+        raise UserError(
+            "the queues of this site are not known", where="--queue", do="Set one with --queue"
+        )
     chosen = queue or site.queues[0]
     others = [name for name in site.queues if name != chosen]
-    told = f"   # also known: {', '.join(others)}" if others and site.source else ""
-    return f"{_quoted(chosen)}{told}"
+    comment = f"   # also known: {', '.join(others)}" if others and site.source else ""
+    return f"{_quoted(chosen)}{comment}"
 
 
 def _environment(kind: _Kind, path: str) -> str:
-    """The lines below `Environment`: what was asked for, the rest commented out."""
+    """Return the lines of `Environment`, commented out if `kind` is none."""
     apptainer = _filled("apptainer.yaml", path=_quoted(path or _IMAGE)).rstrip("\n")
     python = (
         f"  Python: {_quoted(path or 'venv')}   # relative to the project folder, or absolute there"
@@ -178,7 +181,7 @@ def _environment(kind: _Kind, path: str) -> str:
 
 
 def next_steps(site: str, api: str = "unicore") -> str:
-    """What is to be done after the files are there: who the user is, and who pays."""
+    """Return the instructions for after `init`: set credentials and account, check, run."""
     prefix = f"MANTIK_{site.upper().replace('-', '_')}"
     ways = {
         "unicore": (
@@ -191,9 +194,9 @@ def next_steps(site: str, api: str = "unicore") -> str:
     return "\n".join(
         (
             "",
-            "Next, say who you are there, in one of these ways:",
+            "Next, set your credentials for the site, in one of these ways:",
             *(f"  export {prefix}_{way.format(prefix)}" for way in ways),
-            "and which compute budget account pays, where the site wants one:",
+            "and the compute budget account, if the site wants one:",
             "  export MANTIK_COMPUTE_BUDGET_ACCOUNT=…",
             f"Then: smk-mantik check --connect {site}.yaml",
             "and: snakemake",
@@ -207,7 +210,7 @@ def _filled(template: str, **values: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    """`text` as a YAML scalar: JSON's texts are YAML's too."""
+    """Quote `text` as a YAML scalar: texts of JSON are valid in YAML."""
     return json.dumps(text, ensure_ascii=False)
 
 

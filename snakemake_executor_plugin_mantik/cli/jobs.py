@@ -1,4 +1,4 @@
-"""`smk-mantik jobs`: what a workflow has sent to its sites, and what became of it."""
+"""`smk-mantik jobs`: show the jobs that a workflow has submitted, and their outcomes."""
 
 from pathlib import Path
 from typing import Annotated
@@ -17,7 +17,7 @@ _SHOWN = {
     TryState.PLANNED: "planned",
     TryState.SUBMITTING: "submitting",
     TryState.SUBMITTED: "queued or running",
-    TryState.ENDED: "ended, not taken over yet",
+    TryState.ENDED: "ended, outputs not accepted yet",
     TryState.ABANDONED: "given up",
 }
 
@@ -25,12 +25,13 @@ _SHOWN = {
 def jobs(
     directory: Workdir = Path(),
     every: Annotated[
-        bool, typer.Option("--all", help="Also what later tries of the same jobs have replaced.")
+        bool, typer.Option("--all", help="Also show tries that later ones have replaced.")
     ] = False,
 ) -> None:
-    """Show the jobs of the workflow in a directory: site, id there, waiting and running time.
+    """Show the jobs of a workflow: site, id at the site, waiting and running time, outcome.
 
-    The last try of each job, and all that may still be at a site. smk-mantik cancel ends them.
+    Shows the last try of each job, and all tries that may still run. To cancel those, use
+    smk-mantik cancel.
     """
     records = read_history(directory / STATE)
     if not every:
@@ -40,7 +41,7 @@ def jobs(
 
 
 def jobs_table(records: list[TryRecord]) -> Table:
-    """A table of tries, a line each, in the order of their making."""
+    """Return a table with one row per try, in the order of creation."""
     titles = ("job", "site", "queue", "id at the site", "waited", "ran", "outcome")
     shown = tables.new_table(titles, right=("waited", "ran"))
     for record in records:
@@ -52,7 +53,7 @@ def jobs_table(records: list[TryRecord]) -> Table:
 
 
 def _outcome(record: TryRecord) -> str:
-    """What became of a try, in a word or a line."""
+    """Describe the outcome of a try in a few words."""
     if record.reason:
         return record.outcome.replace("failed", f"failed ({Reason(record.reason).words})", 1)
     if record.left_behind:

@@ -1,4 +1,4 @@
-"""Options that several commands have."""
+"""Options that several commands share."""
 
 from pathlib import Path
 from typing import Annotated
@@ -15,14 +15,14 @@ Workdir = Annotated[
         help="The workflow's working directory.",
     ),
 ]
-"""The directory of a workflow that has run."""
+"""The working directory of a workflow that has run."""
 
 Sites = Annotated[
     list[str] | None,
     typer.Option(
         "--site",
         metavar="[NAME=]FILE",
-        help="A site's backend config, if it is not where the last run had it; repeatable.",
+        help="A site's backend config, if it has moved since the last run; repeatable.",
     ),
 ]
-"""Where the backend configs of a workflow that has run are now."""
+"""The current paths of the backend configs of a workflow that has run."""

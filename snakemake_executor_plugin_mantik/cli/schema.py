@@ -1,4 +1,4 @@
-"""`smk-mantik schema`: the JSON Schema of backend configs, for editors."""
+"""`smk-mantik schema`: print the JSON Schema of backend configs, for editors."""
 
 import json
 from typing import Any
@@ -8,16 +8,16 @@ import typer
 from snakemake_executor_plugin_mantik.config.model import LOGIN_HOOKS, BackendConfig
 
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
-"""What pydantic writes its schemas in."""
+"""The dialect of pydantic's schemas."""
 
 
 def schema() -> None:
     """Print the JSON Schema of the Compute Backend Config, for editors that check while typing."""
     described = {"$schema": _DIALECT, **BackendConfig.model_json_schema()}
     described["title"] = "Compute Backend Config"
-    asked = described["$defs"]["ResourcesConfig"]["properties"]
-    asked["Memory"] = {**asked["MemoryPerNode"], "title": "Memory", "deprecated": True}
-    # What stands between keys pydantic cannot tell.
+    keys = described["$defs"]["ResourcesConfig"]["properties"]
+    keys["Memory"] = {**keys["MemoryPerNode"], "title": "Memory", "deprecated": True}
+    # pydantic's schema lacks the rules between keys.
     described["$defs"]["EnvironmentConfig"]["not"] = {"required": ["Apptainer", "Python"]}
     described["$defs"]["ResourcesConfig"]["not"] = {"required": ["Memory", "MemoryPerNode"]}
     on_login = {"anyOf": [{"required": [hook]} for hook in LOGIN_HOOKS]}
@@ -28,7 +28,7 @@ def schema() -> None:
 
 
 def _without_null(value: Any) -> Any:
-    """The schema without null, also in defaults: a key without a value is a mistake."""
+    """Remove null from a schema, also in defaults, because a key without a value is a mistake."""
     if isinstance(value, list):
         return [_without_null(item) for item in value if item != {"type": "null"}]
     if not isinstance(value, dict):

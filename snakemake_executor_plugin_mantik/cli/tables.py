@@ -1,4 +1,4 @@
-"""Tables as all commands print them."""
+"""Print tables in the same style for all commands."""
 
 from collections.abc import Container, Iterable
 
@@ -9,22 +9,17 @@ from rich.text import Text
 from snakemake_executor_plugin_mantik.common.errors import printable
 
 _ONE_LINE = 10_000
-"""Columns where nobody looks on but a program: each thing has a line of its own."""
+"""Columns without a terminal, so that programs find each row in one line."""
 
 
 def make_console() -> Console:
-    """Where tables are printed: as wide as the terminal, or each thing in one line."""
+    """Return a console as wide as the terminal; without one, each row gets one line."""
     found = Console()
     return found if found.is_terminal else Console(width=_ONE_LINE)
 
 
 def new_table(titles: Iterable[str], right: Container[str] = ()) -> Table:
-    """An empty table.
-
-    Args:
-        titles: of its columns.
-        right: those whose cells stand at their right.
-    """
+    """Return an empty table; `right` holds the titles of right-aligned columns."""
     made = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for title in titles:
         made.add_column(title, justify="right" if title in right else "left")
@@ -32,5 +27,5 @@ def new_table(titles: Iterable[str], right: Container[str] = ()) -> Table:
 
 
 def add_row(to: Table, cells: Iterable[str]) -> None:
-    """Add a line. Cells are text, not markup: names and outcomes are the user's and the site's."""
+    """Add a row. Cells are text, not markup: names and outcomes come from users and sites."""
     to.add_row(*(Text(" ".join(printable(cell).split())) for cell in cells))

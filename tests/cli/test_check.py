@@ -78,7 +78,7 @@ def test_commands_that_bash_cannot_read_are_a_warning(tmp_path: Path) -> None:
         "Environment.PostRunCommandOnComputeNode",
         "Environment.PreRunCommandOnLoginNode",
     ]
-    assert "command 2 is nothing that bash can read: syntax error" in done.stderr
+    assert "command 2 is not valid bash: syntax error" in done.stderr
     assert not (tmp_path / "it").exists()
 
 
@@ -137,7 +137,7 @@ def test_a_site_is_asked(sandbox: Sandbox, tmp_path: Path) -> None:
     assert "UNICORE" in told["server"]
     assert "batch" in told["queues"]
     assert "runtime up to" in told["queue"]
-    assert "fit into" in told["resources"]
+    assert "reported limits" in told["resources"]
     assert told["clock"].endswith(" s")
     assert "arm64" in told["image"]
     left = [path for path in (sandbox.directory / "hpc1").rglob("check-*") if path.is_file()]

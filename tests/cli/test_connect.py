@@ -67,8 +67,8 @@ def test_firecrest_is_asked(sandbox: Sandbox, tmp_path: Path) -> None:
     assert "nodes" in about("queue", found).text
     assert about("account", found) == Finding("account", "ok", "sandbox pays")
     assert "can be written to" in about("workspace", found).text
-    assert "not told" in about("free space", found).text
-    assert "not told" in about("purge", found).text
+    assert "reports neither" in about("free space", found).text
+    assert "does not report" in about("purge", found).text
     assert about("clock", found).verdict == "ok"
     left = [path for path in (sandbox.directory / "hpc2").rglob("check-*") if path.is_file()]
     assert left == []
@@ -79,11 +79,11 @@ def test_accounts_are_held_against_those_that_are_told(sandbox: Sandbox, tmp_pat
     assert done.exit_code == 2
     found = about("account", findings(done))
     assert found.verdict == "wrong"
-    assert "nobody is none of those that the site tells: sandbox" in found.text
+    assert "nobody is not among those that the site reports: sandbox" in found.text
     done = of_sandbox(sandbox, "hpc2", tmp_path, MANTIK_COMPUTE_BUDGET_ACCOUNT="")
     assert "so sandbox, the site's default, pays" in about("account", findings(done)).text
     done = of_sandbox(sandbox, "hpc1", tmp_path, MANTIK_COMPUTE_BUDGET_ACCOUNT="x")
-    assert "the site tells no accounts" in about("account", findings(done)).text
+    assert "the site does not report accounts" in about("account", findings(done)).text
 
 
 def test_what_is_asked_beyond_limits_that_are_not_told_is_said(
@@ -95,7 +95,7 @@ def test_what_is_asked_beyond_limits_that_are_not_told_is_said(
     config.write_text(text.replace("Queue: batch\n", asked_for))
     found = findings(asked(config, sandbox.environment()))
     fits, unchecked = [finding for finding in found if finding.topic == "resources"]
-    assert fits == Finding("resources", "ok", "fit into what the queue is told to allow")
+    assert fits == Finding("resources", "ok", "are within the queue's reported limits")
     assert unchecked.verdict == "note"
     assert unchecked.text.startswith("runtime, memory: not checked")
 
@@ -132,7 +132,7 @@ def test_a_site_that_tells_no_more_is_good_enough(
     monkeypatch.setattr(FirecrestSite, "describe", refuse)
     done = of_sandbox(sandbox, "hpc2", tmp_path)
     assert done.exit_code == 0
-    assert any("does not tell more" in finding.text for finding in findings(done))
+    assert any("does not report details" in finding.text for finding in findings(done))
     assert about("workspace", findings(done)).verdict == "ok"
 
 
@@ -151,7 +151,7 @@ def test_a_real_server_is_asked(unicorex: UnicoreX, tmp_path: Path) -> None:
 
     def told() -> Result | None:
         done = asked(config, variables)
-        return done if "does not tell its queues" not in done.stdout else None
+        return done if "does not report its queues" not in done.stdout else None
 
     done = wait_for(told, 60)  # a server that has just started tells none for a while
     assert done is not None
@@ -159,7 +159,7 @@ def test_a_real_server_is_asked(unicorex: UnicoreX, tmp_path: Path) -> None:
     found = findings(done)
     assert "(MANTIK_UNICORE_USERNAME, MANTIK_REAL_PASSWORD)" in about("credentials", found).text
     assert about("server", found).text == "UNICORE/X 11.0.0"
-    assert any("sent RAW" in finding.text for finding in found)
+    assert any("submitted RAW" in finding.text for finding in found)
     assert about("user", found).text == "jobs run as root"
     assert about("queues", found).verdict == "ok"
     assert "GiB" in about("free space", found).text

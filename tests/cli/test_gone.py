@@ -30,7 +30,7 @@ def test_the_working_directory_is_gone(tmp_path: Path, words: tuple[str, ...]) -
     assert ended.returncode == 2
     assert ended.stderr == (
         "smk-mantik: the directory that you are in was removed."
-        " Change into one that is there, and type it again.\n"
+        " Change into an existing one, and run the command again.\n"
     )
 
 

@@ -80,7 +80,7 @@ def test_without_and_with_a_way_to_packages_and_again(bare: Project) -> None:
     assert "Traceback" not in said.output
 
     said = bootstrap(bare, "--from-here").ok()
-    tells(said.output, "Asking hpc1 which Python it has", "Fetching wheels", "has Snakemake")
+    tells(said.output, "Checking the version of Python at hpc1", "Fetching", "has Snakemake")
     bare.run().ok()
     assert bare.read("out.txt").strip().startswith(str(bare.workspace / ".mantik" / "snakemake-"))
     tells(bootstrap(bare).ok().output, "already exists")

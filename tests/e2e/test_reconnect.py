@@ -60,8 +60,8 @@ def test_cancel(either: Project) -> None:
     shown = smk_mantik(either, "jobs").ok().output
     assert shown.count("queued or running") >= 2
     for arguments, told in (
-        ((), "no job is named; these may be at the sites:"),
-        (("slow name=c",), "nothing was cancelled: no job at a site is called slow name=c"),
+        ((), "no job is named; these may still run:"),
+        (("slow name=c",), "nothing was cancelled: no job at a site is named slow name=c"),
         (("slow", "--all"), "exclude each other"),
     ):
         wrong = smk_mantik(either, "cancel", *arguments)
@@ -103,13 +103,13 @@ def test_clean(either: Project) -> None:
     stays = smk_mantik(either, "clean", "--yes")
     assert stays.code == 1, stays.output
     tells(
-        stays.output, str(either.workspace), "needed: slow name=a (it may run", "It stays:",
+        stays.output, str(either.workspace), "needed: slow name=a (it may still run", "Kept:",
         "tries, logs and archives: ", "files of the workflow: ",
     )  # fmt: skip
     assert lines(either, "ran.txt") == ["a", "b"]
     unasked = smk_mantik(either, "clean", "--force")
     assert unasked.code == 2
-    tells(unasked.output, "Add --yes if all of this is to go")
+    tells(unasked.output, "Add --yes to remove all of this")
 
     removed = smk_mantik(either, "clean", "--force", "--yes").ok().output
     tells(removed, ": removed.")

@@ -1,4 +1,4 @@
-"""`smk-mantik plan`: what a run of a workflow would send, without sending anything."""
+"""`smk-mantik plan`: show what a run of a workflow would submit, without submitting it."""
 
 import importlib.util
 import json
@@ -29,10 +29,10 @@ _LATER: Final = "follows from files that are still to be made"
 
 
 class Passing(TyperCommand):
-    """A command that takes a few options of its own and hands on the others as they are."""
+    """A command that takes a few options of its own and passes on all others unchanged."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Take our options, up to `--` or the end, out of the arguments."""
+        """Remove our options from the arguments before `--`."""
         cut = args.index("--") if "--" in args else len(args)
         own = [word for word in args[:cut] if word in _OURS]
         rest: list[str] = super().parse_args(ctx, own)
@@ -47,7 +47,7 @@ def plan(
     connect: Annotated[
         bool,
         typer.Option(
-            "--connect", help="Also ask the sites, with your credentials, what their queues allow."
+            "--connect", help="Also check the limits of the sites' queues, with your credentials."
         ),
     ] = False,
     details: Annotated[
@@ -55,7 +55,7 @@ def plan(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Show what `snakemake` with the same arguments would send; nothing is sent, no site asked."""
+    """Show what `snakemake` with the same arguments would submit; connects to no site."""
     if importlib.util.find_spec("snakemake") is None:
         raise UserError(
             "snakemake is not installed beside this command", where="smk-mantik plan",
@@ -95,7 +95,6 @@ def _notify(made: JobPlan, *, details: bool) -> None:
 
 
 def _table(jobs: list[Forecast]) -> Table:
-    """A table of jobs, a line each."""
     titles = (
         "job", "site", "queue", "nodes", "tasks", "CPUs", "memory", "GPUs", "time", "runs",
         "goes up", "",
@@ -107,32 +106,32 @@ def _table(jobs: list[Forecast]) -> Table:
 
 
 def _cells(job: Forecast) -> Iterator[str]:
-    asked = job.resources
+    given = job.resources
     yield job.job
     yield job.site or "?"
-    if asked is None:
+    if given is None:
         yield from [""] * 7
     else:
-        gpus = (asked.gpus_per_node or 0) * (asked.nodes or 1)
-        yield asked.queue or "default"
-        for number in (asked.nodes, asked.tasks, total_cpus(asked)):
+        gpus = (given.gpus_per_node or 0) * (given.nodes or 1)
+        yield given.queue or "default"
+        for number in (given.nodes, given.tasks, total_cpus(given)):
             yield "" if number is None else str(number)
-        if asked.memory_mib_per_cpu is not None:
-            yield f"{asked.memory_mib_per_cpu} MiB per CPU"
+        if given.memory_mib_per_cpu is not None:
+            yield f"{given.memory_mib_per_cpu} MiB per CPU"
         else:
-            yield f"{asked.memory_mib_per_node} MiB" if asked.memory_mib_per_node else ""
-        yield f"{gpus} {asked.gpu_model or ''}".rstrip() if gpus else ""
-        yield humanize_duration(asked.runtime_s) if asked.runtime_s else ""
+            yield f"{given.memory_mib_per_node} MiB" if given.memory_mib_per_node else ""
+        yield f"{gpus} {given.gpu_model or ''}".rstrip() if gpus else ""
+        yield humanize_duration(given.runtime_s) if given.runtime_s else ""
     known = job.command is not None
     yield ("full" if job.full else "thin") if known else ""
     yield _uploads(job.inputs, short=True) if known else ""
-    yield "cannot be sent, see below" if job.mistake else _note(job)
+    yield "cannot be submitted, see below" if job.mistake else _note(job)
 
 
 def _note(job: Forecast) -> str:
-    """What is particular about a job: things of it that are not known yet."""
+    """Return a note that the job was submitted already, or what of it is not known yet."""
     if job.sent:
-        return "was sent already: taken up if it is the same"
+        return "was submitted already: adopted if unchanged"
     unknown = [*job.later, *(["its command"] if job.command is None else [])]
     return f"{', '.join(unknown)}: {_LATER}" if unknown else ""
 
@@ -140,8 +139,8 @@ def _note(job: Forecast) -> str:
 def _details(job: Forecast) -> Iterator[str]:
     yield f"{job.job} at {job.site or 'a site that is not known yet'}"
     if job.resources is not None:
-        asked = {k: v for k, v in asdict(job.resources).items() if v is not None}
-        yield f"  asks for:    {', '.join(f'{k} {v}' for k, v in asked.items()) or 'nothing'}"
+        given = {k: v for k, v in asdict(job.resources).items() if v is not None}
+        yield f"  requests:    {', '.join(f'{k} {v}' for k, v in given.items()) or 'nothing'}"
     if note := job.mistake or _note(job):
         yield f"  note:        {note}"
     yield f"  environment: {job.environment or 'none'}"
@@ -157,7 +156,7 @@ def _totals(made: JobPlan) -> Iterator[str]:
         yield (
             f"{site}: {_jobs(total.jobs)}, at most {_core_hours(total)}"
             f" and {total.gpu_hours:.1f} GPU hours"
-            + (f", and {total.without_runtime} ask no walltime" if total.without_runtime else "")
+            + (f", and {total.without_runtime} without walltime" if total.without_runtime else "")
             + f"; files: {_uploads(total.uploads)}."
         )
         if total.unchecked:
@@ -170,15 +169,15 @@ def _totals(made: JobPlan) -> Iterator[str]:
     if made.more:
         yield "Checkpoints may lead to more jobs."
     if not made.jobs:
-        yield "No job would be sent."
+        yield "No job would be submitted."
 
 
 def _core_hours(total: Total) -> str:
-    """Core hours in words; what a site gives a job that asks for no CPUs is not known here."""
+    """Describe core hours; those of a job that requests no CPUs depend on the site's default."""
     if not total.without_cores:
         return f"{total.core_hours:.1f} core hours"
     unknown = (
-        f"an unknown number of core hours for {_jobs(total.without_cores)} that ask no CPUs (set"
+        f"an unknown number of core hours for {_jobs(total.without_cores)} without CPUs (set"
         " Resources: CPUsPerNode, or threads: of the rule)"
     )
     return f"{total.core_hours:.1f} core hours, {unknown}" if total.core_hours else unknown
@@ -189,15 +188,14 @@ def _jobs(number: int) -> str:
 
 
 def _uploads(files: UploadForecast, *, short: bool = False) -> str:
-    """What goes up, in words."""
     if short:
         count = "1 file" if files.files == 1 else f"{files.files} files"
         return f"{count}, {humanize_size(files.bytes)}" if files.files else ""
-    parts = [f"{files.files} to send ({humanize_size(files.bytes)})"]
+    parts = [f"{files.files} to upload ({humanize_size(files.bytes)})"]
     for number, words in (
-        (files.at_site, "there already"),
-        (files.made_there, "made there by jobs before"),
-        (files.later, "to send once made elsewhere"),
+        (files.at_site, "at the site already"),
+        (files.made_there, "made at the site by earlier jobs"),
+        (files.later, "to upload once made elsewhere"),
     ):
         if number:
             parts.append(f"{number} {words}")

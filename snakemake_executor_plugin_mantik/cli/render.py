@@ -1,4 +1,4 @@
-"""`smk-mantik render`: what would be sent for a command, without sending anything."""
+"""`smk-mantik render`: show what would be submitted for a command, without submitting it."""
 
 import json
 import os
@@ -27,11 +27,11 @@ def render(
     command: Annotated[str, typer.Option("--command", help="The command of the job.")],
     project: Annotated[Path, typer.Option("--project", help="The project folder.")] = Path(),
     unicore_version: Annotated[
-        str, typer.Option("--unicore-version", help="Render for a server of this version: 11.0.0.")
+        str, typer.Option("--unicore-version", help="Render for this version, such as 11.0.0.")
     ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Show the script, the submission and the uploads of a job; nothing is sent, no site asked."""
+    """Show the script, the submission and the uploads of a job; connects to no site."""
     if not project.is_dir():
         raise UserError("there is no such folder", where=str(project), do="Correct --project")
     report = examine(file, project)
@@ -39,9 +39,9 @@ def render(
         for mistake in report.mistakes:
             typer.echo(str(mistake), err=True)
         raise typer.Exit(WRONG)
-    # What is shown does not depend on the name, so one that no site can have is not in the way.
-    told = [*report.warnings, *map(str, report.mistakes)]
-    made = render_preview(report.loaded, told, project, command, unicore_version)
+    # The output does not depend on the site's name, so a mistake in it is only a warning.
+    warnings = [*report.warnings, *map(str, report.mistakes)]
+    made = render_preview(report.loaded, warnings, project, command, unicore_version)
     for warning in made.warnings:
         typer.echo(f"warning: {warning}", err=True)
     if as_json:
@@ -53,67 +53,66 @@ def render(
 def render_preview(
     loaded: LoadedConfig, warnings: list[str], project: Path, command: str, unicore_version: str
 ) -> Preview:
-    """What would be sent, with the files of the project looked at.
+    """Return a preview of the submission and the uploads from the project folder.
 
     Raises:
-        UserError: something of it cannot be sent.
+        UserError: the job cannot be submitted.
     """
     config = loaded.config
     if unicore_version and config.api != "unicore":
         raise UserError(
-            "--unicore-version makes no sense for a site behind firecREST",
+            "--unicore-version does not apply to a site behind firecREST",
             where=str(loaded.path),
-            do="Leave it out",
+            do="Remove it",
         )
     if unicore_version and not re.search(r"\d+\.\d+", unicore_version):
         raise UserError(
-            f"{unicore_version!r} is no version",
+            f"{unicore_version!r} is not a version",
             where="--unicore-version",
-            do="Give it as the server does, 11.0.0, or as its part UNICORE/X, 3.0.0",
+            do="Use the server's version, such as 11.0.0, or that of its UNICORE/X, such as 3.0.0",
         )
     planner = Planner(config, find_account(loaded.name, os.environ), project)
-    # Which files are products of rules only a workflow tells, so nothing is too much here.
+    # Without a workflow, products of rules are unknown and count as sources: so allow any total.
     chosen = sources.select_sources(
         project, Exclude(config.exclude), products=(),
         file_limit=config.site.source_file_limit_bytes, total_limit=_UNLIMITED,
         include=Include(config.site.include),
     )  # fmt: skip
     image = planner.image
-    told = [*warnings, *_sizes(loaded, chosen, image and image[1])]
+    found = [*warnings, *_sizes(loaded, chosen, image and image[1])]
     size = None if image is None or not image[0].is_file() else image[0].stat().st_size
     return make_preview(
         planner, loaded.name, command,
-        uploads=chosen.paths, image_size=size, warnings=told, unicore_version=unicore_version,
+        uploads=chosen.paths, image_size=size, warnings=found, unicore_version=unicore_version,
     )  # fmt: skip
 
 
 def _sizes(loaded: LoadedConfig, chosen: sources.Sources, image: str | None) -> list[str]:
-    """Warnings about files that are too large to go up as sources, or seem to hold secrets."""
-    site, told = loaded.config.site, []
+    """Warn about files that are too large to upload as sources, or seem to hold secrets."""
+    site, warnings = loaded.config.site, []
     if chosen.withheld:
-        told.append(chosen.withheld)
+        warnings.append(chosen.withheld)
     left = [path for path in chosen.too_large if path != image]
     if left:
-        told.append(
-            f"{len(left)} files above Site.SourceFileLimit stay here unless a rule names them as"
-            f" inputs: {', '.join(map(_shown, left[:3]))}{', …' if len(left) > 3 else ''}"
+        warnings.append(
+            f"{len(left)} files above Site.SourceFileLimit are not uploaded unless a rule names"
+            f" them as inputs: {', '.join(map(_shown, left[:3]))}{', …' if len(left) > 3 else ''}"
         )
     if chosen.size > site.sources_limit_bytes:
-        told.append(
+        warnings.append(
             f"the project's small files are {chosen.size >> 20} MiB together, more than"
-            " Site.SourcesLimit: a run refuses that, unless rules name them as inputs or Exclude"
-            " leaves them out"
+            " Site.SourcesLimit: a run would fail; name them as inputs of rules, or Exclude them"
         )
-    return told
+    return warnings
 
 
 def _for_people(made: Preview) -> str:
-    """A preview as text: facts first, the script last."""
-    asked = {key: value for key, value in made.resources.items() if value is not None}
+    """Format a preview as text, the script last."""
+    given = {key: value for key, value in made.resources.items() if value is not None}
     environment = made.environment + (f" ({made.image_type} image)" if made.image_type else "")
     lines = [
         f"Site:        {made.site} ({'UNICORE' if made.api == 'unicore' else 'firecREST'})",
-        f"Resources:   {', '.join(f'{key} {value}' for key, value in asked.items())}",
+        f"Resources:   {', '.join(f'{key} {value}' for key, value in given.items())}",
         f"Environment: {environment}",
         "",
         f"Variables ({len(made.variables)}):",
@@ -125,14 +124,14 @@ def _for_people(made: Preview) -> str:
         "Submission (the script as shown below):",
         json.dumps(_without_scripts(made.submission), indent=2, ensure_ascii=False),
         "",
-        "Script (/WORKSPACE and the zeros of the UUID stand for what a run knows):",
+        "Script (/WORKSPACE and the UUID of zeros are placeholders):",
         made.script.rstrip("\n"),
     ]
     return "\n".join(lines)
 
 
 def _without_scripts(value: Any) -> Any:
-    """The submission without the long texts that are shown apart."""
+    """Remove the long texts from a submission, which are shown separately."""
     if isinstance(value, dict):
         if value.get("To") in HOOK_FILES.values():
             return value

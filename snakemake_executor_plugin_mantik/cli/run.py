@@ -1,4 +1,4 @@
-"""`smk-mantik run`: one entry point of an MLproject, as a workflow of one rule."""
+"""`smk-mantik run`: run one entry point of an MLproject, as a workflow of one rule."""
 
 import os
 import sys
@@ -36,13 +36,13 @@ def run(
         list[str] | None,
         typer.Option(
             metavar="NAME=VALUE",
-            help="A parameter that the entry point does not declare: goes to the command's end.",
+            help="A parameter that the entry point does not declare: appended to the command.",
         ),
     ] = None,
     site: Annotated[
         str,
         typer.Option(
-            metavar="[NAME=]FILE", help="The site's backend config; default: as snakemake has it."
+            metavar="[NAME=]FILE", help="The site's backend config; default: the workflow's."
         ),
     ] = "",
     inputs: Annotated[
@@ -58,16 +58,16 @@ def run(
         typer.Option(
             "--output",
             metavar="[NAME=]PATH",
-            help="A file, or with / at its end a folder, that it makes; repeatable.",
+            help="A file, or with a trailing / a folder, that it makes; repeatable.",
         ),
     ] = None,
     check: Annotated[
-        bool, typer.Option("--check", help="Tell what is wrong, and start nothing.")
+        bool, typer.Option("--check", help="Only check the arguments, and run nothing.")
     ] = False,
 ) -> None:
     """Run one entry point of an MLproject as a job at a site: a workflow of one rule.
 
-    Without --output, what is new or changed in the project's folder comes back into a folder of
+    Without --output, new and changed files of the project's folder are copied to a folder in
     mlproject-runs/.
     """
     arguments = snakemake or []
@@ -83,7 +83,7 @@ def run(
         words += ["--executor", "mantik", "--jobs", "1"]
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
-    os.execv(sys.executable, [*words, *arguments])  # noqa: S606 - it takes this process's place
+    os.execv(sys.executable, [*words, *arguments])  # noqa: S606 - replaces this process
 
 
 def _is_local(arguments: Sequence[str]) -> bool:

@@ -1,4 +1,4 @@
-"""`smk-mantik runs`: runs of MLproject entry points, from submission to the registered model."""
+"""`smk-mantik runs`: manage runs of MLproject entry points, from submission to registered model."""
 
 import importlib.util
 import os
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from snakemake_executor_plugin_mantik.runs.listing import FoundRun
 
 _FAILED = 1
-"""Exit code where a run was waited for and did not finish, or something is left."""
+"""Exit code if a run did not finish with `--wait`, or a deletion was not confirmed."""
 
-runs_app = typer.Typer(help="Submit, follow and keep runs of MLproject entry points.",
+runs_app = typer.Typer(help="Submit, follow and manage runs of MLproject entry points.",
                   no_args_is_help=True)  # fmt: skip
 
-_Run = Annotated[str, typer.Argument(metavar="RUN", help="Its id, the beginning of it, or name.")]
+_Run = Annotated[str, typer.Argument(metavar="RUN", help="The run's id, a prefix of it, or name.")]
 _AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 _Parameters = Annotated[
     list[str] | None,
@@ -33,25 +33,25 @@ _SiteOption = Annotated[
 _Account = Annotated[str, typer.Option("--account", help="The compute budget account.")]
 _Extra = Annotated[
     list[str] | None,
-    typer.Option("--extra", metavar="NAME=VALUE", help="A parameter that it does not declare."),
+    typer.Option("--extra", metavar="NAME=VALUE", help="An undeclared parameter."),
 ]
 _Experiment = Annotated[
-    str, typer.Option("--experiment", help="The MLflow experiment; it is made if need be.")
+    str, typer.Option("--experiment", help="The MLflow experiment; created if it does not exist.")
 ]
-_Name = Annotated[str, typer.Option("--name", help="The run's name; default: MLflow finds one.")]
-_Wait = Annotated[bool, typer.Option("--wait", help="Wait for its end; Ctrl-C cancels it.")]
-_Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+_Name = Annotated[str, typer.Option("--name", help="The run's name; default: MLflow chooses one.")]
+_Wait = Annotated[bool, typer.Option("--wait", help="Wait until it ends; Ctrl-C cancels it.")]
+_Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
 
 @runs_app.callback()
 def _prepare() -> None:
-    """Keep MLflow quiet, and its answers quick."""
+    """Check that MLflow is installed, and set its time-outs and log level."""
     from snakemake_executor_plugin_mantik.tracking.worker.process import SETTINGS
 
     if importlib.util.find_spec("mlflow") is None:
         raise UserError(
             "MLflow is not installed here",
-            do="Install it: pip install 'snakemake-executor-plugin-mantik[mlflow]'",
+            do="Install it with: pip install 'snakemake-executor-plugin-mantik[mlflow]'",
         )
     for name, value in {**SETTINGS, "MLFLOW_LOGGING_LEVEL": "WARNING"}.items():
         os.environ.setdefault(name, value)
@@ -59,7 +59,7 @@ def _prepare() -> None:
 
 @runs_app.command()
 def submit(
-    project: Annotated[str, typer.Argument(help="A folder or a git URL; #sub names a folder.")],
+    project: Annotated[str, typer.Argument(help="A folder or a git URL; #SUB for a subfolder.")],
     *,
     version: Annotated[
         str, typer.Option("--version", "-v", help="A branch, tag or commit of the project.")
@@ -76,9 +76,9 @@ def submit(
     wait: _Wait = False,
     as_json: _AsJson = False,
 ) -> None:
-    """Submit an entry point of an MLproject to a site. The run goes on when this command has ended.
+    """Submit an entry point of an MLproject to a site. The run continues after this command ends.
 
-    All mistakes are told before a run is made and anything is sent.
+    Reports all mistakes before it creates a run or submits anything.
     """
     from dataclasses import replace
 
@@ -109,9 +109,9 @@ def rerun_command(
     wait: _Wait = False,
     as_json: _AsJson = False,
 ) -> None:
-    """Submit a run again: the same project, parameters and site, but for what is given here.
+    """Submit a run again with the same project, parameters and site, except for options given here.
 
-    Another project, version or entry point is no run again: smk-mantik runs submit.
+    For another project, version or entry point use smk-mantik runs submit.
     """
     from snakemake_executor_plugin_mantik.runs.configs import config_of_file
     from snakemake_executor_plugin_mantik.runs.listing import find_run
@@ -121,8 +121,8 @@ def rerun_command(
     if found.here is None:
         raise UserError(
             "it was not submitted from here, or its directory is gone", where=f"run {found.run_id}",
-            do="Submit its project anew: smk-mantik runs submit. If it is that of a workflow's job,"
-            " have the workflow run it again: snakemake --forcerun, with the rule's name",
+            do="Submit its project again: smk-mantik runs submit. If it belongs to a workflow's"
+            " job, run that again: snakemake --forcerun, with the rule's name",
         )  # fmt: skip
     run_id = resubmit_run(
         found.here.request.run_id,
@@ -136,18 +136,22 @@ def rerun_command(
 @runs_app.command("list")
 def list_(
     *,
-    experiment: Annotated[str, typer.Option("--experiment", help="Of this experiment.")] = "",
+    experiment: Annotated[
+        str, typer.Option("--experiment", help="Only runs of this experiment.")
+    ] = "",
     state: Annotated[
         str, typer.Option("--state", help="SCHEDULED, RUNNING, FINISHED, FAILED or KILLED.")
     ] = "",
-    site: Annotated[str, typer.Option("--site", help="At this site.")] = "",
+    site: Annotated[str, typer.Option("--site", help="Only runs at this site.")] = "",
     since: Annotated[
-        str, typer.Option("--since", help="Submitted since a date, or 12h or 7d ago.")
+        str, typer.Option("--since", help="Only runs since a date, or an age such as 12h or 7d.")
     ] = "",
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="The latest so many.")] = 50,
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", min=1, help="Maximum number of runs.")
+    ] = 50,
     as_json: _AsJson = False,
 ) -> None:
-    """List the latest runs, those of workflows' jobs as well, with their times and metrics."""
+    """List the latest runs, including those of workflows' jobs, with their times and metrics."""
     from snakemake_executor_plugin_mantik.cli import runtable, tables
     from snakemake_executor_plugin_mantik.runs import listing
     from snakemake_executor_plugin_mantik.runs.store import STATES
@@ -155,7 +159,7 @@ def list_(
     wanted = state.upper()
     if wanted and wanted not in STATES:
         raise UserError(
-            f"there is no state {state!r}", where="--state", do=f"Give one of {', '.join(STATES)}"
+            f"there is no state {state!r}", where="--state", do=f"Use one of {', '.join(STATES)}"
         )
     found = listing.list_rows(
         listing.RunFilter(
@@ -168,12 +172,12 @@ def list_(
     elif found:
         tables.make_console().print(runtable.runs_table(found))
     else:
-        typer.echo("No run.")
+        typer.echo("No runs.")
 
 
 @runs_app.command("show")
 def show_run(run: _Run, *, as_json: _AsJson = False) -> None:
-    """Show a run: how it is, and all that was needed to submit it."""
+    """Show a run's state, results, and how it was submitted."""
     from snakemake_executor_plugin_mantik.cli import runtable
 
     found = runtable.run_details(_find(run))
@@ -189,15 +193,15 @@ def logs(
     run: _Run,
     *,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on until the run is over.")
+        bool, typer.Option("--follow", "-f", help="Continue until the run ends.")
     ] = False,
     controller: Annotated[
-        bool, typer.Option("--controller", help="What Snakemake says, not the job.")
+        bool, typer.Option("--controller", help="Print the output of Snakemake, not of the job.")
     ] = False,
 ) -> None:
     """Print the output of a run's job, from the site while it runs.
 
-    Before there is a job, or if there never was one, it is what Snakemake says.
+    If there is no job, or not yet, print the output of Snakemake.
     """
     from snakemake_executor_plugin_mantik.runs import logs as said
 
@@ -205,7 +209,7 @@ def logs(
     if found.here is None:
         raise UserError(
             "it was not submitted from here", where=f"run {found.run_id}",
-            do="Its log is among its artifacts in MLflow, below mantik/, once it is over",
+            do="When it is over, see its log in MLflow, among its artifacts below mantik/",
         )  # fmt: skip
     if controller or not said.write_job_log(found.here, _write, follow=follow):
         said.write_controller_log(found.here, _write, follow=follow)
@@ -218,7 +222,7 @@ def _write(text: str) -> None:
 
 @runs_app.command("cancel")
 def cancel_command(run: _Run) -> None:
-    """Cancel a run, and wait until its site has confirmed it."""
+    """Cancel a run, and wait until its site confirms."""
     from snakemake_executor_plugin_mantik.runs import ending
 
     found = _find(run)
@@ -235,10 +239,10 @@ def cancel_command(run: _Run) -> None:
 @runs_app.command("continue")
 def continue_(
     run: Annotated[
-        str, typer.Argument(metavar="[RUN]", help="Default: all whose controllers are gone.")
+        str, typer.Argument(metavar="[RUN]", help="Default: all runs whose controllers are gone.")
     ] = "",
 ) -> None:
-    """Start the controllers of runs again that are gone; nothing runs twice."""
+    """Restart the controllers of runs that have lost theirs; jobs do not run twice."""
     from snakemake_executor_plugin_mantik.runs import local_runs
     from snakemake_executor_plugin_mantik.runs.controller import start_controller
 
@@ -247,11 +251,11 @@ def continue_(
     elif (one := local_runs.find_local_run(run)) is None:
         raise UserError(
             f"no run {run!r} was submitted from here",
-            do="smk-mantik runs list shows those that there are",
+            do="Choose one that smk-mantik runs list shows",
         )
     elif not one.gone:
         how, do = (
-            ("its controller is there", f"Follow it: smk-mantik runs logs -f {one.request.run_id}")
+            ("its controller runs", f"Follow it: smk-mantik runs logs -f {one.request.run_id}")
             if one.alive
             else ("it is over", f"Submit it again: smk-mantik runs rerun {one.request.run_id}")
         )
@@ -260,10 +264,10 @@ def continue_(
     else:
         gone = [one]
     for each in gone:
-        how = "goes on" if start_controller(each.directory) else "its controller is there already"
+        how = "continues" if start_controller(each.directory) else "its controller runs already"
         typer.echo(f"Run {each.request.run_id}: {how}.")
     if not gone:
-        typer.echo("No run is to be continued.")
+        typer.echo("No run to continue.")
 
 
 @runs_app.command()
@@ -272,10 +276,10 @@ def delete(
     *,
     yes: _Yes = False,
     keep_site: Annotated[
-        bool, typer.Option("--keep-site", help="Leave what lies at the site, unreachable or gone.")
+        bool, typer.Option("--keep-site", help="Leave the workspace at the site as it is.")
     ] = False,
 ) -> None:
-    """Delete a run that is over: in MLflow, its directory, and its workspace at the site."""
+    """Delete a run that has ended: in MLflow, its directory, and its workspace at the site."""
     from snakemake_executor_plugin_mantik.cli.clean import confirm
     from snakemake_executor_plugin_mantik.cli.runtable import deletion_lines
     from snakemake_executor_plugin_mantik.runs import ending
@@ -308,10 +312,10 @@ def delete(
 @runs_app.command()
 def register(
     run: _Run,
-    name: Annotated[str, typer.Argument(help="The registered model's name; nobody else's.")],
+    name: Annotated[str, typer.Argument(help="Name for the registered model, not used yet.")],
     *,
     model: Annotated[
-        str, typer.Option("--model", help="Which model, if the run has logged several.")
+        str, typer.Option("--model", help="The model, if the run has logged several.")
     ] = "",
     as_json: _AsJson = False,
 ) -> None:
@@ -332,10 +336,12 @@ def unregister(
     run: _Run,
     name: Annotated[str, typer.Argument(help="Only the model of this name.")] = "",
     *,
-    force: Annotated[bool, typer.Option("--force", help="Also what an alias stands for.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Also remove versions that have an alias.")
+    ] = False,
     as_json: _AsJson = False,
 ) -> None:
-    """Take the models of a run out of the registry."""
+    """Remove the models of a run from the registry."""
     from snakemake_executor_plugin_mantik.runs import registry
 
     found = _in_mlflow(run)
@@ -343,7 +349,7 @@ def unregister(
     if as_json:
         _print([{"name": v.name, "version": v.number} for v in gone])
     for version in [] if as_json else gone:
-        typer.echo(f"Run {found.run_id}: {version.name}, version {version.number}, is gone.")
+        typer.echo(f"Run {found.run_id}: {version.name}, version {version.number}, removed.")
 
 
 def _find(run: str) -> "FoundRun":
@@ -353,12 +359,12 @@ def _find(run: str) -> "FoundRun":
 
 
 def _repeated(run_id: str) -> list[str]:
-    """What becomes of the schedules that repeat a run, once it is deleted."""
+    """Warn about the schedules that repeat a run."""
     from snakemake_executor_plugin_mantik.common.state_directory import data_home
     from snakemake_executor_plugin_mantik.schedule.store import repeated_by
 
     return [
-        f"schedule {name} repeats it, and will fail: before that, have it repeat another one"
+        f"schedule {name} repeats it and will fail: change it to another run first"
         f" (smk-mantik schedule edit {name} --run RUN), or remove it"
         for name in repeated_by(data_home(), run_id)
     ]
@@ -369,7 +375,7 @@ def _in_mlflow(run: str) -> "FoundRun":
     if found.run is None:
         raise UserError(
             "it is not in MLflow any more", where=f"run {found.run_id}",
-            do="smk-mantik runs list shows those that there are",
+            do="Choose one that smk-mantik runs list shows",
         )  # fmt: skip
     return found
 

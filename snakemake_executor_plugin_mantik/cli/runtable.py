@@ -1,4 +1,4 @@
-"""What `smk-mantik runs` shows of runs."""
+"""Format runs for `smk-mantik runs`."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,11 +19,11 @@ _SHORT: Final = 8
 """Characters of a run's id in a table."""
 
 _METRICS: Final = 4
-"""Metrics that a table shows of a run."""
+"""Maximum number of a run's metrics in a table."""
 
 
 def runs_table(rows: "Sequence[RunRow]") -> Table:
-    """A table of runs, a line each."""
+    """Return a table with one row per run."""
     titles = (
         "run", "name", "state", "site", "entry point", "experiment", "submitted", "waited", "ran",
         "metrics", "",
@@ -42,7 +42,7 @@ def runs_table(rows: "Sequence[RunRow]") -> Table:
 
 
 def run_details(found: "FoundRun") -> dict[str, Any]:
-    """All that is known of a run, for JSON."""
+    """Return everything that is known about a run, for JSON."""
     from snakemake_executor_plugin_mantik.runs.listing import finite_metrics, make_row
     from snakemake_executor_plugin_mantik.runs.registry import versions_of_run
 
@@ -82,7 +82,7 @@ def run_details(found: "FoundRun") -> dict[str, Any]:
 
 
 def run_lines(found: Mapping[str, Any]) -> Iterator[str]:
-    """The same for people."""
+    """Format the result of `run_details` for people."""
     request: Mapping[str, Any] = found.get("request", {})
     yield f"Run {found['run_id']}"
     shown = {
@@ -121,12 +121,7 @@ def run_lines(found: Mapping[str, Any]) -> Iterator[str]:
 
 
 def deletion_lines(found: "FoundRun", *, site: bool) -> Iterator[str]:
-    """What is deleted with a run.
-
-    Args:
-        found: the run.
-        site: whether what lies at its site is.
-    """
+    """Describe what is deleted with a run, with `site` also its workspace at the site."""
     if found.run is not None:
         info = found.run.info
         yield f"MLflow: run {found.run_id} ({info.run_name}, {info.status}) in {found.store.uri}"

@@ -1,4 +1,4 @@
-"""`smk-mantik sandbox`: a site on this machine, for a first try and for tests."""
+"""`smk-mantik sandbox`: run a site on this machine, for first steps and for tests."""
 
 import os
 import shlex
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
 
 _DIRECTORY = "MANTIK_SANDBOX_DIR"
-"""The variable that names the sandbox's directory; jobs' files stay there after the end."""
+"""The variable with the sandbox's directory; files of jobs stay in it after the end."""
 _TOKEN = "MANTIK_SANDBOX_TOKEN"  # noqa: S105 - the name of a variable
-"""The variable with the token of the sandbox's own control, for failures on demand."""
+"""The variable with the token of the sandbox's control API, which causes failures on demand."""
 
 sandbox_app = typer.Typer(
     name="sandbox", help="A site on this machine that runs jobs as local processes.",
@@ -41,30 +41,28 @@ sandbox_app = typer.Typer(
 
 _Sites = Annotated[
     list[str],
-    typer.Option(
-        "--site", help="A site and its API, NAME=unicore or NAME=firecrest; may be repeated."
-    ),
+    typer.Option("--site", help="A site and its API, NAME=unicore or NAME=firecrest; repeatable."),
 ]
 _Slots = Annotated[
     int | None, typer.Option(min=1, help="CPUs that jobs of a site share; default: all.")
 ]
 _StatusInterval = Annotated[
-    float, typer.Option(min=0.01, help="Seconds between two looks of the server at its jobs.")
+    float, typer.Option(min=0.01, help="Seconds between two updates of the jobs' status.")
 ]
 _DeathLag = Annotated[
     float, typer.Option(min=0, help="Seconds that a killed job keeps its old status; real: 134.")
 ]
 _AccountingLag = Annotated[
     float,
-    typer.Option(min=0, help="Seconds that firecREST's accounting is behind; real: up to 4."),
+    typer.Option(min=0, help="Delay of firecREST's accounting in seconds; real: up to 4."),
 ]
 _TokenLifetime = Annotated[
     float,
-    typer.Option(min=1, help="Seconds that firecREST's access tokens are valid; it wants 30 left."),
+    typer.Option(min=1, help="Lifetime of firecREST's tokens in seconds; it refuses the last 30."),
 ]
 _SchedulerName = Annotated[
     str,
-    typer.Option("--scheduler", help="What runs the jobs: local, or slurm for this machine's."),
+    typer.Option("--scheduler", help="Run jobs as local processes, or in this machine's slurm."),
 ]
 _DEFAULT_SITES = ["hpc1=unicore"]
 
@@ -83,14 +81,14 @@ def run_in_sandbox(
 ) -> None:
     """Start a sandbox, run COMMAND with its credentials, stop it, return COMMAND's exit code.
 
-    COMMAND finds each site's backend config as $MANTIK_SANDBOX_DIR/NAME.yaml and the credentials
-    in its environment.
+    Each site's backend config is $MANTIK_SANDBOX_DIR/NAME.yaml, and the credentials are in
+    COMMAND's environment.
     """
     if shutil.which(command[0]) is None:
         raise UserError(
             f"there is no command {command[0]!r}",
             where="smk-mantik sandbox run",
-            do="Check the name after --",
+            do="Correct the name after --",
         )
     settings = SandboxSettings(
         timing=Timing(status_interval=status_interval, death_lag=death_lag),
@@ -114,7 +112,7 @@ def up(
     accounting_lag: _AccountingLag = FirecrestSettings.accounting_lag,
     token_lifetime: _TokenLifetime = FirecrestSettings.token_lifetime,
 ) -> None:
-    """Start a sandbox and keep it until Ctrl-C; prints the variables for another terminal."""
+    """Start a sandbox that runs until Ctrl-C, and print the variables for another terminal."""
     over = threading.Event()
 
     def end(number: int, frame: FrameType | None) -> None:
@@ -151,11 +149,11 @@ def _scheduler(name: str) -> str:
 
 @contextmanager
 def _sandbox(sites: Sequence[str], settings: SandboxSettings) -> Iterator["Sandbox"]:
-    """A running sandbox, in the directory that the environment names or in a temporary one."""
+    """Run a sandbox, in the directory from the environment or in a temporary one."""
     options = [SiteOption.parse(text) for text in sites]
     if len({option.variable for option in options}) < len(options):
         raise UserError(
-            "two sites have the same name", where="--site", do="Give each site a name of its own"
+            "two sites have the same name", where="--site", do="Use a different name for each"
         )
     sandbox = _sandbox_class()
     given = os.environ.get(_DIRECTORY)
@@ -169,7 +167,7 @@ def _sandbox(sites: Sequence[str], settings: SandboxSettings) -> Iterator["Sandb
 
 
 def _sandbox_class() -> "type[Sandbox]":
-    """The class, imported late: the sandbox's libraries are an extra."""
+    """Import the class when needed, because the sandbox's libraries are an extra."""
     try:
         from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
     except ModuleNotFoundError as error:
@@ -184,14 +182,14 @@ def _sandbox_class() -> "type[Sandbox]":
 
 
 def _run(command: Sequence[str], environment: dict[str, str]) -> int:
-    """Run a command, passing signals on; its exit code, 128 + n if signal n ended it."""
+    """Run a command and pass on signals; return its exit code, 128 + n if signal n ended it."""
     child: subprocess.Popen[bytes] | None = None
     early: list[int] = []
 
     def pass_on(number: int, frame: FrameType | None) -> None:
         del frame
         if number == signal.SIGINT and _from_terminal():
-            return  # the terminal has sent it to the command, too
+            return  # the terminal sends it to the command, too
         if child is None:
             early.append(number)
             return
@@ -212,7 +210,7 @@ def _run(command: Sequence[str], environment: dict[str, str]) -> int:
 
 
 def _from_terminal() -> bool:
-    """Whether this process is in the foreground of a terminal, whose Ctrl-C reaches its group."""
+    """Return whether this process is in a terminal's foreground group, which receives Ctrl-C."""
     try:
         terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
     except OSError:

@@ -1,4 +1,4 @@
-"""`smk-mantik schedule`: runs that are submitted again whenever their time has come."""
+"""`smk-mantik schedule`: submit runs again at scheduled times."""
 
 import os
 import signal
@@ -42,25 +42,25 @@ from snakemake_executor_plugin_mantik.schedule.unit import SERVICE
 from snakemake_executor_plugin_mantik.schedule.unit import systemd_unit as unit_file
 
 schedule_app = typer.Typer(
-    name="schedule", help="Submit runs again whenever their time has come.", no_args_is_help=True
+    name="schedule", help="Submit runs again at scheduled times.", no_args_is_help=True
 )
 
 _Name = Annotated[str, typer.Argument(help="The schedule's name.")]
-_OfRun = typer.Option(help="The run that is submitted again: id or name.")
-_Line = typer.Option(help="When: minute, hour, day, month, day of the week, as in a crontab.")
+_OfRun = typer.Option(help="The run to submit again: id or name.")
+_Line = typer.Option(help="Minute, hour, day, month, day of the week, as in a crontab.")
 _Zone = Annotated[
-    str | None, typer.Option(help="The time zone of that, as Europe/Berlin; default: this one.")
+    str | None, typer.Option(help="Time zone, such as Europe/Berlin; default: this machine's.")
 ]
 _Until = Annotated[
     str | None,
-    typer.Option(metavar="DAY", help=f"The last day, as 2027-03-31, or {FOR_EVER} (the default)."),
+    typer.Option(metavar="DAY", help=f"Last day, such as 2027-03-31; default: {FOR_EVER}."),
 ]
 _Account = Annotated[
     str | None, typer.Option(help="The compute budget account; default: the run's.")
 ]
 _OfMissed = Annotated[
     MissedPolicy | None,
-    typer.Option(help="What was due while no scheduler ran: skip it, or catch up once."),
+    typer.Option(help="Runs that were due while no scheduler ran: skip them, or run once."),
 ]
 _AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -80,7 +80,7 @@ def _the(store: ScheduleStore, name: str) -> Schedule:
         names = ", ".join(schedule.name for schedule in store.all())
         raise UserError(
             f"there is no schedule {name!r}",
-            do=f"Name one of {names}" if names else "Make it: smk-mantik schedule add",
+            do=f"Use one of {names}" if names else "Add it: smk-mantik schedule add",
         )
     return found
 
@@ -92,7 +92,7 @@ def _run_id(word: str) -> str:
     if found is None:
         raise UserError(
             f"--run: no run {word!r} was submitted from here",
-            do="Name one that smk-mantik runs list shows, or submit it: smk-mantik runs submit",
+            do="Use one that smk-mantik runs list shows, or submit one: smk-mantik runs submit",
         )
     return found.request.run_id
 
@@ -112,7 +112,7 @@ def add(
     missed: _OfMissed = None,
     as_json: _AsJson = False,
 ) -> None:
-    """Make a schedule: a run is submitted again whenever a crontab line says so."""
+    """Add a schedule that submits a run again at the times of a crontab line."""
     with _store() as store:
         if store.get(name) is not None:
             raise _taken(name)
@@ -142,21 +142,21 @@ def edit(
     missed: _OfMissed = None,
     as_json: _AsJson = False,
 ) -> None:
-    """Change a schedule; a scheduler that runs takes it over."""
+    """Change a schedule; a running scheduler applies the change."""
     wish = ScheduleRequest(run, cron, tz, until, account, missed)
     if wish == ScheduleRequest():
-        raise UserError("nothing is to be changed", do="Give at least one option; see --help")
+        raise UserError("there is nothing to change", do="Add at least one option; see --help")
     with _store() as store:
         if not store.edit(
             planning.edit_schedule(_the(store, name), wish, planning.utc_now(), _run_id)
         ):
-            raise UserError("somebody else has changed it just now", where=name, do="Try again")
+            raise UserError("another command has just changed it", where=name, do="Try again")
         _notify(store, _the(store, name), as_json=as_json)
 
 
 @schedule_app.command()
 def remove(name: _Name) -> None:
-    """Remove a schedule; its runs stay."""
+    """Remove a schedule and keep its runs."""
     with _store() as store:
         schedule = _the(store, name)
         under_way = any(firing.begun for firing in store.history(schedule.id))
@@ -164,7 +164,7 @@ def remove(name: _Name) -> None:
         forget_lock(store.path.parent, schedule.id)
     typer.echo(f"{name} is removed.")
     if under_way:
-        typer.echo("A run of it was being submitted and may have started: smk-mantik runs list")
+        typer.echo("It was submitting a run, which may have started: see smk-mantik runs list")
 
 
 def _notify(store: ScheduleStore, schedule: Schedule, *, as_json: bool) -> None:
@@ -180,8 +180,8 @@ def _notify(store: ScheduleStore, schedule: Schedule, *, as_json: bool) -> None:
 def _hint(store: ScheduleStore) -> None:
     if not is_present(store.path.parent):
         typer.echo(
-            "No scheduler is running: start one with smk-mantik schedule run, or have systemd"
-            " start it (smk-mantik schedule unit)."
+            "No scheduler is running: start one with smk-mantik schedule run, or with systemd"
+            " (smk-mantik schedule unit)."
         )
 
 
@@ -195,7 +195,7 @@ def _next(schedule: Schedule) -> str:
 
 @schedule_app.command("list")
 def list_schedules(as_json: _AsJson = False) -> None:
-    """Show all schedules: when they are due, and what became of it last."""
+    """Show all schedules with their next due time and last outcome."""
     with _store() as store:
         schedules = store.all()
         if as_json:
@@ -204,7 +204,7 @@ def list_schedules(as_json: _AsJson = False) -> None:
             )
             return
         if not schedules:
-            typer.echo("There are no schedules. Make one: smk-mantik schedule add")
+            typer.echo("There are no schedules. Add one: smk-mantik schedule add")
             return
         rows = tables.new_table(["name", "run", "cron", "time zone", "until", "next", "last"])
         for schedule in schedules:
@@ -220,7 +220,7 @@ def list_schedules(as_json: _AsJson = False) -> None:
 
 @schedule_app.command("show")
 def show_schedule(name: _Name, as_json: _AsJson = False) -> None:
-    """Show a schedule, and what became of its due times."""
+    """Show a schedule and the outcomes of its due times."""
     with _store() as store:
         schedule = _the(store, name)
         history = store.history(schedule.id)
@@ -240,7 +240,7 @@ def show_schedule(name: _Name, as_json: _AsJson = False) -> None:
             typer.echo(one_line(f"{key + ':':10}{value}"))
         if history:
             typer.echo()
-            rows = tables.new_table(["due", "what became of it"])
+            rows = tables.new_table(["due", "outcome"])
             for firing in history:
                 tables.add_row(
                     rows,
@@ -253,7 +253,7 @@ def show_schedule(name: _Name, as_json: _AsJson = False) -> None:
 @schedule_app.command("next")
 def next_times(
     name: Annotated[str, typer.Argument(help="The schedule's name; default: all.")] = "",
-    number: Annotated[int, typer.Option("-n", min=1, max=1000, help="How many.")] = 5,
+    number: Annotated[int, typer.Option("-n", min=1, max=1000, help="Number of times.")] = 5,
     as_json: _AsJson = False,
 ) -> None:
     """Show when schedules are due next."""
@@ -276,9 +276,9 @@ def next_times(
 
 @schedule_app.command("run")
 def run_scheduler(
-    once: Annotated[bool, typer.Option("--once", help="Submit what is due now, and end.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Submit what is due now, and exit.")] = False,
 ) -> None:
-    """Submit runs when they are due, until Ctrl-C. Several may run; each due time is one run."""
+    """Submit runs when they are due, until Ctrl-C. Several schedulers submit each run once."""
     stop = threading.Event()
     with _store() as store, mark_present(store.path.parent):
         processes = Processes()
@@ -289,13 +289,13 @@ def run_scheduler(
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: stop.set())
         schedules = len(store.all())
-        typer.echo(f"Schedules: {schedules}. What is added later is seen, too. Ctrl-C ends this.")
+        typer.echo(f"Schedules: {schedules}. Later changes apply, too. Press Ctrl-C to stop.")
         while not stop.wait(_look(store, processes)):
             processes.reap()
 
 
 def _look(store: ScheduleStore, processes: Processes) -> float:
-    """Look, and go on if the store cannot be used just now: a full disk, a file system away."""
+    """Submit due runs; wait a minute if the store is unusable: disk full, file system missing."""
     try:
         return claim_due(store, processes.submit, time.time)
     except UserError:
@@ -308,7 +308,7 @@ def _look(store: ScheduleStore, processes: Processes) -> float:
 @schedule_app.command(hidden=True)
 def fire(firing: int) -> None:
     """Submit a due time that a scheduler has claimed."""
-    signal.alarm(FIRING_S)  # which ends the process: it is as if it was killed
+    signal.alarm(FIRING_S)  # kills this process if it takes longer
     from snakemake_executor_plugin_mantik.runs import rerun
     from snakemake_executor_plugin_mantik.tracking.worker.process import SETTINGS
 
@@ -321,12 +321,12 @@ def fire(firing: int) -> None:
 
 @schedule_app.command()
 def unit() -> None:
-    """Print a unit file with which your systemd starts the scheduler."""
+    """Print a unit file for the user's systemd to start the scheduler."""
     typer.echo(unit_file(os.environ), nl=False)
     typer.echo(
         f"To use it, write this to ~/.config/systemd/user/{SERVICE}, then:\n"
         f"  systemctl --user enable --now {SERVICE}\n"
-        "  loginctl enable-linger        # it runs without you being logged in",
+        "  loginctl enable-linger        # keeps it running while you are logged out",
         err=True,
     )
 

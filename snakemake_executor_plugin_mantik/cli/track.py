@@ -1,4 +1,4 @@
-"""`smk-mantik track`: MLflow is told what it does not know yet of a workflow's runs."""
+"""`smk-mantik track`: publish a workflow's runs to MLflow that are not published yet."""
 
 import importlib.util
 import sqlite3
@@ -21,22 +21,22 @@ from snakemake_executor_plugin_mantik.tracking.store import DIRECTORY
 from snakemake_executor_plugin_mantik.tracking.worker.process import DRAIN_S, OUTBOX, WORKER_LOCK
 
 _IMPORT_S = 60.0
-"""Seconds that the import of MLflow may take, besides those that the telling itself may."""
+"""Seconds allowed for the import of MLflow, in addition to those for publishing."""
 
 
 def track(
     directory: Workdir = Path(),
 ) -> None:
-    """Tell MLflow what it does not know yet of the runs of the workflow in a directory."""
+    """Publish to MLflow what it does not have yet of the runs of a workflow."""
     kept = directory / DIRECTORY
     if not (kept / OUTBOX).exists():
         raise UserError(
-            "no run has been tracked", where=str(directory), do="Name the working directory with -d"
+            "no run has been tracked", where=str(directory), do="Set the working directory with -d"
         )
     if importlib.util.find_spec("mlflow") is None:
         raise UserError(
             "MLflow is not installed here",
-            do="Install it: pip install 'snakemake-executor-plugin-mantik[mlflow]'",
+            do="Install it with: pip install 'snakemake-executor-plugin-mantik[mlflow]'",
         )
     try:
         outbox = Outbox(kept / OUTBOX)
@@ -47,7 +47,7 @@ def track(
         outbox.close()
     except (OSError, sqlite3.Error) as error:
         raise MantikError(f"it cannot be used ({error})", where=str(kept / OUTBOX)) from error
-    text = f"{_runs(max(0, before - left))} told, {left} left"
+    text = f"{_runs(max(0, before - left))} published, {left} left"
     if left:
         typer.echo(printable(f"{text}: {why or f'see {kept}/worker.log'}"))
         raise typer.Exit(1)
@@ -55,9 +55,9 @@ def track(
 
 
 def _work(directory: Path, kept: Path) -> str:
-    """Have a worker tell what it can; why it could not tell the rest."""
+    """Let a worker publish what it can; return why it could not publish the rest."""
     if is_locked(kept / WORKER_LOCK):
-        return "another process is telling MLflow of them now."
+        return "another process is publishing them now."
     why = ""
 
     def hear(answer: Mapping[str, Any]) -> None:
@@ -67,11 +67,11 @@ def _work(directory: Path, kept: Path) -> str:
             typer.echo(printable(answer["tell"]), err=True)
 
     worker = Messenger(directory, kept / "worker.log", hear)
-    return why if worker.close(_IMPORT_S + DRAIN_S) else "that goes on in the background."
+    return why if worker.close(_IMPORT_S + DRAIN_S) else "publishing continues in the background."
 
 
 def _settle(directory: Path, outbox: Outbox) -> None:
-    """End the runs of workflows whose Snakemake is gone, if no job of theirs is under way."""
+    """End the MLflow runs of workflows whose Snakemake is gone and whose jobs have all ended."""
     state = directory / STATE
     with hold_if_free(state / JOURNAL_LOCK) as free:
         if free and (state / JOURNAL_FILE).exists():

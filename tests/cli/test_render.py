@@ -151,7 +151,7 @@ def test_mistakes_are_told_each_on_a_line(tmp_path: Path) -> None:
     ("text", "words", "what"),
     [
         (GOOD, ("--project", "/no/such/folder"), "no such folder"),
-        (GOOD, ("--unicore-version", "newest"), "'newest' is no version"),
+        (GOOD, ("--unicore-version", "newest"), "'newest' is not a version"),
         (
             f"{GOOD}Site: {{Scheduler: none}}\n".replace("q,", "q, GPUsPerNode: 1,"),
             ("--unicore-version", "3.0.0"),
@@ -160,7 +160,7 @@ def test_mistakes_are_told_each_on_a_line(tmp_path: Path) -> None:
         (
             (Path(__file__).parent / "cases" / "firecrest-pbs.yaml").read_text(),
             ("--unicore-version", "3.0.0"),
-            "makes no sense",
+            "does not apply",
         ),
     ],
 )

@@ -50,7 +50,7 @@ def test_what_is_told_and_what_is_left(tmp_path: Path) -> None:
     done = called(tmp_path)
     assert done.returncode == 1, done.stderr
     (line,) = done.stdout.splitlines()
-    assert line.startswith("1 run told, 1 left: ")
+    assert line.startswith("1 run published, 1 left: ")
     assert "127.0.0.1" in line
 
 
@@ -58,9 +58,9 @@ def test_what_is_told_and_what_is_left(tmp_path: Path) -> None:
 def test_all_is_told(tmp_path: Path) -> None:
     leave(tmp_path, a=f"sqlite:///{tmp_path}/mlflow.db", b=f"sqlite:///{tmp_path}/mlflow.db")
     done = called(tmp_path)
-    assert (done.returncode, done.stdout) == (0, "2 runs told, 0 left.\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, "2 runs published, 0 left.\n"), done.stderr
     done = called(tmp_path)
-    assert (done.returncode, done.stdout) == (0, "0 runs told, 0 left.\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, "0 runs published, 0 left.\n"), done.stderr
 
 
 @pytest.mark.software("MLflow in a file")
@@ -109,7 +109,7 @@ def test_another_process_is_not_waited_for(tmp_path: Path) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)
         done = called(tmp_path)
     assert done.returncode == 1
-    assert "0 runs told, 1 left: another process is telling" in done.stdout
+    assert "0 runs published, 1 left: another process is publishing" in done.stdout
 
 
 def test_a_directory_without_runs_is_told(tmp_path: Path) -> None:

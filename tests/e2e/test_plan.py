@@ -199,7 +199,7 @@ def test_a_job_that_cannot_be_sent_is_told_with_the_others(project: Project) -> 
     ran = plan(project, "--connect", *config, credentials=True)
     assert ran.code == 2
     tells(ran.output, "a: ", "nonsense", "b: runtime: 69 days 10 h requested; queue batch allows")
-    assert ran.output.count("cannot be sent, see below") == 2
+    assert ran.output.count("cannot be submitted, see below") == 2
     told = plan(project, "--connect", *config)
     assert told.code == 2
     tells(told.output, "credentials")

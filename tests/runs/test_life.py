@@ -100,7 +100,7 @@ def test_killed_continued_and_submitted_again(runs: Runs, monkeypatch: pytest.Mo
     said = runs.notify("delete", run_id, "--yes")
     assert said.code == 2, said.output
     tells(said.output, "it is not over")
-    tells(runs.notify("continue").ok().output, f"Run {run_id}: goes on")
+    tells(runs.notify("continue").ok().output, f"Run {run_id}: continues")
     runs.let_go(run_id)
     run = runs.over(run_id)
     assert run.info.status == "FINISHED", runs.log(run_id)

@@ -89,7 +89,7 @@ def test_a_schedule_from_its_making_to_its_removal(command: Command) -> None:
     with mark_present(data_home()):
         assert "No scheduler" not in command.say("list")
     assert command.say("remove", "weekly") == "weekly is removed.\n"
-    assert "Name one of nightly" in command.say("show", "weekly", code=2)
+    assert "Use one of nightly" in command.say("show", "weekly", code=2)
 
 
 def test_what_became_of_due_times_is_told(command: Command) -> None:
@@ -155,7 +155,7 @@ def test_mistakes_are_told_at_once(command: Command, words: list[str], told: str
     assert (left["name"], left["cron"], left["run"]) == ("good", "0 6 * * 1", RUN)
     assert "there is a schedule 'good' already" in command.say("add", "good", *good, code=2)
     assert "is not a valid schedule name" in command.say("add", "a b", *good, code=2)
-    assert "nothing is to be changed" in command.say("edit", "good", code=2)
+    assert "there is nothing to change" in command.say("edit", "good", code=2)
     both = command.say("add", "x/y", *good, "--cron", "* * *", "--run", "nope", code=2)
     assert "3 mistakes" in both
 

@@ -97,7 +97,7 @@ def _notify(made: JobPlan, *, details: bool) -> None:
 def _table(jobs: list[Forecast]) -> Table:
     titles = (
         "job", "site", "queue", "nodes", "tasks", "CPUs", "memory", "GPUs", "time", "runs",
-        "goes up", "",
+        "uploads", "",
     )  # fmt: skip
     shown = tables.new_table(titles, right=("nodes", "tasks", "CPUs", "GPUs", "time"))
     for job in jobs:

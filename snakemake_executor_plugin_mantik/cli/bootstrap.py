@@ -145,15 +145,9 @@ class _Job:
 
 
 def _fetched(specs: list[str], there: dict[str, Any], folder: Path) -> list[Path]:
-    """Download the wheels of packages and their dependencies for another machine.
+    """Download wheels of packages and their dependencies for another machine; empty `folder` first.
 
-    Args:
-        specs: packages, as for pip.
-        there: description of that machine (`rules/onsite/bootstrap_job.py`).
-        folder: directory for the wheels, emptied first.
-
-    Raises:
-        UserError: pip cannot download them.
+    `there` describes that machine (`rules/onsite/bootstrap_job.py`).
     """
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)

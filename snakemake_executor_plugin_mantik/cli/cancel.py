@@ -123,14 +123,7 @@ async def cancel_tries(
     wait_s: float,
     say: Callable[[str], None],
 ) -> list[TryRecord]:
-    """Cancel tries; report and return those that may still run.
-
-    Args:
-        there: the sites.
-        records: the tries.
-        wait_s: seconds to wait until the sites confirm.
-        say: prints a line for the user.
-    """
+    """Cancel tries and wait `wait_s` seconds; report with `say`, and return, what may still run."""
     within = [record for record in records if there.holds(record)]
     beyond = [record for record in records if not there.holds(record)]
     for record in beyond:

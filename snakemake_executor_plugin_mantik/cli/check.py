@@ -43,7 +43,6 @@ class CheckReport:
         return bool(self.mistakes) or any(f.verdict == "wrong" for f in self.findings)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the report for `--json`."""
         config = self.loaded.config if self.loaded else None
         answer: dict[str, Any] = {
             "file": self.file,

@@ -139,10 +139,10 @@ async def _details(site: Site, findings: list[Finding]) -> SiteDetails:
     return details
 
 
-def _scheduler(configured: str, reported: str) -> Iterator[Finding]:
-    if reported and reported != configured:
-        text = f"the system has {reported}, but the backend config has {configured}"
-        yield Finding("scheduler", "warning", f"{text}: set Site: Scheduler to {reported}")
+def _scheduler(configured: str, told: str) -> Iterator[Finding]:
+    if told and told != configured:
+        text = f"the system has {told}, but the backend config has {configured}"
+        yield Finding("scheduler", "warning", f"{text}: set Site: Scheduler to {told}")
 
 
 def _credentials(credential: Credential, runtime_s: int | None) -> Iterator[Finding]:

@@ -53,7 +53,6 @@ def jobs_table(records: list[TryRecord]) -> Table:
 
 
 def _outcome(record: TryRecord) -> str:
-    """Describe the outcome of a try in a few words."""
     if record.reason:
         return record.outcome.replace("failed", f"failed ({Reason(record.reason).words})", 1)
     if record.left_behind:

@@ -107,7 +107,6 @@ def _sizes(loaded: LoadedConfig, chosen: sources.Sources, image: str | None) -> 
 
 
 def _for_people(made: Preview) -> str:
-    """Format a preview as text, the script last."""
     given = {key: value for key, value in made.resources.items() if value is not None}
     environment = made.environment + (f" ({made.image_type} image)" if made.image_type else "")
     lines = [

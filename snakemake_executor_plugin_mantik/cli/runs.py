@@ -359,7 +359,6 @@ def _find(run: str) -> "FoundRun":
 
 
 def _repeated(run_id: str) -> list[str]:
-    """Warn about the schedules that repeat a run."""
     from snakemake_executor_plugin_mantik.common.state_directory import data_home
     from snakemake_executor_plugin_mantik.schedule.store import repeated_by
 

@@ -66,14 +66,10 @@ class Table(dict[str, Any]):
 
 
 def read_document(text: bytes, kind: str, odd: list[str] | None = None) -> Any:
-    """Read a document: a `Table`, list, text, number, boolean or None.
+    """Read a document of `kind` json or yaml: a `Table`, list, text, number, boolean or None.
 
-    Args:
-        text: the document.
-        kind: json or yaml.
-        odd: receives mistakes in YAML that do not prevent reading, to report them with other
-            mistakes: tags, which are dropped, and keys that are not texts, dropped with their
-            values.
+    Mistakes in YAML that do not prevent reading are added to `odd`, to report them with others:
+    tags, which are dropped, and keys that are not texts, dropped with their values.
 
     Raises:
         DocumentError: the document is too large, not UTF-8 or not well-formed; or it has such

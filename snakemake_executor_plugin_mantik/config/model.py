@@ -104,7 +104,6 @@ class ApptainerConfig(ConfigSection):
 
     @classmethod
     def between(cls, data: Mapping[str, Any]) -> Iterator[tuple[Keys, str]]:
-        """Check that a remote image is absolute or a URL, and that a local one is a file."""
         path, kind = data.get("Path"), data.get("Type", "local")
         if not isinstance(kind, str) or not isinstance(path, str) or not path.strip():
             return
@@ -209,7 +208,6 @@ class EnvironmentConfig(ConfigSection):
 
     @classmethod
     def between(cls, data: Mapping[str, Any]) -> Iterator[tuple[Keys, str]]:
-        """Check that there is at most one execution environment."""
         if "Apptainer" in data and "Python" in data:
             yield (
                 (),
@@ -259,7 +257,6 @@ class ResourcesConfig(ConfigSection):
 
     @classmethod
     def between(cls, data: Mapping[str, Any]) -> Iterator[tuple[Keys, str]]:
-        """Check that memory is given once, and that CPUs can be divided among the nodes."""
         if "Memory" in data and "MemoryPerNode" in data:
             yield (
                 ("Memory",),
@@ -273,7 +270,6 @@ class ResourcesConfig(ConfigSection):
 
     @classmethod
     def one_name_each(cls, data: dict[str, Any]) -> dict[str, Any]:
-        """Remove `Memory` if both names are given."""
         both = "Memory" in data and "MemoryPerNode" in data
         return {key: data[key] for key in data if key != "Memory"} if both else data
 
@@ -345,12 +341,10 @@ class BackendConfig(ConfigSection):
 
     @property
     def api_url(self) -> str:
-        """The URL of the site's API, without a trailing slash."""
         return self.firecrest.api_url if self.firecrest else str(self.unicore_api_url)
 
     @classmethod
     def between(cls, data: Mapping[str, Any]) -> Iterator[tuple[Keys, str]]:
-        """Check that there is one API, and that the site supports the other keys."""
         either = "either UnicoreApiUrl or Firecrest details must be provided"
         if "UnicoreApiUrl" not in data and "Firecrest" not in data:
             yield ("UnicoreApiUrl",), f"is missing: {either}"

@@ -162,13 +162,9 @@ def read_configs(
 
 
 def read_config_named(name: str, file: str, base: Path, *, project: Path | None) -> LoadedConfig:
-    """Read one backend config, without checking `name`.
+    """Read one backend config, without checking `name`; for `project` see `read_backend_config`.
 
-    Args:
-        name: the site's name.
-        file: the file, relative to `base`; messages use this path.
-        base: directory.
-        project: as for `read_backend_config`.
+    `file` is relative to `base`; messages show it as given.
 
     Raises:
         ConfigError: with all mistakes of the file.

@@ -208,7 +208,6 @@ class SiteSettings(ConfigSection):
 
     @classmethod
     def between(cls, data: Mapping[str, Any]) -> Iterator[tuple[Keys, str]]:
-        """Check that `PollMax` is not below `PollMin`."""
         shortest = _seconds(data.get("PollMin", "1s"))
         longest = _seconds(data.get("PollMax", "15s"))
         if shortest and longest and longest < shortest:

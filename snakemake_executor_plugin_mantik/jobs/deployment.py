@@ -112,14 +112,9 @@ def wrap_conda(
     blocked: Iterable[str] = (),
     times: Times | None = None,
 ) -> str:
-    """Run the command in a conda environment.
+    """Run the command in a conda environment: one to make, or the name or path of one at the site.
 
-    Args:
-        environment: an environment to make, or the name or path of one at the site.
-        command: text for bash.
-        rule: the rule's name, for messages.
-        blocked: variables to unset, which would lead the environment's programs elsewhere.
-        times: for waiting while another job makes the environment.
+    `blocked` variables, which would lead the environment's programs elsewhere, are unset.
     """
     values: dict[str, object]
     label = environment if isinstance(environment, str) else environment.label
@@ -157,11 +152,7 @@ def wrap_conda(
 def wrap_container(image: Image, start: str, *, rule: str, times: Times | None = None) -> str:
     """Run a program in a container whose home and working directory are the workspace's.
 
-    Args:
-        image: the container image.
-        start: the program and its arguments, quoted.
-        rule: the rule's name, for messages.
-        times: for waiting while another job fetches the image.
+    `start` holds the program and its arguments, quoted.
     """
     arguments = [quote_expandable(word) for word in image.options]
     if image.arguments:

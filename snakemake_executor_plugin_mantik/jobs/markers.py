@@ -299,7 +299,6 @@ def _cpu(meta: Mapping[str, str]) -> float | None:
 
 
 def _is_number(text: str) -> bool:
-    """Return whether `text` is a decimal number of fewer than 20 digits."""
     return text.isascii() and text.isdecimal() and len(text) < 20
 
 

@@ -84,7 +84,6 @@ class TryPaths:
 
     @property
     def work(self) -> str:
-        """The try's own directory."""
         return f"{WORK}/{self.bucket}/{self.try_id}"
 
     @property

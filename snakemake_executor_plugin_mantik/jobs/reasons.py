@@ -39,7 +39,6 @@ class Reason(StrEnum):
 
     @property
     def words(self) -> str:
-        """The reason for messages: `out of memory`."""
         return self.value.replace("_", " ")
 
 

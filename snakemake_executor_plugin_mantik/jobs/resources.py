@@ -153,7 +153,7 @@ def total_cpus(resources: Resources) -> int | None:
 
 
 def billed_cores(resources: Resources, of_node: int | None = None) -> int | None:
-    """Return the cores that a job occupies and that a site bills; None if unknown.
+    """Return the cores that a site bills for a job; None if unknown.
 
     `of_node` is the number of cores of a node, at sites where a job always gets whole nodes.
     """

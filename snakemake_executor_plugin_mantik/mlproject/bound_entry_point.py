@@ -159,7 +159,6 @@ class BoundEntryPoint:
         return f"cd {_quoted_folder(folder)} || exit 1\n{command}"
 
     def call(self, wildcards: Any, **things: Any) -> Call:
-        """Return the call that a job makes."""
         words = self._all(wildcards, things)
         self._end()
         return Call(
@@ -274,7 +273,6 @@ class ParamsFunction:
         self.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in asks])
 
     def __call__(self, wildcards: Any, **things: Any) -> Any:
-        """Return the parameter's value for a job."""
         try:
             return self._function(wildcards, **things)
         except MantikError as error:

@@ -47,16 +47,11 @@ class CommandMistakes:
             self.mistakes += error.mistakes
 
     def end(self) -> None:
-        """Raise all collected mistakes.
-
-        Raises:
-            ConfigError: there are some.
-        """
+        """Raise a `ConfigError` with all collected mistakes, if there are some."""
         if self.mistakes:
             raise ConfigError(list(dict.fromkeys(self.mistakes)))
 
     def pairs(self, option: str, given: Iterable[str]) -> dict[str, str]:
-        """Parse NAME=VALUE pairs."""
         found: dict[str, str] = {}
         for text in given:
             name, equals, value = text.partition("=")

@@ -208,9 +208,6 @@ def quoted_placeholders(command: str) -> Iterator[tuple[str, str]]:
     `$(…)` inside double quotes is a command of its own, whose words are not quoted. Comments and
     here-documents are ignored.
 
-    Args:
-        command: a text with placeholders, as for Python's `str.format`.
-
     Raises:
         ValueError: `command` is malformed.
     """

@@ -229,7 +229,7 @@ def test_what_tracking_has_still_to_tell_goes_first(
 ) -> None:
     (run.workdir / DIRECTORY).mkdir(parents=True)
     begun: list[Path] = []
-    monkeypatch.setattr(settlement, "_tell_rest", begun.append)
+    monkeypatch.setattr(settlement, "_start_worker", begun.append)
     with closing(Outbox(run.workdir / DIRECTORY / OUTBOX)) as outbox:
         outbox.add_run("t", run.request.tracking_uri, {"run_id": run.request.run_id})
         outbox.add("t", EventKind.END, {"status": "FAILED"})

@@ -120,7 +120,7 @@ class Benchmark:
 
     Attributes:
         path: file of the measurements, relative to the workspace, with one line for each run of the
-            command (`jobs/benchmark.sh.j2` describes the columns).
+            command (`jobs/bash/benchmark.sh.j2` describes the columns).
         commands: the command of each run; they differ if the command names its iteration.
     """
 
@@ -130,7 +130,7 @@ class Benchmark:
 
 @dataclass(frozen=True)
 class LiveDirectory:
-    """A directory whose new content is reported while the job runs (`jobs/live.sh.j2`).
+    """A directory whose new content is reported while the job runs (`jobs/bash/live.sh.j2`).
 
     Attributes:
         path: relative to the workspace; reports begin when it exists.

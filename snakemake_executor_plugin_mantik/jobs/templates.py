@@ -24,5 +24,5 @@ def _environment() -> jinja2.Environment:
         line_statement_prefix="@@",
         undefined=jinja2.StrictUndefined,
         keep_trailing_newline=True,
-        loader=jinja2.PackageLoader(__package__, "."),
+        loader=jinja2.PackageLoader(__package__, "bash"),
     )

@@ -56,7 +56,7 @@ def scheduler_script(submission: Submission, scheduler: SchedulerName, output: s
             *slurm_directives(submission.resources, name),
             f'--output="{output}/%j.out"',
         ]
-        # The job script removes it after a success (`jobs/script.sh.j2`).
+        # The job script removes it after a success (`jobs/bash/script.sh.j2`).
         variables = [f"_m_scheduler_output={shlex.quote(output)}/$SLURM_JOB_ID.out"]
     else:
         prefix = "#PBS "

@@ -25,9 +25,10 @@ from snakemake_executor_plugin_mantik.connections.connect import (
     workspace_name,
 )
 from snakemake_executor_plugin_mantik.engine.core import OPEN_WAIT_S
-from snakemake_executor_plugin_mantik.engine.place import PlaceContext, Places
+from snakemake_executor_plugin_mantik.engine.place import Places
 from snakemake_executor_plugin_mantik.engine.plan import Planner
 from snakemake_executor_plugin_mantik.engine.site_runner import SiteRunner
+from snakemake_executor_plugin_mantik.engine.workflow_context import WorkflowContext
 from snakemake_executor_plugin_mantik.journal import (
     Journal,
     TryRecord,
@@ -158,7 +159,7 @@ async def _open(
     runners: dict[str, SiteRunner] = {}
     away: dict[str, str] = {}
 
-    places = Places(PlaceContext(journal, workdir, journal.path.parent, notify, _nobody))
+    places = Places(WorkflowContext(journal, workdir, journal.path.parent, notify, _nobody))
 
     async def one(name: str, site: Site, planner: Planner) -> None:
         known, server = journal.sites()[name], planner.config.server

@@ -1,7 +1,7 @@
 """End tries for certain, and remove what finished ones leave at the site."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +21,9 @@ from snakemake_executor_plugin_mantik.engine.salvage import SALVAGE_WAIT_S, salv
 from snakemake_executor_plugin_mantik.engine.scheduler_poller import LOST_S
 from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
 from snakemake_executor_plugin_mantik.engine.watch import Watcher
+from snakemake_executor_plugin_mantik.engine.workflow_context import WorkflowContext
 from snakemake_executor_plugin_mantik.jobs.paths import parse_marker_name
-from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, TryState
+from snakemake_executor_plugin_mantik.journal import TryRecord, TryState
 from snakemake_executor_plugin_mantik.sites.base import Phase, Site
 
 CANCEL_WAIT_S = 180.0
@@ -83,23 +84,20 @@ class Canceller:
     def __init__(
         self,
         site: Site,
-        journal: Journal,
+        workflow: WorkflowContext,
         watcher: Watcher,
         fetcher: Fetcher,
         leftovers: set[str],
         *,
         settings: SiteSettings,
         retry: SiteRetry,
-        notify: Callable[[str], None],
-        observer: Observer | None = None,
-        workdir: Path,
-        logs: Path,
+        observer: Observer,
     ) -> None:
         self._site = site
         self._fetcher = fetcher
-        self._logs = logs
-        self._workdir = workdir
-        self._observer = observer or Observer()
+        self._logs = workflow.logs
+        self._workdir = workflow.workdir
+        self._observer = observer
         # A site reports a job as ended once it has passed on the request, but the job has this long
         # to end, and then writes its marker.
         self._grace_s = settings.term_grace_s + settings.marker_grace_s
@@ -107,9 +105,9 @@ class Canceller:
         # A job that runs on after its grace has not received the signal.
         self._again_s = settings.term_grace_s + _CANCEL_AGAIN_S
         self._silent_s = max(_MISSED_BEATS * settings.heartbeat_s, _SILENT_S)
-        self._journal = journal
+        self._journal = workflow.journal
         self._watcher = watcher
-        self._notify = notify
+        self._notify = workflow.notify
         self._retry = retry
         self._looks = claims.ClaimLooks(site, retry)
         self._lanes = asyncio.Semaphore(ENDED_AT_ONCE)

@@ -17,10 +17,11 @@ from typing import Any, TypeVar
 from snakemake_executor_plugin_mantik.common.errors import MantikError, printable
 from snakemake_executor_plugin_mantik.engine.cancel import CANCEL_WAIT_S
 from snakemake_executor_plugin_mantik.engine.observer import Observer
-from snakemake_executor_plugin_mantik.engine.place import PlaceContext, Places
+from snakemake_executor_plugin_mantik.engine.place import Places
 from snakemake_executor_plugin_mantik.engine.plan import Planner
 from snakemake_executor_plugin_mantik.engine.request import JobNumber, JobRequest, Outcome
 from snakemake_executor_plugin_mantik.engine.site_runner import SiteRunner
+from snakemake_executor_plugin_mantik.engine.workflow_context import WorkflowContext
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, TryState
 from snakemake_executor_plugin_mantik.sites.base import Site, SiteFacts
@@ -75,7 +76,7 @@ class Engine:
 
         self._notify = notify_printable
         self._journal = journal
-        self._places = Places(PlaceContext(journal, workdir, state, self._notify, self._give_up))
+        self._places = Places(WorkflowContext(journal, workdir, state, self._notify, self._give_up))
         self._opened: dict[int, asyncio.Task[SiteFacts]] = {}
         self._chosen: set[tuple[str, str, int]] = set()
         self._runners: dict[str, SiteRunner] = {}

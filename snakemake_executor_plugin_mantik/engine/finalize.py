@@ -1,6 +1,6 @@
 """Conclude tries: fetch a job's outputs, or report why it failed."""
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -21,11 +21,12 @@ from snakemake_executor_plugin_mantik.engine.observer import JobEnd, Observer, f
 from snakemake_executor_plugin_mantik.engine.request import GroupJob, JobRequest, Outcome
 from snakemake_executor_plugin_mantik.engine.stage import Stager
 from snakemake_executor_plugin_mantik.engine.submit import Submitter
+from snakemake_executor_plugin_mantik.engine.workflow_context import WorkflowContext
 from snakemake_executor_plugin_mantik.jobs.markers import Marker, MarkerInvalid
 from snakemake_executor_plugin_mantik.jobs.paths import display_path, local_path
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.jobs.script import STEPS
-from snakemake_executor_plugin_mantik.journal import FileRecord, Journal, TryRecord, TryState
+from snakemake_executor_plugin_mantik.journal import FileRecord, TryRecord, TryState
 
 _MOST_TOLD = 5
 """Most files that a message names."""
@@ -41,7 +42,7 @@ class Finalizer:
 
     def __init__(
         self,
-        journal: Journal,
+        workflow: WorkflowContext,
         *,
         stager: Stager,
         submitter: Submitter,
@@ -49,20 +50,17 @@ class Finalizer:
         canceller: Canceller,
         classifier: FailureClassifier,
         observer: Observer,
-        workdir: Path,
-        logs: Path,
-        notify: Callable[[str], None],
     ) -> None:
-        self._journal = journal
+        self._journal = workflow.journal
         self._stager = stager
         self._submitter = submitter
         self._fetcher = fetcher
         self._canceller = canceller
         self._classifier = classifier
         self._observer = observer
-        self._workdir = workdir
-        self._logs = logs
-        self._notify = notify
+        self._workdir = workflow.workdir
+        self._logs = workflow.logs
+        self._notify = workflow.notify
 
     async def conclude(
         self, request: JobRequest, attempt: Attempt, end: TryEnd, runtime_s: int | None

@@ -6,12 +6,9 @@ Before its first job a place gets the workflow's sources, the files that no rule
 """
 
 import asyncio
-import os
-import platform
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from urllib.parse import quote
 
 from snakemake_executor_plugin_mantik.common.errors import SiteError, UserError
@@ -21,6 +18,7 @@ from snakemake_executor_plugin_mantik.engine.leases import Lease, Leases
 from snakemake_executor_plugin_mantik.engine.remote_cleanup import RemoteCleanup
 from snakemake_executor_plugin_mantik.engine.site_retry import INSIST_S, SiteRetry
 from snakemake_executor_plugin_mantik.engine.stage import Stager
+from snakemake_executor_plugin_mantik.engine.workflow_context import WorkflowContext
 from snakemake_executor_plugin_mantik.engine.write_conflicts import WriteConflicts
 from snakemake_executor_plugin_mantik.jobs.paths import (
     BUNDLES,
@@ -30,7 +28,6 @@ from snakemake_executor_plugin_mantik.jobs.paths import (
     bundle_path,
     display_path,
 )
-from snakemake_executor_plugin_mantik.journal import Journal, TryRecord
 from snakemake_executor_plugin_mantik.sites.base import Site, SiteFacts
 from snakemake_executor_plugin_mantik.staging.bundle import FileChanged
 from snakemake_executor_plugin_mantik.staging.local import LocalFiles
@@ -46,28 +43,6 @@ def takeover_wait_s(settings: SiteSettings) -> int:
     return max(_SHORTEST_WAIT_S, 2 * settings.poll_max_s + _SHORTEST_WAIT_S // 2)
 
 
-@dataclass(frozen=True)
-class PlaceContext:
-    """The parts of a workflow that all its places share.
-
-    Attributes:
-        state: our own local directory, for files in transfer.
-        notify: writes a line to the user's log.
-        give_up: ends tries, at whatever site, and makes certain that they never run.
-    """
-
-    journal: Journal
-    workdir: Path
-    state: Path
-    notify: Callable[[str], None]
-    give_up: Callable[[Sequence[TryRecord]], Awaitable[None]]
-
-    @property
-    def about(self) -> str:
-        """Describe this controller for messages: directory, host and process."""
-        return f"{self.workdir} on {platform.node()}, process {os.getpid()}"
-
-
 class Place:
     """One workspace directory that this controller leads.
 
@@ -81,7 +56,7 @@ class Place:
     """
 
     def __init__(
-        self, lease: Lease, leases: Leases, site: Site, workflow: PlaceContext, local: LocalFiles
+        self, lease: Lease, leases: Leases, site: Site, workflow: WorkflowContext, local: LocalFiles
     ) -> None:
         self.id = lease.place
         self.sources: dict[str, str] = {}
@@ -166,7 +141,7 @@ class Place:
 class Places:
     """The places of a workflow's sites. Call all methods from the event loop's thread."""
 
-    def __init__(self, workflow: PlaceContext) -> None:
+    def __init__(self, workflow: WorkflowContext) -> None:
         self.workflow = workflow
         self.local = LocalFiles(workflow.workdir, workflow.journal.files)
         self._opening = asyncio.Lock()

@@ -80,7 +80,6 @@ class SiteRunner:
         self._workdir = workdir = workflow.workdir
         self._notify = notify = workflow.notify
         self._give_up = workflow.give_up
-        logs = workflow.state / "logs"
         clock = asyncio.get_running_loop().time
         retry = self._retry = make_retry(
             site, notify, settings.marker_grace_s, settings.fetch_wait_s
@@ -95,21 +94,17 @@ class SiteRunner:
         self._submitter = Submitter(site, journal, retry)
         fetcher = Fetcher(site, retry, workdir, place.scratch, on_links=journal.files.set_links)
         self.canceller = Canceller(
-            site, journal, self.watcher, fetcher, place.leftovers,
-            settings=settings, retry=retry, notify=notify,
-            observer=self._observer, workdir=workdir, logs=logs,
+            site, workflow, self.watcher, fetcher, place.leftovers,
+            settings=settings, retry=retry, observer=self._observer,
         )  # fmt: skip
         self._finalizer = Finalizer(
-            journal,
+            workflow,
             stager=place.stager,
             submitter=self._submitter,
             fetcher=fetcher,
             canceller=self.canceller,
             classifier=FailureClassifier(site, settings),
             observer=self._observer,
-            workdir=workdir,
-            logs=logs,
-            notify=notify,
         )
         self._slots = asyncio.Semaphore(settings.max_jobs)
 

@@ -14,6 +14,7 @@ from snakemake_executor_plugin_mantik.engine.fetch import Fetcher
 from snakemake_executor_plugin_mantik.engine.finalize import Finalizer
 from snakemake_executor_plugin_mantik.engine.observer import JobExtras, Observer
 from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
+from snakemake_executor_plugin_mantik.engine.workflow_context import WorkflowContext
 from snakemake_executor_plugin_mantik.jobs.live import PackDamaged, read_packs
 from snakemake_executor_plugin_mantik.jobs.paths import MAX_PATH_DEPTH
 from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
@@ -45,10 +46,10 @@ def concluded(trial: Trial, workdir: Path, command: str) -> tuple[list[str], lis
         site, SiteRetry("sim", print), workdir, workdir / ".scratch", on_links=lambda _: None
     )
     nothing = cast(Any, None)
+    workflow = WorkflowContext(nothing, workdir, workdir, said.append, nothing)
     finalizer = Finalizer(
-        nothing, stager=nothing, submitter=nothing, fetcher=fetcher, canceller=nothing,
-        classifier=nothing, observer=Observer(), workdir=workdir, logs=workdir / "logs",
-        notify=said.append,
+        workflow, stager=nothing, submitter=nothing, fetcher=fetcher, canceller=nothing,
+        classifier=nothing, observer=Observer(),
     )  # fmt: skip
     attempt = Attempt(record, [], 0.0, 1, extras=JobExtras("log"))
 

@@ -12,9 +12,10 @@ import pytest
 
 from snakemake_executor_plugin_mantik.common.errors import PlaceTaken
 from snakemake_executor_plugin_mantik.engine import place
-from snakemake_executor_plugin_mantik.engine.place import Place, PlaceContext, Places
+from snakemake_executor_plugin_mantik.engine.place import Place, Places
 from snakemake_executor_plugin_mantik.engine.request import Outcome
 from snakemake_executor_plugin_mantik.engine.site_runner import SiteRunner
+from snakemake_executor_plugin_mantik.engine.workflow_context import WorkflowContext
 from snakemake_executor_plugin_mantik.jobs.paths import NEWER, PLACE, TRIES
 from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, TryState
 from tests.support import virtualtime
@@ -37,7 +38,7 @@ class Seat:
         self.site = SimulatedSite(world, name)
         state = workdir / ".state"
         self.places = Places(
-            PlaceContext(self.journal, workdir, state, self.said.append, self._none)
+            WorkflowContext(self.journal, workdir, state, self.said.append, self._none)
         )
 
     async def _none(self, records: Sequence[TryRecord]) -> None:

@@ -10,9 +10,10 @@ from typing import Any, TypeVar
 import pytest
 
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
-from snakemake_executor_plugin_mantik.engine.place import PlaceContext, Places
+from snakemake_executor_plugin_mantik.engine.place import Places
 from snakemake_executor_plugin_mantik.engine.request import JobRequest, Outcome
 from snakemake_executor_plugin_mantik.engine.site_runner import SiteRunner
+from snakemake_executor_plugin_mantik.engine.workflow_context import WorkflowContext
 from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
 from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, TryState, read_history
 from tests.support.simulated import SimulatedPlanner, SimulatedSite, World
@@ -74,7 +75,7 @@ class Controller:
         facts = await self.site.open()
         state = self.workdir / ".state"
         places = Places(
-            PlaceContext(self.journal, self.workdir, state, self.said.append, self._give_up)
+            WorkflowContext(self.journal, self.workdir, state, self.said.append, self._give_up)
         )
         while not hasattr(self, "place"):
             with suppress(TimeoutError):  # the user would start it again

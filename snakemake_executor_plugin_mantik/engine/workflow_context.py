@@ -1,0 +1,36 @@
+"""The workflow, for the engine."""
+
+import os
+import platform
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from snakemake_executor_plugin_mantik.journal import Journal, TryRecord
+
+
+@dataclass(frozen=True)
+class WorkflowContext:
+    """What the work at all sites and places of a workflow shares.
+
+    Attributes:
+        state: our own local directory: files in transfer, logs.
+        notify: writes a line to the user's log.
+        give_up: ends tries, at whatever site, and makes certain that they never run.
+    """
+
+    journal: Journal
+    workdir: Path
+    state: Path
+    notify: Callable[[str], None]
+    give_up: Callable[[Sequence[TryRecord]], Awaitable[None]]
+
+    @property
+    def logs(self) -> Path:
+        """Return the directory of the jobs' logs."""
+        return self.state / "logs"
+
+    @property
+    def about(self) -> str:
+        """Describe this controller for messages: directory, host and process."""
+        return f"{self.workdir} on {platform.node()}, process {os.getpid()}"

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from snakemake_executor_plugin_mantik.cli.connect import Finding, check_connections
+from snakemake_executor_plugin_mantik.cli.connect import Finding, check_connection
 from snakemake_executor_plugin_mantik.common.errors import ConfigError, Mistake, printable
 from snakemake_executor_plugin_mantik.config.model import BackendConfig, EnvironmentConfig
 from snakemake_executor_plugin_mantik.config.reading import (
@@ -77,7 +77,7 @@ def check(
     reports = [examine(file, project) for file in files]
     for report in reports:
         if with_site and report.loaded is not None and not report.mistakes:
-            report.findings = check_connections(report.loaded, project)
+            report.findings = check_connection(report.loaded, project)
     if as_json:
         typer.echo(json.dumps({"files": [report.as_json() for report in reports]}, indent=2))
     else:

@@ -60,7 +60,7 @@ class Finding:
 
     Attributes:
         topic: the topic, in a word or two.
-        verdict: the meaning for jobs: with `wrong` they cannot run.
+        verdict: what it means for jobs; with `wrong` they cannot run.
         text: one line.
     """
 
@@ -69,7 +69,7 @@ class Finding:
     text: str
 
 
-def check_connections(loaded: LoadedConfig, project: Path) -> list[Finding]:
+def check_connection(loaded: LoadedConfig, project: Path) -> list[Finding]:
     """Check the site of a config with the user's credentials from the environment or keyring."""
     config, findings = loaded.config, list[Finding]()
     issuer = make_issuer(loaded, project)
@@ -133,7 +133,7 @@ async def _details(site: Site, findings: list[Finding]) -> SiteDetails:
     except SiteUnauthorized:
         raise
     except SiteError as error:
-        findings.append(Finding("server", "warning", f"it does not report details: {error}"))
+        findings.append(Finding("server", "warning", f"it does not provide details: {error}"))
         return SiteDetails()
     findings += [Finding("server", "warning", f"it {note}") for note in details.notes]
     return details
@@ -141,7 +141,7 @@ async def _details(site: Site, findings: list[Finding]) -> SiteDetails:
 
 def _scheduler(configured: str, told: str) -> Iterator[Finding]:
     if told and told != configured:
-        text = f"the system has {told}, but the backend config has {configured}"
+        text = f"the system uses {told}, but the backend config says {configured}"
         yield Finding("scheduler", "warning", f"{text}: set Site: Scheduler to {told}")
 
 
@@ -172,7 +172,7 @@ def _facts(facts: SiteFacts, loaded: LoadedConfig, resources: Resources) -> Iter
     if facts.user:
         yield Finding("user", "ok", f"jobs run as {facts.user}")
     else:
-        yield Finding("user", "note", "the server does not report as which user jobs run")
+        yield Finding("user", "note", "the server does not report which user jobs run as")
     # `_account` reports on the account.
     found = [misfit for misfit in find_misfits(resources, facts) if misfit.key != ACCOUNT]
     for misfit in found:
@@ -248,11 +248,14 @@ def _known_defects(server: str, loaded: LoadedConfig, resources: Resources) -> I
         yield Finding("server", "wrong", text)
     else:
         text = (
-            f"{server} loses memory of 2 GiB and more, and GPUs; jobs are not affected, because "
-            "they are submitted RAW, with the scheduler's own directives"
+            f"{server} drops requests for GPUs and for 2 GiB of memory or more; jobs are not"
+            " affected, because they are submitted RAW, with the scheduler's own directives"
         )
         if loaded.config.site.scheduler == "none":
-            text = f"{server} loses memory of 2 GiB and more, and GPUs; the config requests neither"
+            text = (
+                f"{server} drops requests for GPUs and for 2 GiB of memory or more; the config"
+                " makes neither"
+            )
         yield Finding("server", "note", text)
 
 
@@ -288,13 +291,13 @@ async def _workspace(site: Site, workspace: str) -> list[Finding]:
     finally:
         await site.remove(path)
     if back != content:
-        raise SiteRejected("a file has other content after it was written", where=workspace)
+        raise SiteRejected("a file was read back with different content", where=workspace)
     found = [Finding("workspace", "ok", f"{workspace} can be written to")]
     if entry is not None and entry.modified:
         ahead = entry.modified - middle
-        slow = abs(ahead) > _CLOCK_SLACK_S
-        text = f"of the site's files {'ahead' if ahead > 0 else 'behind'} by {abs(ahead):.0f} s"
-        found.append(Finding("clock", "warning" if slow else "ok", text))
+        off = abs(ahead) > _CLOCK_SLACK_S
+        text = f"the site's file times are {abs(ahead):.0f} s {'ahead' if ahead > 0 else 'behind'}"
+        found.append(Finding("clock", "warning" if off else "ok", text))
     return found
 
 
@@ -307,7 +310,9 @@ def _image(loaded: LoadedConfig, project: Path) -> Iterator[Finding]:
         text = f"{image[0]} does not name a processor architecture: is it a SIF file?"
         yield Finding("image", "warning", text)
     elif site is None:
-        text = f"{image[0]} is for {built_for} processors; the API does not report the nodes' own"
+        text = (
+            f"{image[0]} is for {built_for} processors; the API does not report those of the nodes"
+        )
         yield Finding("image", "note", text)
     elif built_for == site.architecture:
         text = f"{image[0]} is for {built_for} processors, like those of {site.title}"
@@ -320,7 +325,7 @@ def _image(loaded: LoadedConfig, project: Path) -> Iterator[Finding]:
 _MAGIC: Final = b"SIF_MAGIC\0"
 _LAUNCH_BYTES: Final = 32
 _ARCHITECTURE: Final = slice(45, 47)
-_NAMES: Final = {
+_ARCHITECTURES: Final = {
     b"01": "386",
     b"02": "amd64",
     b"03": "arm",
@@ -342,4 +347,4 @@ def _read_architecture(image: Path) -> str | None:
         return None
     if header[_LAUNCH_BYTES:][: len(_MAGIC)] != _MAGIC:
         return None
-    return _NAMES.get(header[_ARCHITECTURE])
+    return _ARCHITECTURES.get(header[_ARCHITECTURE])

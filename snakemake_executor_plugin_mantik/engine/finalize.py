@@ -28,10 +28,10 @@ from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.jobs.script import STEPS
 from snakemake_executor_plugin_mantik.journal import FileRecord, TryRecord, TryState
 
-_MOST_TOLD = 5
+_MAX_NAMED_FILES = 5
 """Most files that a message names."""
 _BEFORE_INPUTS = STEPS[: STEPS.index("inputs")]
-"""Steps of a script at whose failure its bundles may not have been unpacked."""
+"""Steps before `inputs`: if one fails, the bundles may not have been unpacked."""
 
 _LOG_END_BYTES = 16 << 10
 """How much of a log file to read for its last lines."""
@@ -79,12 +79,14 @@ class Finalizer:
             if end.exit_code == 0 and isinstance(error, SiteError):
                 return self._unfetched(request, attempt, str(error))
             await self._log(record, None, path)
-            words = f"The job ended with exit code {end.exit_code}, but its outputs are unknown"
+            words = (
+                f"The job ended with exit code {end.exit_code}, but its marker could not be read"
+            )
             return self._failed(
                 request, attempt, f"{words}. {error}\n", path, None, reason=Reason.OUTPUTS
             )
-        if self._purged(attempt, marker):
-            others = ", ".join(map(display_path, marker.missing_inputs[:_MOST_TOLD]))
+        if self._inputs_unusable(attempt, marker):
+            others = ", ".join(map(display_path, marker.missing_inputs[:_MAX_NAMED_FILES]))
             if others:
                 self._notify(
                     f"{record.name}: its inputs changed while it waited or ran ({others}), or the"
@@ -130,13 +132,13 @@ class Finalizer:
         return self._succeeded(request, attempt, marker, fetched, path)
 
     def _unfetched(self, request: JobRequest, attempt: Attempt, why: str) -> Outcome:
-        """Fail a job that succeeded but whose outputs only the next run may fetch."""
+        """Fail a job that succeeded; its outputs are left for the next run to fetch."""
         words = (
             f"The job succeeded, but its outputs could not be fetched: {why} They are still at the"
             " site. Start again to fetch them without computing them again. To compute them again,"
             f" type: snakemake --forcerun {request.rule}\n"
         )
-        # The try stays open, to be adopted, but ended: a forced run makes another one.
+        # Ended, but not closed: the next run adopts the try, and a forced run makes a new one.
         self._journal.ended(attempt.record.id, "succeeded", waited=None, ran=None, log="")
         return self._failed(request, attempt, words, None, None, reason=Reason.OUTPUTS, keep=True)
 
@@ -170,8 +172,8 @@ class Finalizer:
         if not links:
             return marker
         self._notify(
-            f"{record.name}: {below}, to which it logged, has {len(links)} symbolic links, which"
-            " are left out."
+            f"{record.name}: {below}, to which it logged, contains {len(links)} symbolic links,"
+            " which are not downloaded."
         )
         return replace(marker, files=tuple(e for e in marker.files if e not in links))
 
@@ -255,7 +257,8 @@ class Finalizer:
             return "its results are no longer at the site"
         if end.claimed or end.state is None or end.state.reason is not Reason.SUCCESS:
             return None
-        # The script succeeds without a claim only if the directory for claims is gone.
+        # A script that exits 0 without a claim found no workspace, no directory for claims, or a
+        # newer term, which the lease reports.
         self._notify(
             f"{request.name}: the workspace at {request.site} has lost files; submitting it again."
         )
@@ -263,8 +266,8 @@ class Finalizer:
         self._submitter.purged()
         return "the workspace was purged"
 
-    def _purged(self, attempt: Attempt, marker: Marker) -> bool:
-        """Check whether files for the job had disappeared, and mark them for another upload."""
+    def _inputs_unusable(self, attempt: Attempt, marker: Marker) -> bool:
+        """Check whether files for the job were missing or changed; mark them for a new upload."""
         if marker.missing_inputs:
             self._stager.lost(marker.missing_inputs)
             return True

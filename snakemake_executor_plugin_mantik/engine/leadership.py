@@ -56,7 +56,7 @@ class Leadership:
             await self._leases.answer(asker, directory)
 
     async def assure(self) -> None:
-        """Check before a submission that this controller leads.
+        """Check that this controller leads; without an answer of the site, conclude nothing.
 
         This takes a request only if nothing was listed for a while.
 
@@ -64,7 +64,7 @@ class Leadership:
             PlaceTaken: another controller has taken over.
         """
         if self.deposed is None and self._clock() - self._seen > self._lease.wait_s / 2:
-            with suppress(SiteError):  # the submission will report it
+            with suppress(SiteError):  # the caller's next request reports it
                 await self._look()
         if self.deposed is not None:
             raise self.deposed

@@ -1,10 +1,11 @@
 """Decide who uses a workspace: one workflow owns it, and one controller of that workflow leads it.
 
-Each leading controller has a lease in `.mantik/place/`: a file whose name contains all its data. No
-API can create a file exclusively, so a controller writes its lease and lists the directory; then
-one rule decides, which all controllers compute alike (`Leases.settle`). A controller is identified
-by its journal: the runs of a journal keep the lease from one to the next, and the journal's lock
-allows one run at a time.
+Each leading controller has a lease in `.mantik/place/`: a file whose name contains all that the
+rule below needs, and whose content describes the controller to people. No API can create a file
+exclusively, so a controller writes its lease and lists the directory; then one rule decides, which
+all controllers compute alike (`Leases.settle`). A controller is identified by its journal: the
+runs of a journal keep the lease from one to the next, and the journal's lock allows one run at a
+time.
 
 Another controller of the same workflow has a copy of the journal. It writes a question, a file, to
 the directories that a leader lists anyway; a live leader answers. Without an answer the other
@@ -86,7 +87,7 @@ class Leases:
     def __init__(
         self, site: Site, workspace: str, journal: Journal, retry: SiteRetry, about: str
     ) -> None:
-        """Make the leases of a workspace.
+        """Prepare access to the leases of a workspace.
 
         `workspace` is an absolute path, for messages; `about` describes this controller to others
         that find its lease.
@@ -109,8 +110,8 @@ class Leases:
 
         Args:
             wait_s: seconds within which this controller sees a question.
-            known: the identity that the journal has for the workspace; empty if it has none.
-            mine: the ids of tries that are open there by the journal.
+            known: the place's identity according to the journal; empty if it has none.
+            mine: the ids of tries that are open there according to the journal.
             fresh: whether the journal has no record of the workspace.
 
         Raises:
@@ -135,7 +136,7 @@ class Leases:
         last = max(ours, key=_rank)
         new = replace(new, term=last.term, place=last.place)
         if last.instance == journal.instance:
-            if foreign and not known:  # two began at once; which one stepped back is unknown
+            if foreign and not known:  # two began at once; unknown who withdrew
                 return await self.settle(last), ""
             if wait_s > last.wait_s:
                 await self._write(new)
@@ -157,15 +158,15 @@ class Leases:
             return new, ""
         return new, (
             f"Another controller of this workflow ({about}) has led {self._where} and does not"
-            f" answer: this one leads it from now on. Jobs that the other one submitted and that"
-            " are not known here do not start any more."
+            f" answer: this one has taken over. Jobs that the other one submitted and that are"
+            " not known here will no longer start."
         )
 
     async def _unused(self) -> None:
-        """Check that no jobs without a journal may write to the workspace.
+        """Check that the workspace holds no tries: their journal is not here.
 
         Raises:
-            PlaceTaken: there are claims of jobs.
+            PlaceTaken: there are directories of tries.
         """
         if await self._buckets():
             raise PlaceTaken(
@@ -184,7 +185,7 @@ class Leases:
         not seen the first.
 
         Raises:
-            PlaceTaken: another controller has.
+            PlaceTaken: another controller holds the place.
         """
         await self._write(mine)
         for look in range(_LOOKS):
@@ -218,8 +219,8 @@ class Leases:
         asked: set[str] = set()
         sizes: dict[str, int] = {}
         self._retry.note(
-            f"another controller of this workflow ({about}) led it last; waiting up to"
-            f" {humanize_duration(last.wait_s)} for its answer whether it still does"
+            f"another controller of this workflow ({about}) led this workspace last; asking whether"
+            f" it still does, for up to {humanize_duration(last.wait_s)}"
         )
         try:
             growing = False
@@ -275,7 +276,7 @@ class Leases:
         return growing
 
     async def answer(self, asker: str, directory: str) -> None:
-        """Answer another controller that this one leads."""
+        """Tell another controller that this one leads."""
         await self._site.put(f"{PLACE}/{HERE_PREFIX}{asker}", b"!\n")
         await self._site.remove(f"{directory}/{ASK_PREFIX}{asker}")
 
@@ -311,12 +312,12 @@ class Leases:
         return self.deposed_by(lease, await self._description(lease))
 
     def deposed_by(self, lease: Lease, about: str = "") -> PlaceTaken:
-        """Return the error that another controller of the same workflow leads."""
-        holder = about or f"its journal is {lease.instance}"
+        """Return the error saying that another controller of the same workflow leads."""
+        holder = about or f"controller {lease.instance}"
         return PlaceTaken(
             f"another controller of this workflow leads this workspace: {holder}",
             where=self._where,
-            do="Go on there, or start again when that run has ended; nothing was cancelled",
+            do="Continue there, or start again when that run has ended; nothing was cancelled",
         )
 
 

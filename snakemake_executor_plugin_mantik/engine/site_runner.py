@@ -46,11 +46,12 @@ from snakemake_executor_plugin_mantik.staging.local import LocalFile
 from snakemake_executor_plugin_mantik.staging.transfers import OutputStaging
 
 _FULL_FIRST_S = 30.0
-"""Seconds before resubmitting a job that exceeded a limit on jobs; doubles to `LONGEST_BUSY_S`."""
+"""Seconds before resubmitting a job that exceeded a limit on jobs; doubled each time, up to
+`LONGEST_BUSY_S`."""
 _AWAY_FIRST_S = 5.0
-"""Seconds before resubmitting a job that a site lost while a part of it was down; doubles, too. The
-site answers by then, or the loss of the job would not be certain."""
-_RESENT = 2
+"""Seconds before resubmitting a job that a site lost while one of its services was down; doubled,
+too. The site has answered by then: otherwise the loss would not be certain."""
+_MAX_RESENDS = 2
 """How often a job is resubmitted because files at the site differ from those that it was submitted
 with, while the local files stay the same."""
 
@@ -116,12 +117,12 @@ class SiteRunner:
         """
         async with self._slots:
             resent, pause, before = 0, 0.0, frozenset[FileRecord]()
-            while resent <= _RESENT:
+            while resent <= _MAX_RESENDS:
                 files = await self._files(request)
                 contents = frozenset(file.record for file in files)
                 # Inputs that the user has edited meanwhile are no sign of trouble at the site.
                 resent, before = (resent if contents == before else 0), contents
-                outcome, later = await self._once(request, files)
+                outcome, later = await self._run_try(request, files)
                 if outcome is not None:
                     return outcome
                 if later is None:
@@ -137,7 +138,7 @@ class SiteRunner:
             " the command changes its own inputs; or set Site: Workspace to another file system",
         )
 
-    async def _once(
+    async def _run_try(
         self, request: JobRequest, files: list[LocalFile]
     ) -> tuple[Outcome | None, tuple[Attempt, JobState] | None]:
         """Run one try: return its outcome, or the attempt and the state that delays the next one.
@@ -153,7 +154,7 @@ class SiteRunner:
         try:
             whole, own = await self._observed(request, attempt)
             self._live.follow(record, attempt.extras)
-            end = await self._carry(whole, attempt, files, own)
+            end = await self._submit_and_watch(whole, attempt, files, own)
         except FileChanged as error:
             self._unfetch(request, record)
             await self.place.look_again(error.path)
@@ -166,7 +167,7 @@ class SiteRunner:
                 )
             return None, None
         except MantikError as error:
-            self._unsent(attempt, error)
+            self._abandon_if_unsent(attempt, error)
             raise
         finally:
             await self._live.stop(record)
@@ -209,7 +210,7 @@ class SiteRunner:
             why = "the scheduler took no more jobs"
         else:
             self._retry.note(
-                "it lost jobs before they started, because a part of it was down"
+                "it lost jobs before they started, because one of its services was down"
                 f" ({state.detail}); they are submitted again"
             )
             why = "a part of the site was away"
@@ -217,7 +218,7 @@ class SiteRunner:
         await asyncio.sleep(pause * random.uniform(1.0, 1.25))  # noqa: S311
 
     def _waiting(self, record: TryRecord, why: str) -> None:
-        """Record why a job cannot start, or with an empty `why` that it only waits its turn."""
+        """Record why a job cannot start, or with an empty `why` that it is merely queued."""
         self._journal.waiting(record.id, why)
         self._observer.waiting(record, why)
         if why:
@@ -241,7 +242,7 @@ class SiteRunner:
         resources, sources = self._requested_resources(request), fingerprint_of(self.place.sources)
         choice = choose_tries(
             request, fingerprint_of(made_of), self._journal.open_tries(*request.jobs),
-            already=self._updated_already(request, files),
+            already=self._is_already_updated(request, files),
         )  # fmt: skip
         left = self._journal.left_tries(request.jobs, self.place.id)
         gone = (*choice.unwanted, *left)
@@ -269,7 +270,7 @@ class SiteRunner:
         sources = {p: sha for p, sha in self.place.sources.items() if p not in inputs}
         return named_checksums(_text(request), sources)
 
-    def _updated_already(self, request: JobRequest, files: list[LocalFile]) -> bool:
+    def _is_already_updated(self, request: JobRequest, files: list[LocalFile]) -> bool:
         """Check that the local updated outputs are as the last job at the site left them."""
         ledger, place = self._journal.files, self.place.id
         there: set[FileRecord] = set()
@@ -323,7 +324,7 @@ class SiteRunner:
         made = [(f"{added.directory}/{path}", content) for path, content in added.files.items()]
         return whole, list(starmap(LocalFile.holding, made))
 
-    async def _carry(
+    async def _submit_and_watch(
         self, request: JobRequest, attempt: Attempt, files: list[LocalFile], own: list[LocalFile]
     ) -> TryEnd:
         """Submit the try unless the site may know it already, and wait for its end."""
@@ -377,7 +378,7 @@ class SiteRunner:
         except SiteRejected as error:
             if attempt.sent and not await self._revoke(attempt.record):
                 return  # an earlier submission of it has started after all
-            self._unsendable(attempt, error)
+            self._abandon(attempt, error)
             await self.canceller.remove_secrets(attempt.record)
             raise
         attempt.sent += 1
@@ -389,16 +390,16 @@ class SiteRunner:
             attempt.ids.append(site_job)
             self._observer.submitted(attempt.record, site_job, spec.resources.queue or "")
 
-    def _unsent(self, attempt: Attempt, error: MantikError) -> None:
+    def _abandon_if_unsent(self, attempt: Attempt, error: MantikError) -> None:
         """End a try that was never submitted; the next run makes another one."""
         if (
             isinstance(error, UserError)
             and not attempt.sent
             and attempt.record.state is TryState.PLANNED
         ):
-            self._unsendable(attempt, error)
+            self._abandon(attempt, error)
 
-    def _unsendable(self, attempt: Attempt, error: MantikError) -> None:
+    def _abandon(self, attempt: Attempt, error: MantikError) -> None:
         self._observer.ended(attempt.record, JobEnd("failed", error.what, reason=Reason.REJECTED))
         self._journal.abandoned(attempt.record.id, f"failed: {error.what}")
 

@@ -17,7 +17,7 @@ from snakemake_executor_plugin_mantik.staging.bundle import pack, pack_to
 from snakemake_executor_plugin_mantik.staging.local import LocalFile
 
 _NUMBERS = 10**9
-"""How many numbers of contents each term has."""
+"""Size of the range of content numbers of each term."""
 _COMPRESSION = 4
 """Highest expected compression ratio; files that are too large even so are not packed inline."""
 
@@ -45,11 +45,11 @@ class Stager:
     """Upload the files that one place lacks.
 
     Attributes:
-        sent: the bundles that it has uploaded.
+        sent: the bundles whose upload this run has begun.
 
-    A file counts as present when a job has reported unpacking it. Until then, small files travel
-    in the script of each job that needs them, and large ones in one uploaded bundle that each such
-    job names.
+    A file counts as present when a job has reported unpacking or making it. Until then, small
+    files travel in the script of each job that needs them, and large ones in one uploaded bundle
+    that each such job names.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Stager:
         *,
         term: int = 1,
     ) -> None:
-        # The contents that earlier terms numbered are unknown.
+        # Numbers given in earlier terms are unknown: start above them.
         self._floor = _NUMBERS * (term - 1)
         self._site = site
         self._place = place
@@ -78,7 +78,7 @@ class Stager:
         self._comparisons: dict[str, asyncio.Task[None]] = {}
         self._distrust()
         self._source_files: dict[str, LocalFile] = {}
-        self._sources: set[str] = set()
+        self._source_bundles: set[str] = set()
         self._sources_lost = False
         self._numbered: dict[str, dict[str, int]] = {}
         self._sending = asyncio.Lock()
@@ -86,7 +86,7 @@ class Stager:
             self._pending |= {file.path: (file.sha256, bundle) for file in files}
 
     def _distrust(self) -> None:
-        """Make each record of the manifest be compared with the site before it counts."""
+        """Require that each record of the manifest is compared with the site before it counts."""
         old = defaultdict(list)
         for file in self._ledger.remote_files(self._place):
             old[_directory(file.path)].append(file)
@@ -113,10 +113,10 @@ class Stager:
         self._ledger.forget_remote_files(self._place, gone)
         await self._check(sources)
         missing = [file for file in sources if not self._there(file)]
-        pending, fresh = self._sort(missing)
-        self._sources = set(pending)
+        pending, fresh = self._split_pending(missing)
+        self._source_bundles = set(pending)
         if fresh:
-            self._sources.add(await self._upload(fresh))
+            self._source_bundles.add(await self._upload(fresh))
         self._sources_lost = False
         return len(fresh)
 
@@ -149,12 +149,12 @@ class Stager:
         async with self._sending:
             if self._sources_lost:
                 await self.send_sources([*self._source_files.values()])
-        await self._withdraw(self._older(files, makes))
+        await self._withdraw(self._outdated_bundles(files, makes))
         await self._check(files)
         await self._clear(files, named)
         # Files that another job may still overwrite are included in any case.
         missing = [f for f in files if not self._there(f) or self.conflicts(f.path, f.sha256)]
-        bundles, fresh = self._sort(missing)
+        bundles, fresh = self._split_pending(missing)
         inline, carried = b"", tuple[FileRecord, ...]()
         if fresh and sum(file.size for file in fresh) <= _COMPRESSION * inline_limit:
             packed = await asyncio.to_thread(pack, [*fresh, *own])
@@ -162,12 +162,12 @@ class Stager:
                 inline, carried = packed, tuple(file.record for file in fresh)
             else:
                 # Another job may have begun to upload some of them during the packing.
-                bundles, fresh = self._sort(missing)
+                bundles, fresh = self._split_pending(missing)
         if fresh and not inline:
             bundles.append(await self._upload(fresh))
         if own and not inline:
             inline = pack(own)  # in memory already
-        needed = tuple(dict.fromkeys([*sorted(self._sources), *bundles]))
+        needed = tuple(dict.fromkeys([*sorted(self._source_bundles), *bundles]))
         await asyncio.gather(*(self._uploads[b] for b in needed if b in self._uploads))
         return Staged(
             needed, inline, carried, _checks([*files, *own], named, makes),
@@ -175,7 +175,7 @@ class Stager:
         )  # fmt: skip
 
     def _numbers(self, carried: Iterable[FileRecord], bundles: Iterable[str]) -> dict[str, int]:
-        """Return the numbers, by path, of the contents of a job that have one."""
+        """Return the numbers of a job's contents by path, for those that have one."""
         numbers: dict[str, int] = {}
         for bundle in bundles:
             if bundle not in self._numbered:
@@ -209,8 +209,8 @@ class Stager:
     def conflicts(self, path: str, sha256: str = MADE) -> list[WriteConflict]:
         return self._ledger.conflicts(self._place, path, sha256)
 
-    def _older(self, files: Sequence[LocalFile], makes: Iterable[str]) -> Iterator[str]:
-        """Yield pending bundles with other contents than `files`, or with outputs of the job."""
+    def _outdated_bundles(self, files: Sequence[LocalFile], makes: Iterable[str]) -> Iterator[str]:
+        """Yield pending bundles that differ from `files`, or that hold outputs of the job."""
         for path, sha256 in (
             dict.fromkeys(makes, MADE) | {f.path: f.sha256 for f in files}
         ).items():
@@ -229,8 +229,8 @@ class Stager:
             if held := self._ledger.bundle_files(bundle):
                 files += held
                 self._ledger.set_bundle(bundle, "unpacked")
-            self._sources.discard(bundle)
-        # The job left newer contents that were there already.
+            self._source_bundles.discard(bundle)
+        # The job skipped files of which the workspace had newer contents.
         if files := [f for f in files if not self._ledger.superseded(self._place, f)]:
             self.made(files)
 
@@ -238,14 +238,14 @@ class Stager:
         """Record that a job unpacked or made these files in the workspace."""
         for file in files:
             self._pending.pop(file.path, None)
-        self._ledger.set_remote_files(self._place, [f for f in files if _is_text(f.path)])
+        self._ledger.set_remote_files(self._place, [f for f in files if _is_utf8(f.path)])
 
     def gone(self, bundles: Sequence[str]) -> None:
         """Record that bundles are gone; their files are uploaded again."""
         for bundle in bundles:
             self._drop(bundle)
-            if bundle in self._sources:
-                self._sources.discard(bundle)
+            if bundle in self._source_bundles:
+                self._source_bundles.discard(bundle)
                 self._sources_lost = True
             self._ledger.set_bundle(bundle, "gone")
 
@@ -281,7 +281,7 @@ class Stager:
             path = bundle_path(bundle)
             await self._retry(lambda path=path: self._site.remove(path))  # type: ignore[misc]
 
-    def _sort(self, missing: Sequence[LocalFile]) -> tuple[list[str], list[LocalFile]]:
+    def _split_pending(self, missing: Sequence[LocalFile]) -> tuple[list[str], list[LocalFile]]:
         """Return the pending bundles that hold some of the missing files, and the other files."""
         bundles = [self._pending[file.path][1] for file in missing if self._is_pending(file)]
         return bundles, [file for file in missing if not self._is_pending(file)]
@@ -318,7 +318,7 @@ class Stager:
                 raise UserError(
                     f"the files for a job cannot be packed here ({error.strerror or error})",
                     where=str(local.parent),
-                    do="Free space and start again: jobs that run are taken up",
+                    do="Free space and start again: running jobs are taken up",
                 ) from error
             await self._retry.found(lambda: self._site.put(bundle_path(bundle), local))
         finally:
@@ -388,6 +388,6 @@ def _directory(path: str) -> str:
     return path.rpartition("/")[0]
 
 
-def _is_text(path: str) -> bool:
+def _is_utf8(path: str) -> bool:
     """Check that the journal can hold a path: it must be UTF-8, without surrogate escapes."""
     return path.isascii() or not any("\ud800" <= c <= "\udfff" for c in path)

@@ -19,7 +19,7 @@ from snakemake_executor_plugin_mantik.rules.kinds.shell_command import (
     wrap_shell,
 )
 from snakemake_executor_plugin_mantik.rules.paths import path_rewriting, source_files, storage
-from snakemake_executor_plugin_mantik.rules.paths.job_paths import find_places
+from snakemake_executor_plugin_mantik.rules.paths.job_paths import find_job_paths
 from snakemake_executor_plugin_mantik.rules.resources import choose_site, given_resources
 from snakemake_executor_plugin_mantik.rules.wrapping.deployment import wrap_deployment
 from snakemake_executor_plugin_mantik.rules.wrapping.shadow import shadow_payload
@@ -73,7 +73,7 @@ def make_payload(
 def _thin(job: Job, context: RuleContext, tmpdir: str, iteration: int | None) -> Payload:
     """Make the payload of a thin job, without environment and shadow directory."""
     shell = os.path.basename(shell_executable(job) or "bash")
-    places = find_places(job, context)
+    places = find_job_paths(job, context)
     config = context.sites[choose_site(given_resources(job), context.sites)].config
     if job.rule.is_script or job.rule.is_notebook:
         # Imported here because it imports Snakemake's support for languages and notebooks.

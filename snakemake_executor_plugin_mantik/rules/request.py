@@ -1,4 +1,4 @@
-"""Turn a Snakemake job into a JobRequest, which holds all that the engine needs to know of it."""
+"""Turn a Snakemake job into a JobRequest, which holds all that the engine needs to know."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -12,7 +12,7 @@ from snakemake_executor_plugin_mantik.jobs.spec import Benchmark, OutputFile
 from snakemake_executor_plugin_mantik.rules import Job
 from snakemake_executor_plugin_mantik.rules.context import Payload, RuleContext
 from snakemake_executor_plugin_mantik.rules.kinds.shell_command import NODE_TMPDIR, job_tmpdir
-from snakemake_executor_plugin_mantik.rules.paths.job_paths import JobPaths, find_places
+from snakemake_executor_plugin_mantik.rules.paths.job_paths import JobPaths, find_job_paths
 from snakemake_executor_plugin_mantik.rules.paths.source_files import is_source_file, stable_paths
 from snakemake_executor_plugin_mantik.rules.paths.storage import is_unstaged
 from snakemake_executor_plugin_mantik.rules.payload import make_payload
@@ -31,7 +31,7 @@ THREAD_VARIABLES = (
     "VECLIB_MAXIMUM_THREADS",
     "NUMEXPR_NUM_THREADS",
 )
-"""Variables that Snakemake sets to the threads of a shell command (snakemake/shell.py)."""
+"""Variables that Snakemake sets to a shell command's number of threads (snakemake/shell.py)."""
 
 
 def make_request(
@@ -43,7 +43,7 @@ def make_request(
     earlier run has finished it (`--forceall`, `--forcerun`).
 
     Raises:
-        UserError: a value is not determined, or the job names an unknown site.
+        UserError: a value cannot be determined yet, or the job names an unknown site.
     """
     resources = given_resources(job)
     site = choose_site(resources, context.sites)
@@ -108,7 +108,7 @@ def find_runs(job: Job, context: RuleContext) -> ResolvedJob:
     Raises:
         UserError: a value in a command is not determined before the job runs.
     """
-    tmpdir, places = job_tmpdir(job), find_places(job, context)
+    tmpdir, places = job_tmpdir(job), find_job_paths(job, context)
     measured = ""
     outputs = list(list_outputs(job, places))
     payloads = [make_payload(job, context, tmpdir, None if job.benchmark is None else 0)]

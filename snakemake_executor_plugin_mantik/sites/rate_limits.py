@@ -20,7 +20,7 @@ REPEAT_FIRST_S: Final = 0.2
 REPEAT_LONGEST_S: Final = 5.0
 """Longest wait between two attempts, seconds."""
 _SLOW_BYTES: Final = 1 << 20
-"""Bytes of a file for which a request may take as long again as one without a file. A slower
+"""A request may take one more time-out for each so many bytes of a file. A slower
 transfer is aborted: an endless trickle would block everything that waits for it."""
 
 # stamina warns of each repetition; the caller reports an error that stays.
@@ -91,25 +91,25 @@ async def ask_all(
     max_concurrency: int,
     give_up: tuple[type[SiteError], ...] = (),
 ) -> dict[str, _T | SiteError]:
-    """Return the result or error of `act` for each job, up to `max_concurrency` at a time.
+    """Return the result or error of `act` for each id, up to `max_concurrency` at a time.
 
     If the site does not answer at all in spite of repetitions, or raises one of `give_up`, all
-    remaining jobs get that error: each request would wait as long.
+    remaining ids get that error: each request would only wait as long again.
     """
     left = iter(dict.fromkeys(ids))
     answers: dict[str, _T | SiteError] = {}
-    silent: SiteError | None = None
+    giving_up: SiteError | None = None
 
     async def ask() -> None:
-        nonlocal silent
+        nonlocal giving_up
         for job_id in left:
             try:
-                answers[job_id] = silent or await act(job_id)
+                answers[job_id] = giving_up or await act(job_id)
             except SiteError as error:
                 answers[job_id] = error
                 unanswered = isinstance(error, SiteUnreachable) and error.status is None
                 if unanswered or isinstance(error, give_up):
-                    silent = error
+                    giving_up = error
 
     await asyncio.gather(*(ask() for _ in range(min(len(ids), max_concurrency))))
     return {job_id: answers[job_id] for job_id in dict.fromkeys(ids)}
@@ -118,11 +118,12 @@ async def ask_all(
 class RateLimiter:
     """Spaces out submissions and reserves capacity for other requests.
 
-    However many submissions wait, one request slot stays free for watching, fetching, cancelling.
+    However many submissions wait, one request slot of at least two stays free for watching,
+    fetching and cancelling.
     """
 
     def __init__(self, interval: float, max_concurrency: int) -> None:
-        """Start one submission per `interval` seconds, below `max_concurrency` requests at once."""
+        """Allow a submission each `interval` seconds, one less than `max_concurrency` at once."""
         self._pace = _RateLimit(interval)
         self._free = asyncio.Semaphore(max(1, max_concurrency - 1))
 

@@ -132,7 +132,7 @@ def test_a_site_that_tells_no_more_is_good_enough(
     monkeypatch.setattr(FirecrestSite, "describe", refuse)
     done = of_sandbox(sandbox, "hpc2", tmp_path)
     assert done.exit_code == 0
-    assert any("does not report details" in finding.text for finding in findings(done))
+    assert any("does not provide details" in finding.text for finding in findings(done))
     assert about("workspace", findings(done)).verdict == "ok"
 
 

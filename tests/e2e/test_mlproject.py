@@ -165,8 +165,8 @@ def test_wrong_values_of_wildcards_end_it_before_a_job_starts(churn: Project, lo
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (('alpha="{w', 'alhpa="{w'), ("train.alhpa: is no parameter", "did you mean alpha?")),
-        (('data="{input.data}",', ""), ("train.data: has no default",)),
+        (('alpha="{w', 'alhpa="{w'), ("train.alhpa: is not a parameter", "did you mean alpha?")),
+        (('data="{input.data}",', ""), ("train.data: has no value and no default",)),
         (('"{wildcards.alpha}"', '"low"'), ("train.alpha: has to be a number, found 'low'",)),
         (('"{wildcards.alpha}"', '"{alpha}"'), ("train.alpha: cannot be read", "wildcards.alpha")),
         (('"train"', '"tarin"'), ("no entry point 'tarin' (did you mean train?)",)),

@@ -105,7 +105,7 @@ def test_a_failing_entry_point(churn: Project) -> None:
     [
         (("gone",), "there is no such folder"),
         (("it's churn", "-e", "mian"), "did you mean main?"),
-        (("it's churn",), "main.data: has no default"),
+        (("it's churn",), "main.data: has no value and no default"),
         (("it's churn", "-P", "data=x", "-P", "alpha=b"), "main.alpha: has to be a number"),
         (("it's churn", "-P", "data=x", "-P", "dat=x"), "main.dat: is not a parameter of main"),
         (("it's churn", "-P", "data"), "-P: has to be NAME=VALUE, found 'data'"),

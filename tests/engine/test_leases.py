@@ -280,7 +280,7 @@ def test_a_copy_takes_over_when_the_first_one_is_gone(play: Play, tmp_path: Path
         copy = seat("copy")
         second = await copy.lead()
         assert second.id == first.id
-        assert any("this one leads it from now on" in line for line in copy.said), copy.said
+        assert any("this one has taken over" in line for line in copy.said), copy.said
         assert all(o.succeeded for o in await asyncio.gather(copy.job(1), copy.job(2)))
 
         flow.site.fault = lambda method, about: ""

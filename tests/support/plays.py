@@ -228,7 +228,7 @@ class Play:
         """A run of the copy."""
         await asyncio.sleep(begins)
         await self._snakemake(session, how, when)
-        taken = any("this one leads it from now on" in line for line in session.said)
+        taken = any("this one has taken over" in line for line in session.said)
         self.schedule.happened["copies that took over"] += taken
         self.schedule.happened["copies that were refused"] += self.refused
 

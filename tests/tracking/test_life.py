@@ -54,7 +54,7 @@ def test_what_a_job_logs(tracked: Tracked) -> None:
     assert tracked.artifacts(run) == [
         "mantik/backend-config.yaml", "mantik/log.txt", "mantik/script.sh", "notes/a.txt",
     ]  # fmt: skip
-    tells(said, "alpha stays '1.50'; the job logged '2'")
+    tells(said, "alpha is already '1.50' in MLflow; the job logged '2'")
     assert not [p for p in (project.workspace / ".snakemake").rglob("*") if p.is_file()]
     left = project.directory / ".snakemake/mantik/tracking"
     assert not [path for path in left.iterdir() if len(path.name) == 36]

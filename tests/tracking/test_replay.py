@@ -187,7 +187,7 @@ def test_everything_comes_over(told: Replayed, monkeypatch: pytest.MonkeyPatch) 
     assert set(found) == {"train C=1", "inner", "open", "models"}
     run = found["train C=1"]
     assert run["params"] == {"C": "1", "depth": "3"}
-    assert any("C stays '1'" in line for line in told.said)
+    assert any("C is already '1' in MLflow" in line for line in told.said)
     assert run["metrics"]["loss/a"] == [(s, s, str(1 / (s + 1))) for s in range(5)]
     assert run["metrics"]["bad"] == [(1, 0, "nan")]
     assert float(run["metrics"]["endless"][0][2]) > 1e300

@@ -34,7 +34,7 @@ from snakemake_executor_plugin_mantik.rules.kinds.group_resources import (
     GroupRequest,
     group_request,
 )
-from snakemake_executor_plugin_mantik.rules.paths.job_paths import JobPaths, find_places
+from snakemake_executor_plugin_mantik.rules.paths.job_paths import JobPaths, find_job_paths
 from snakemake_executor_plugin_mantik.rules.paths.storage import is_unstaged
 from snakemake_executor_plugin_mantik.rules.payload import why_full_job
 from snakemake_executor_plugin_mantik.rules.request import (
@@ -102,7 +102,7 @@ def make_group_request(
     of_group = group_request(group, context.sites)
     runs = [_runs(group, member, context) for member in members]
     payloads = [payload for of_member in runs for payload in of_member.payloads]
-    files = _Files(group, members, runs, find_places(members[0], context))
+    files = _Files(group, members, runs, find_job_paths(members[0], context))
     jobs = tuple(
         GroupJob(
             job_identity(member),
@@ -228,7 +228,7 @@ def _evaluate_anew(group: Job, members: Sequence[Job]) -> None:
 def _runs(group: Job, member: Job, context: RuleContext) -> ResolvedJob:
     if member.is_norun:
         # Its inputs need no upload. Other members may read the files that it touches.
-        return ResolvedJob((), outputs=tuple(list_outputs(member, find_places(member, context))))
+        return ResolvedJob((), outputs=tuple(list_outputs(member, find_job_paths(member, context))))
     try:
         return find_runs(member, context)
     except UserError as error:

@@ -98,7 +98,7 @@ class JobPaths:
         return None
 
 
-def find_places(job: Job, context: RuleContext) -> JobPaths:
+def find_job_paths(job: Job, context: RuleContext) -> JobPaths:
     """Return the mapping of paths to the site that a job runs at.
 
     Raises:

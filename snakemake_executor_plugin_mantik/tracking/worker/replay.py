@@ -39,13 +39,14 @@ from snakemake_executor_plugin_mantik.tracking.worker.uploads import ArtifactUpl
 BATCH = 100
 """Parameters and tags per request: MLflow's limit."""
 _METRICS_AT_ONCE = 20_000
-"""The most values of metrics in memory, of a job that has ended."""
+"""Most metric values of an ended job that are held in memory at once."""
 _METRICS_BATCH = 1000
 """Metrics per request: MLflow's limit."""
 _SOURCE_RUN = "mantik.source_run"
-"""The tag that names the run in a job's store that a run was made from."""
+"""The tag that names the run in a job's store that this run copies."""
 
 _OURS = "mantik."
+"""Prefix of our own tags, which a job must not overwrite."""
 _FROM = ("mlflow.source.", "mlflow.project.")
 _NAME, _USER = "mlflow.runName", "mlflow.user"
 
@@ -163,7 +164,7 @@ class Replay:
             )
 
     def end(self, source: RecordedStore, status: str = "") -> None:
-        """End the runs that are over, with `status` also the others, except the job's own."""
+        """End the runs that are over; with `status`, also all others except the job's own."""
         for run in source.runs:
             run_id = self._runs.get(run.info.run_id)
             if run.info.run_id == self._to.source_id or run_id is None or run_id in self._told.over:
@@ -180,7 +181,7 @@ class Replay:
         except MlflowException as error:
             if not is_refusal(error):
                 raise
-            self._notify(f"left out, since MLflow refused it: {what}: {_line(error)}")
+            self._notify(f"MLflow refused {what}, which is left out: {_line(error)}")
             return None
 
     # Runs
@@ -240,7 +241,9 @@ class Replay:
             if there is None:
                 new.append(Param(name, value))
             elif there != value:
-                self._notify(f"the parameter {name} stays {there!r}; the job logged {value!r}")
+                self._notify(
+                    f"the parameter {name} is already {there!r} in MLflow; the job logged {value!r}"
+                )
         self._batches("parameters", new, lambda some: {"params": some}, run_id)
         told |= {(run_id, name) for name in params}
 
@@ -365,7 +368,7 @@ class Replay:
         ]
         if sets or used:
             self._piece(
-                "the data sets",
+                "the data sets and models that it used",
                 lambda: self._client.log_inputs(run_id, datasets=sets, models=used),
             )
 
@@ -381,13 +384,13 @@ class Replay:
             made = [m for m in made if m.model_id not in there]
         if made:
             self._piece(
-                "the models' place in the run",
+                "the links from the run to its models",
                 lambda: self._client.log_outputs(run_id, made),
             )
 
 
 def _others(tags: Mapping[str, str]) -> dict[str, str]:
-    """Return the tags that a job may set: our own must stay reliable."""
+    """Return the tags without ours, which a job must not overwrite."""
     return {name: value for name, value in tags.items() if not name.startswith(_OURS)}
 
 

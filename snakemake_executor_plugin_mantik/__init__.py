@@ -11,7 +11,7 @@ from snakemake_interface_executor_plugins.settings import CommonSettings, Execut
 from snakemake_executor_plugin_mantik.adapter import stale_lock
 from snakemake_executor_plugin_mantik.adapter.executor import Executor
 from snakemake_executor_plugin_mantik.adapter.signals import CHOICES
-from snakemake_executor_plugin_mantik.tracking.controller.courier import MADE_WAIT_S
+from snakemake_executor_plugin_mantik.tracking.controller.worker_client import MADE_WAIT_S
 
 TRACKED = ("mlproject", "all", "none")
 

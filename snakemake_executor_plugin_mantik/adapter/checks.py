@@ -24,6 +24,7 @@ from snakemake_executor_plugin_mantik.rules import preflight, resources, tracked
 from snakemake_executor_plugin_mantik.rules.context import RuleContext
 from snakemake_executor_plugin_mantik.rules.kinds import group_resources, groups
 from snakemake_executor_plugin_mantik.rules.kinds.missing_snakemake import MissingSnakemake
+from snakemake_executor_plugin_mantik.rules.make_request import make_request as request_of
 from snakemake_executor_plugin_mantik.rules.options import (
     capped_options,
     check_conda_here,
@@ -33,7 +34,6 @@ from snakemake_executor_plugin_mantik.rules.options import (
 from snakemake_executor_plugin_mantik.rules.paths import storage
 from snakemake_executor_plugin_mantik.rules.payload import why_full_job
 from snakemake_executor_plugin_mantik.rules.preflight import refuse_jobs
-from snakemake_executor_plugin_mantik.rules.request import make_request as request_of
 from snakemake_executor_plugin_mantik.rules.units import list_members, list_units, member_title
 from snakemake_executor_plugin_mantik.rules.wrapping import deployment
 from snakemake_executor_plugin_mantik.rules.wrapping.mpi import launcher_mistake

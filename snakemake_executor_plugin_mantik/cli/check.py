@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from snakemake_executor_plugin_mantik.cli.connect import Finding, check_connection
+from snakemake_executor_plugin_mantik.cli.check_site import Finding, check_connection
 from snakemake_executor_plugin_mantik.common.errors import ConfigError, Mistake, printable
 from snakemake_executor_plugin_mantik.config.model import BackendConfig, EnvironmentConfig
 from snakemake_executor_plugin_mantik.config.reading import (

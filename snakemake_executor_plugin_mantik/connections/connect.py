@@ -12,8 +12,8 @@ from snakemake_executor_plugin_mantik.engine.plan import Planner
 from snakemake_executor_plugin_mantik.sites import make_issuer, make_site
 from snakemake_executor_plugin_mantik.sites.base import Site
 from snakemake_executor_plugin_mantik.sites.credentials import Credential, require_all
-from snakemake_executor_plugin_mantik.tracking.controller.courier import MADE_WAIT_S
 from snakemake_executor_plugin_mantik.tracking.controller.tracker import Tracker
+from snakemake_executor_plugin_mantik.tracking.controller.worker_client import MADE_WAIT_S
 from snakemake_executor_plugin_mantik.tracking.masking import (
     credential_secrets,
     make_masker,

@@ -24,7 +24,8 @@ class LiveView:
     """How a job's directory is copied here while the job writes to it.
 
     Attributes:
-        copy: local directory of the copy, relative to the working directory (see `engine.live`).
+        copy: local directory of the copy (see `engine.live_copies`), relative to the working
+            directory.
         growing: an extended regular expression that matches the paths of append-only files, of
             which only new bytes are transferred.
     """

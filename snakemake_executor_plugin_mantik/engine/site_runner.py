@@ -28,7 +28,7 @@ from snakemake_executor_plugin_mantik.engine.cancel import Canceller
 from snakemake_executor_plugin_mantik.engine.failure_classifier import FailureClassifier
 from snakemake_executor_plugin_mantik.engine.fetch import Fetcher
 from snakemake_executor_plugin_mantik.engine.finalize import Finalizer
-from snakemake_executor_plugin_mantik.engine.live import LiveCopies
+from snakemake_executor_plugin_mantik.engine.live_copies import LiveCopies
 from snakemake_executor_plugin_mantik.engine.observer import JobEnd, Observer
 from snakemake_executor_plugin_mantik.engine.place import Place, Places, make_retry
 from snakemake_executor_plugin_mantik.engine.plan import Planner

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
-from snakemake_executor_plugin_mantik.jobs import live
+from snakemake_executor_plugin_mantik.jobs import live_packs
 from snakemake_executor_plugin_mantik.jobs.paths import bundle_done_path, bundle_path
 from snakemake_executor_plugin_mantik.jobs.spec import Apptainer, JobSpec
 from snakemake_executor_plugin_mantik.jobs.templates import load_template
@@ -119,8 +119,8 @@ def render_script(spec: JobSpec) -> str:
         live=spec.live
         and shell_quote(path_argument(spec.live.path), "the directory that is shown"),
         growing=spec.live and shlex.quote(spec.live.growing),
-        pack_bytes=live.PACK_BYTES,
-        piece_bytes=live.PIECE_BYTES,
+        pack_bytes=live_packs.PACK_BYTES,
+        piece_bytes=live_packs.PIECE_BYTES,
         **_apptainer(environment.apptainer, spec.workspace),
     )
 

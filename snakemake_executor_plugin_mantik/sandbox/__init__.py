@@ -5,7 +5,7 @@ sbatch       batch scripts: `#SBATCH` lines, partitions, sbatch's refusals
 processes    finding and ending all processes of a job
 batch        the interface of batch schedulers
 scheduler    the local scheduler: queue, slots, limits, states
-localjob     jobs of the local scheduler, and their fields in scontrol
+local_job    jobs of the local scheduler, and their fields in scontrol
 slurm        this machine's Slurm as the scheduler
 schedulers   the choice between the two
 shims        `srun` and `module` for jobs
@@ -20,7 +20,7 @@ files        storages and files
 tsi          UNICORE's TSI on the login node, and its errors
 access       users, passwords, security sessions
 answers      responses in UNICORE's forms
-jobresources the REST resources of jobs
+job_resources  the REST resources of jobs
 unicore      the REST resources of UNICORE
 firecrest    a site that speaks firecREST v2 instead, on the same scheduler
 faults       failures on demand

@@ -17,7 +17,7 @@ from snakemake_executor_plugin_mantik.sandbox.batch import (
     CancelError,
     cancel_error,
 )
-from snakemake_executor_plugin_mantik.sandbox.localjob import (
+from snakemake_executor_plugin_mantik.sandbox.local_job import (
     LocalJob,
     local_job_environment,
     scontrol,

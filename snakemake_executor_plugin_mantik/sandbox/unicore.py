@@ -26,7 +26,7 @@ from snakemake_executor_plugin_mantik.sandbox.answers import (
 )
 from snakemake_executor_plugin_mantik.sandbox.faults import Action, Fault
 from snakemake_executor_plugin_mantik.sandbox.files import SandboxFiles, decode_path, free_space
-from snakemake_executor_plugin_mantik.sandbox.jobresources import JobResources, new_id
+from snakemake_executor_plugin_mantik.sandbox.job_resources import JobResources, new_id
 from snakemake_executor_plugin_mantik.sandbox.jobs import UnicoreJob
 from snakemake_executor_plugin_mantik.sandbox.record import RequestRecord
 from snakemake_executor_plugin_mantik.sandbox.resources import ranges

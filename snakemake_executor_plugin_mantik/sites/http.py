@@ -2,7 +2,7 @@
 
 HTTPX reads and unpacks an answer to its end, however long it is. A broken or hostile server must
 not fill the memory of the machine that watches jobs. The callers bound how long a site's answer may
-take (`sites.rate_limits.longest_request_s`).
+take (`sites.request_policy.longest_request_s`).
 """
 
 import json

@@ -185,7 +185,7 @@ def test_credentials_that_nobody_takes_are_told(sandbox: Sandbox, tmp_path: Path
 def test_a_site_that_is_not_there_is_told(
     sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("snakemake_executor_plugin_mantik.cli.connect.ANSWER_WAIT_S", 3.0)
+    monkeypatch.setattr("snakemake_executor_plugin_mantik.cli.check_site.ANSWER_WAIT_S", 3.0)
     url = f"http://127.0.0.1:{free_port()}/rest/core"
     done = connected(sandbox, tmp_path, UnicoreApiUrl=url)
     assert done.exit_code == 2

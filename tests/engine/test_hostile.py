@@ -15,7 +15,7 @@ from snakemake_executor_plugin_mantik.engine.finalize import Finalizer
 from snakemake_executor_plugin_mantik.engine.observer import JobExtras, Observer
 from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
 from snakemake_executor_plugin_mantik.engine.workflow_context import WorkflowContext
-from snakemake_executor_plugin_mantik.jobs.live import PackDamaged, read_packs
+from snakemake_executor_plugin_mantik.jobs.live_packs import PackDamaged, read_packs
 from snakemake_executor_plugin_mantik.jobs.paths import MAX_PATH_DEPTH
 from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
 from snakemake_executor_plugin_mantik.journal import TryRecord, TryState

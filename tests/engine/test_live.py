@@ -11,10 +11,15 @@ from typing import Any, cast
 import pytest
 
 from snakemake_executor_plugin_mantik.common.errors import SiteNotFound, SiteUnreachable
-from snakemake_executor_plugin_mantik.engine import live
-from snakemake_executor_plugin_mantik.engine.live import LIVE_LATER, LIVE_TREE, REQUESTS, LiveCopies
+from snakemake_executor_plugin_mantik.engine import live_copies
+from snakemake_executor_plugin_mantik.engine.live_copies import (
+    LIVE_LATER,
+    LIVE_TREE,
+    REQUESTS,
+    LiveCopies,
+)
 from snakemake_executor_plugin_mantik.engine.observer import JobExtras, LiveView, Observer
-from snakemake_executor_plugin_mantik.jobs.live import PIECE_BYTES
+from snakemake_executor_plugin_mantik.jobs.live_packs import PIECE_BYTES
 from snakemake_executor_plugin_mantik.journal import TryRecord, TryState
 from snakemake_executor_plugin_mantik.sites.base import Site
 from tests.support.trial import packed
@@ -219,7 +224,7 @@ def test_a_copy_that_somebody_has_removed_is_not_begun_anew(workdir: Path) -> No
 def test_a_copy_takes_no_more_room_than_it_may(
     workdir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live, "MAX_LIVE_BYTES", 1000)
+    monkeypatch.setattr(live_copies, "MAX_LIVE_BYTES", 1000)
 
     async def work() -> None:
         bench = Bench(workdir)

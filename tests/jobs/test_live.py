@@ -10,8 +10,8 @@ from pathlib import PurePosixPath
 
 import pytest
 
-from snakemake_executor_plugin_mantik.jobs import live
-from snakemake_executor_plugin_mantik.jobs.live import Pack, PackDamaged, read_packs
+from snakemake_executor_plugin_mantik.jobs import live_packs
+from snakemake_executor_plugin_mantik.jobs.live_packs import Pack, PackDamaged, read_packs
 from snakemake_executor_plugin_mantik.jobs.spec import JobSpec, LiveDirectory, OutputFile
 from snakemake_executor_plugin_mantik.tracking.store import GROWING
 from tests.support.trial import NASTY, QUICK, Trial, packed, session, wait_until
@@ -60,7 +60,7 @@ class Reader:
         """What is new."""
         told = self.told
         while self.read < told:
-            if self.read - self.piece >= live.PIECE_BYTES:
+            if self.read - self.piece >= live_packs.PIECE_BYTES:
                 self.piece = self.read
             self.requests.append(self.piece)
             content = (self.trial.workspace / self.spec.paths.piece(self.piece)).read_bytes()
@@ -250,7 +250,7 @@ def test_more_than_a_pack_holds_comes_with_the_next_looks(trial: Trial) -> None:
 
     wait_until(all_come)
 
-    assert max(len(names & expected) for names in found) * size <= live.PACK_BYTES + size
+    assert max(len(names & expected) for names in found) * size <= live_packs.PACK_BYTES + size
     assert sum(len(names & expected) for names in found) == len(expected)
     trial.write("go")
     assert trial.end(spec, process).sure.exit_code == 0
@@ -383,7 +383,7 @@ def test_what_no_job_script_makes_is_not_taken(content: bytes) -> None:
 
 def test_a_pack_that_unpacks_to_more_than_it_may_is_none() -> None:
     with pytest.raises(PackDamaged, match="it unpacks to"):
-        list(read_packs(packed({"./zeros": bytes(live.LONGEST_PACK)})))
+        list(read_packs(packed({"./zeros": bytes(live_packs.LONGEST_PACK)})))
 
 
 def test_a_pack_that_is_cut_is_left_to_the_next_time() -> None:

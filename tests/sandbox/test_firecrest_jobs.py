@@ -11,7 +11,7 @@ import pytest
 from snakemake_executor_plugin_mantik.sandbox.batch import BatchState
 from snakemake_executor_plugin_mantik.sandbox.firecrest.accounting import LocalAccounting
 from snakemake_executor_plugin_mantik.sandbox.firecrest.compute import exported
-from snakemake_executor_plugin_mantik.sandbox.localjob import LocalJob
+from snakemake_executor_plugin_mantik.sandbox.local_job import LocalJob
 from snakemake_executor_plugin_mantik.sandbox.sbatch import MAX_SCRIPT, BatchRequest
 from snakemake_executor_plugin_mantik.sandbox.scheduler import LocalScheduler
 from tests.support.sandbox import FAST, FirecrestClient, message, wait_for

@@ -12,7 +12,7 @@ import pytest
 
 from snakemake_executor_plugin_mantik.sandbox import processes
 from snakemake_executor_plugin_mantik.sandbox.batch import BatchState
-from snakemake_executor_plugin_mantik.sandbox.localjob import LocalJob
+from snakemake_executor_plugin_mantik.sandbox.local_job import LocalJob
 from snakemake_executor_plugin_mantik.sandbox.sbatch import SbatchError
 from snakemake_executor_plugin_mantik.sandbox.scheduler import LocalScheduler
 from snakemake_executor_plugin_mantik.sandbox.settings import Partition, SandboxSettings, Timing

@@ -19,7 +19,7 @@ from snakemake_executor_plugin_mantik.common.errors import (
     SiteUnauthorized,
     SiteUnreachable,
 )
-from snakemake_executor_plugin_mantik.sites import rate_limits
+from snakemake_executor_plugin_mantik.sites import request_policy
 from snakemake_executor_plugin_mantik.sites.base import JobState, Phase
 from snakemake_executor_plugin_mantik.sites.credentials import Bearer, Credential
 from snakemake_executor_plugin_mantik.sites.firecrest.connection import (
@@ -36,7 +36,7 @@ TOKEN = "t0p-secret-token"
 
 @pytest.fixture
 def parrot(monkeypatch: pytest.MonkeyPatch) -> Iterator[Parrot]:
-    monkeypatch.setattr(rate_limits, "REPEAT_FIRST_S", 0.01)
+    monkeypatch.setattr(request_policy, "REPEAT_FIRST_S", 0.01)
     parrot = Parrot("/rest/core")
     parrot.thread.start()
     yield parrot
@@ -86,7 +86,7 @@ def test_gives_up_after_a_while(parrot: Parrot) -> None:
     parrot.answers = [Say(502)]
     with pytest.raises(SiteUnreachable):
         talk(parrot, lambda connection: connection.get("x", ""))
-    assert len(parrot.asked) == rate_limits.REPEAT_ATTEMPTS
+    assert len(parrot.asked) == request_policy.REPEAT_ATTEMPTS
 
 
 def test_a_definite_answer_is_not_asked_for_again(parrot: Parrot) -> None:
@@ -289,11 +289,11 @@ def test_silence_is_not_waited_for_job_by_job(parrot: Parrot) -> None:
 
     with pytest.raises(SiteUnreachable):
         talk(parrot, states, timeout_s=0.1)
-    assert len(parrot.asked) <= 4 * rate_limits.REPEAT_ATTEMPTS
+    assert len(parrot.asked) <= 4 * request_policy.REPEAT_ATTEMPTS
 
 
 def test_one_job_in_trouble_hides_no_other(parrot: Parrot) -> None:
-    parrot.answers = [Say(500)] * rate_limits.REPEAT_ATTEMPTS
+    parrot.answers = [Say(500)] * request_policy.REPEAT_ATTEMPTS
     parrot.answers.append(Say(body=b'{"status": "RUNNING"}'))
 
     async def states(connection: UnicoreConnection) -> dict[str, JobState]:

@@ -9,7 +9,7 @@ import pytest
 
 from snakemake_executor_plugin_mantik.common.errors import SiteRejected, SiteUnreachable, UserError
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
-from snakemake_executor_plugin_mantik.sites import rate_limits
+from snakemake_executor_plugin_mantik.sites import request_policy
 from snakemake_executor_plugin_mantik.sites.credentials import Bearer
 from snakemake_executor_plugin_mantik.sites.firecrest import FirecrestSite
 from snakemake_executor_plugin_mantik.sites.firecrest.opening import (
@@ -40,7 +40,7 @@ FILE_SYSTEMS = parse_system(DAINT, "2.x.x", "alps").file_systems
 
 @pytest.fixture
 def parrot(monkeypatch: pytest.MonkeyPatch) -> Iterator[Parrot]:
-    monkeypatch.setattr(rate_limits, "REPEAT_FIRST_S", 0.01)
+    monkeypatch.setattr(request_policy, "REPEAT_FIRST_S", 0.01)
     parrot = Parrot("/hpc/firecrest/v1")
     parrot.thread.start()
     yield parrot

@@ -11,7 +11,7 @@ import pytest
 
 from snakemake_executor_plugin_mantik.common.errors import SiteUnreachable
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
-from snakemake_executor_plugin_mantik.sites import http, issuers, rate_limits
+from snakemake_executor_plugin_mantik.sites import http, issuers, request_policy
 from snakemake_executor_plugin_mantik.sites.base import Site
 from snakemake_executor_plugin_mantik.sites.credentials import Bearer, ClientCredentials
 from snakemake_executor_plugin_mantik.sites.firecrest import FirecrestSite
@@ -37,7 +37,7 @@ TOO_MUCH = {
 
 @pytest.fixture
 def parrot(monkeypatch: pytest.MonkeyPatch) -> Iterator[Parrot]:
-    monkeypatch.setattr(rate_limits, "REPEAT_ATTEMPTS", 1)
+    monkeypatch.setattr(request_policy, "REPEAT_ATTEMPTS", 1)
     monkeypatch.setattr(http, "ANSWER_BYTES", 2 * MIB)
     parrot = Parrot("/rest/core")
     parrot.thread.start()

@@ -17,7 +17,7 @@ from snakemake_executor_plugin_mantik.common.errors import MantikError, printabl
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
 from snakemake_executor_plugin_mantik.jobs.spec import Resources
 from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
-from snakemake_executor_plugin_mantik.sites import rate_limits
+from snakemake_executor_plugin_mantik.sites import request_policy
 from snakemake_executor_plugin_mantik.sites.base import Entry, Site, Submission
 from snakemake_executor_plugin_mantik.sites.credentials import Password
 from snakemake_executor_plugin_mantik.sites.firecrest import transfers
@@ -119,9 +119,9 @@ async def everything(site: Site) -> list[Entry]:
 def test_no_answer_surprises_us(
     sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, name: str, seed: int
 ) -> None:
-    monkeypatch.setattr(rate_limits, "REPEAT_FIRST_S", 0.001)
-    monkeypatch.setattr(rate_limits, "REPEAT_LONGEST_S", 0.01)
-    monkeypatch.setattr(rate_limits, "REPEAT_ATTEMPTS", 2)
+    monkeypatch.setattr(request_policy, "REPEAT_FIRST_S", 0.001)
+    monkeypatch.setattr(request_policy, "REPEAT_LONGEST_S", 0.01)
+    monkeypatch.setattr(request_policy, "REPEAT_ATTEMPTS", 2)
     monkeypatch.setattr(transfers, "FIRST_LOOK_S", 0.05)
     monkeypatch.setattr(transfers, "UNSEEN_S", 0.2)
 

@@ -19,7 +19,7 @@ from cryptography.x509.oid import NameOID
 
 from snakemake_executor_plugin_mantik.common.errors import MantikError, SiteUnreachable
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
-from snakemake_executor_plugin_mantik.sites import rate_limits
+from snakemake_executor_plugin_mantik.sites import request_policy
 from snakemake_executor_plugin_mantik.sites.credentials import Password
 from snakemake_executor_plugin_mantik.sites.devicelogin import DeviceLogin
 from snakemake_executor_plugin_mantik.sites.firecrest import FirecrestSite
@@ -88,7 +88,7 @@ Serve = Callable[[ssl.SSLContext], Parrot]
 
 @pytest.fixture
 def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
-    monkeypatch.setattr(rate_limits, "REPEAT_ATTEMPTS", 1)
+    monkeypatch.setattr(request_policy, "REPEAT_ATTEMPTS", 1)
     parrots: list[Parrot] = []
 
     def start(context: ssl.SSLContext) -> Parrot:

@@ -175,7 +175,7 @@ def test_who_waits_for_his_turn_at_the_site_may_as_well_wait_for_his_run(
         while len(waits) < 3:
             await asyncio.sleep(0.01)
 
-    monkeypatch.setattr(tracker._courier, "made", made)
+    monkeypatch.setattr(tracker._worker, "made", made)
     site.prepared(tracker, "one", "two", "three")
     site.prepared(tracker, "four")
 

@@ -34,10 +34,7 @@ from snakemake_executor_plugin_mantik.rules.kinds.group_resources import (
     GroupRequest,
     group_request,
 )
-from snakemake_executor_plugin_mantik.rules.paths.job_paths import JobPaths, find_job_paths
-from snakemake_executor_plugin_mantik.rules.paths.storage import is_unstaged
-from snakemake_executor_plugin_mantik.rules.payload import why_full_job
-from snakemake_executor_plugin_mantik.rules.request import (
+from snakemake_executor_plugin_mantik.rules.make_request import (
     ResolvedJob,
     find_runs,
     job_parameters,
@@ -45,7 +42,10 @@ from snakemake_executor_plugin_mantik.rules.request import (
     list_outputs,
     message_name,
 )
-from snakemake_executor_plugin_mantik.rules.request import make_request as request_of_one
+from snakemake_executor_plugin_mantik.rules.make_request import make_request as request_of_one
+from snakemake_executor_plugin_mantik.rules.paths.job_paths import JobPaths, find_job_paths
+from snakemake_executor_plugin_mantik.rules.paths.storage import is_unstaged
+from snakemake_executor_plugin_mantik.rules.payload import why_full_job
 from snakemake_executor_plugin_mantik.rules.resources import given_resources
 from snakemake_executor_plugin_mantik.rules.units import (
     job_display_name,

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from snakemake_executor_plugin_mantik.rules.request import THREAD_VARIABLES
+from snakemake_executor_plugin_mantik.rules.make_request import THREAD_VARIABLES
 from snakemake_executor_plugin_mantik.tracking.masking import is_secret
 
 _SET = re.compile(

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from snakemake_executor_plugin_mantik.sandbox.batch import BatchState
-from snakemake_executor_plugin_mantik.sandbox.localjob import LocalJob
+from snakemake_executor_plugin_mantik.sandbox.local_job import LocalJob
 from snakemake_executor_plugin_mantik.sandbox.scheduler import LocalScheduler
 from snakemake_executor_plugin_mantik.sandbox.settings import FirecrestSettings
 

@@ -29,7 +29,7 @@ from snakemake_executor_plugin_mantik.sites.firecrest.client import (
     kind,
 )
 from snakemake_executor_plugin_mantik.sites.issuers import issuer_error
-from snakemake_executor_plugin_mantik.sites.rate_limits import (
+from snakemake_executor_plugin_mantik.sites.request_policy import (
     longest_request_s,
     read_steadily,
     repeat_request,

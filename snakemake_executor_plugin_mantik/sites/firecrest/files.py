@@ -33,7 +33,7 @@ from snakemake_executor_plugin_mantik.sites.firecrest.paths import (
     parent_directory,
 )
 from snakemake_executor_plugin_mantik.sites.firecrest.transfers import FirecrestTransfers
-from snakemake_executor_plugin_mantik.sites.rate_limits import repeat_request
+from snakemake_executor_plugin_mantik.sites.request_policy import repeat_request
 
 _OCTAL: Final = re.compile(rb"\\([0-7]{3})")
 

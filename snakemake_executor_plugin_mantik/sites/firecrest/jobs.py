@@ -24,7 +24,7 @@ from snakemake_executor_plugin_mantik.sites.firecrest.connection import (
     JOB_CHANNELS,
     FirecrestConnection,
 )
-from snakemake_executor_plugin_mantik.sites.rate_limits import RateLimiter, ask_all
+from snakemake_executor_plugin_mantik.sites.request_policy import RateLimiter, ask_all
 from snakemake_executor_plugin_mantik.sites.slurm import memory_message
 
 _LIST_WINDOW: Final = "1h"

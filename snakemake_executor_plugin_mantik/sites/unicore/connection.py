@@ -31,7 +31,7 @@ from snakemake_executor_plugin_mantik.sites.answers import MALFORMED, server_tim
 from snakemake_executor_plugin_mantik.sites.credentials import Credential
 from snakemake_executor_plugin_mantik.sites.http import HttpClient
 from snakemake_executor_plugin_mantik.sites.issuers import issuer_error
-from snakemake_executor_plugin_mantik.sites.rate_limits import (
+from snakemake_executor_plugin_mantik.sites.request_policy import (
     longest_request_s,
     read_steadily,
     repeat_request,

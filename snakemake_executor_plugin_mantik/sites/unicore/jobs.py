@@ -17,7 +17,7 @@ from snakemake_executor_plugin_mantik.common.errors import (
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.sites.answers import server_time
 from snakemake_executor_plugin_mantik.sites.base import JobState, Phase, do_nothing
-from snakemake_executor_plugin_mantik.sites.rate_limits import RateLimiter, ask_all
+from snakemake_executor_plugin_mantik.sites.request_policy import RateLimiter, ask_all
 from snakemake_executor_plugin_mantik.sites.slurm import memory_message
 from snakemake_executor_plugin_mantik.sites.unicore import states
 from snakemake_executor_plugin_mantik.sites.unicore.connection import UnicoreConnection

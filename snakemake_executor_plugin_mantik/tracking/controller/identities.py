@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from snakemake_executor_plugin_mantik.journal import TryRecord
-from snakemake_executor_plugin_mantik.tracking.controller.courier import Courier
+from snakemake_executor_plugin_mantik.tracking.controller.worker_client import WorkerClient
 from snakemake_executor_plugin_mantik.tracking.outbox import Outbox, RunRecord
 from snakemake_executor_plugin_mantik.tracking.run import TrackingTarget
 from snakemake_executor_plugin_mantik.tracking.store import RunIdentity
@@ -16,17 +16,17 @@ class Identities:
     """Assigns run ids to jobs. Belongs to the engine's thread."""
 
     def __init__(
-        self, target: TrackingTarget, courier: Courier, paces: Mapping[str, float]
+        self, target: TrackingTarget, worker: WorkerClient, paces: Mapping[str, float]
     ) -> None:
         """Prepare.
 
         Args:
             target: the destination of the runs.
-            courier: has MLflow create the runs.
+            worker: has MLflow create the runs.
             paces: the most jobs per second that are submitted to each site.
         """
         self._target = target
-        self._courier = courier
+        self._worker = worker
         self._paces = dict(paces)
         self._waiting: Counter[str] = Counter()
 
@@ -45,7 +45,7 @@ class Identities:
         known = _known(outbox, record)
         own_id = "" if known.data.get("direct") else str(known.data.get("run_id", ""))
         if own_id:
-            self._courier.wake()
+            self._worker.wake()
         elif not known.run_id and not known.own_id:
             await self._made(record)
             known = _known(outbox, record)
@@ -62,7 +62,7 @@ class Identities:
         turn_s = self._waiting[record.site] / self._paces.get(record.site, math.inf)
         self._waiting[record.site] += 1
         try:
-            await self._courier.made(record.id, turn_s)
+            await self._worker.made(record.id, turn_s)
         finally:
             self._waiting[record.site] -= 1
 

@@ -27,12 +27,15 @@ from snakemake_executor_plugin_mantik.jobs.script import strip_inline
 from snakemake_executor_plugin_mantik.jobs.spec import JobSpec
 from snakemake_executor_plugin_mantik.journal import TryRecord
 from snakemake_executor_plugin_mantik.tracking import store
-from snakemake_executor_plugin_mantik.tracking.controller.courier import MADE_WAIT_S, Courier
 from snakemake_executor_plugin_mantik.tracking.controller.identities import Identities
 from snakemake_executor_plugin_mantik.tracking.controller.invocation import (
     Ending,
     Invocation,
     settle_invocations,
+)
+from snakemake_executor_plugin_mantik.tracking.controller.worker_client import (
+    MADE_WAIT_S,
+    WorkerClient,
 )
 from snakemake_executor_plugin_mantik.tracking.figures import job_figures
 from snakemake_executor_plugin_mantik.tracking.ledger import JobRow, Ledger
@@ -106,8 +109,8 @@ class Tracker(Observer):
         self._recording = False
         self._tracked: set[str] = set()
         log = self._directory / "worker.log"
-        self._courier = Courier(workdir, log, notify, self._tracked, wait_s)
-        self._identities = Identities(target, self._courier, paces or {})
+        self._worker = WorkerClient(workdir, log, notify, self._tracked, wait_s)
+        self._identities = Identities(target, self._worker, paces or {})
         self._writing: set[asyncio.Task[None]] = set()
         self._config_paths: dict[str, str] = {}
         # The projects whose git tags are cached already; None is the workflow's directory.
@@ -132,7 +135,7 @@ class Tracker(Observer):
             unended = self._identity and Ledger(self._box).unended(self._identity)
             self._recording = tracked or bool(unended)
             if tracked or self._box.pending():
-                self._courier.wake()
+                self._worker.wake()
         except (OSError, sqlite3.Error) as error:
             self._broken(error)
 
@@ -177,8 +180,8 @@ class Tracker(Observer):
             if open_tries is not None:
                 settle_invocations(self._box, open_tries)
             if self._box.pending():
-                self._courier.wake()
-            worker_ended = self._courier.close(wait_s)
+                self._worker.wake()
+            worker_ended = self._worker.close(wait_s)
             left = self._outbox.pending()
             self._outbox.close()
         except (OSError, sqlite3.Error):
@@ -217,7 +220,7 @@ class Tracker(Observer):
 
     def _broken(self, error: Exception) -> None:
         self._off = True
-        self._courier.release()
+        self._worker.release()
         self._notify(f"Runs are not tracked from now on: {error} ({self._directory}).")
 
     # Events of the engine
@@ -382,7 +385,7 @@ class Tracker(Observer):
 
     def _changed(self) -> None:
         if self._invocation is not None:
-            self._invocation.changed(self._courier.wake, self._broken)
+            self._invocation.changed(self._worker.wake, self._broken)
 
     def _note(self, record: TryRecord, kind: EventKind, data: Mapping[str, Any]) -> None:
         # Tries of earlier runs report only their end here, when they are given up.
@@ -392,7 +395,7 @@ class Tracker(Observer):
             return
         try:
             if self._box.add(record.id, kind, data):
-                self._courier.wake()
+                self._worker.wake()
             elif (
                 kind is EventKind.END
                 and self._box.settled(record.id)

@@ -1,7 +1,8 @@
 """Publish what a running job has logged so far. Part of the worker: needs mlflow.
 
-The executor extends a copy of the job's store (`engine.live`) while this module reads it. Whatever
-looks half written waits for the next time, or for the end, when all of the store is downloaded.
+The executor extends a copy of the job's store (`engine.live_copies`) while this module reads it.
+Whatever looks half written waits for the next time, or for the end, when all of the store is
+downloaded.
 """
 
 import os
@@ -23,7 +24,7 @@ from snakemake_executor_plugin_mantik.tracking.worker.replay import Replay
 from snakemake_executor_plugin_mantik.tracking.worker.source import RecordedStore, read_source
 
 COPY_TREE, COPY_LATER = "tree", "later"
-"""Names in the copy's directory, as in `engine.live`."""
+"""Names in the copy's directory, as in `engine.live_copies`."""
 _METRICS_BYTES = 4 << 20
 """The most bytes of metrics to publish at once; each value takes far more memory."""
 _WRITTEN_AT_ONCE = 4096

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from snakemake_executor_plugin_mantik.cli import _app, connect
-from snakemake_executor_plugin_mantik.cli.connect import Finding
+from snakemake_executor_plugin_mantik.cli import _app, check_site
+from snakemake_executor_plugin_mantik.cli.check_site import Finding
 from snakemake_executor_plugin_mantik.common.errors import SiteRejected
 from snakemake_executor_plugin_mantik.config.known_sites import KNOWN_SITES, find_known_site
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
@@ -244,9 +244,9 @@ def test_images_are_held_against_the_processors_of_known_sites(site: Any, tmp_pa
     for code, name in ((b"02", "amd64"), (b"04", "arm64")):
         head = struct.pack("32s10s3s3s", b"#!/usr/bin/env run\n", b"SIF_MAGIC", b"01", code)
         (tmp_path / "i.sif").write_bytes(head)
-        (found,) = connect._image(loaded, tmp_path)
+        (found,) = check_site._image(loaded, tmp_path)
         fits = "ok" if name == site.architecture else "wrong"
         assert found.verdict == (fits if site.url else "note")
         assert name in found.text
-    (purge,) = connect._purge("/p/scratch/me", loaded)
+    (purge,) = check_site._purge("/p/scratch/me", loaded)
     assert ("deleted" in purge.text) == bool(site.url)

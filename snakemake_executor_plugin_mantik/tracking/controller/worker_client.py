@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from snakemake_executor_plugin_mantik.tracking.controller.messenger import Messenger
+from snakemake_executor_plugin_mantik.tracking.controller.worker_pipe import WorkerPipe
 
 MADE_WAIT_S = 15.0
 """The default for the most seconds that a job waits for MLflow to create its run.
@@ -20,7 +20,7 @@ WORKERS = 3
 """The most workers to start, the first one included, when workers die."""
 
 
-class Courier:
+class WorkerClient:
     """Has a worker publish the outbox to MLflow."""
 
     def __init__(
@@ -45,7 +45,7 @@ class Courier:
         self._notify = notify
         self._tracked = tracked
         self._wait_s = wait_s
-        self._messenger: Messenger | None = None
+        self._pipe: WorkerPipe | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._waiting: dict[str, asyncio.Future[None]] = {}
         self._made = 0
@@ -59,12 +59,12 @@ class Courier:
         Raises:
             OSError: the worker cannot be started.
         """
-        if self._messenger is None or (not self._messenger.alive and self._workers < WORKERS):
-            if self._messenger is not None:
-                self._messenger.close(0)
+        if self._pipe is None or (not self._pipe.alive and self._workers < WORKERS):
+            if self._pipe is not None:
+                self._pipe.close(0)
             self._workers += 1
-            self._messenger = Messenger(self._workdir, self._log, self._hear)
-        self._messenger.wake()
+            self._pipe = WorkerPipe(self._workdir, self._log, self._hear)
+        self._pipe.wake()
 
     async def made(self, try_id: str, turn_s: float = 0.0) -> None:
         """Wait until MLflow has created the run of a try, within the limit.
@@ -97,10 +97,10 @@ class Courier:
 
     def close(self, wait_s: float) -> bool:
         """Announce that nothing new will come; return whether the worker ended within `wait_s`."""
-        return self._messenger is None or self._messenger.close(wait_s)
+        return self._pipe is None or self._pipe.close(wait_s)
 
     def _hear(self, answer: Mapping[str, Any]) -> None:
-        """Handle an answer, in the messenger's thread."""
+        """Handle an answer, in the pipe's thread."""
         if "tell" in answer:
             self._notify(str(answer["tell"]))
         if self._loop is None or self._loop.is_closed():

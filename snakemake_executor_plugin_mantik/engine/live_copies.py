@@ -17,7 +17,7 @@ from typing import cast
 
 from snakemake_executor_plugin_mantik.common.errors import SiteError
 from snakemake_executor_plugin_mantik.engine.observer import JobExtras, Observer
-from snakemake_executor_plugin_mantik.jobs.live import (
+from snakemake_executor_plugin_mantik.jobs.live_packs import (
     LONGEST_PACK,
     PIECE_BYTES,
     Pack,

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from snakemake_executor_plugin_mantik.tracking.controller import messenger
-from snakemake_executor_plugin_mantik.tracking.controller.courier import WORKERS, Courier
+from snakemake_executor_plugin_mantik.tracking.controller import worker_pipe
+from snakemake_executor_plugin_mantik.tracking.controller.worker_client import WORKERS, WorkerClient
 
 STUB = """
 import json, pathlib, sys
@@ -33,9 +33,9 @@ class Workers:
         self.directory = directory
         self.said: list[str] = []
 
-    def courier(self, *lines: dict[str, Any], wait_s: float = NEVER_S) -> Courier:
+    def worker(self, *lines: dict[str, Any], wait_s: float = NEVER_S) -> WorkerClient:
         (self.directory / "says").write_text(json.dumps(lines))
-        return Courier(self.directory, self.directory / "log", self.said.append, {"a"}, wait_s)
+        return WorkerClient(self.directory, self.directory / "log", self.said.append, {"a"}, wait_s)
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workers:
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "stub.py").write_text(STUB)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "bin"))
-    monkeypatch.setattr(messenger, "WORKER", "stub")
+    monkeypatch.setattr(worker_pipe, "WORKER", "stub")
     return Workers(tmp_path)
 
 
@@ -53,7 +53,7 @@ def run(work: Coroutine[Any, Any, None]) -> None:
 
 def test_a_job_waits_for_its_run_and_no_longer(workers: Workers) -> None:
     async def work() -> None:
-        each = workers.courier({"try": "other"}, {"try": "a", "run": "1"})
+        each = workers.worker({"try": "other"}, {"try": "a", "run": "1"})
         await asyncio.wait_for(each.made("a"), LONG_S)
         assert each.close(LONG_S)
 
@@ -62,7 +62,7 @@ def test_a_job_waits_for_its_run_and_no_longer(workers: Workers) -> None:
 
 def test_a_server_that_does_not_answer_is_waited_for_once(workers: Workers) -> None:
     async def work() -> None:
-        each = workers.courier(wait_s=0.05)
+        each = workers.worker(wait_s=0.05)
         await asyncio.wait_for(each.made("a"), LONG_S)
         each._wait_s = NEVER_S
         await asyncio.wait_for(each.made("b"), LONG_S)
@@ -76,7 +76,7 @@ def test_a_server_that_does_not_answer_is_waited_for_once(workers: Workers) -> N
 
 def test_a_server_that_is_slow_is_waited_for_again(workers: Workers) -> None:
     async def work() -> None:
-        each = workers.courier(wait_s=0.05)
+        each = workers.worker(wait_s=0.05)
         one = asyncio.create_task(each.made("a"))
         await asyncio.sleep(0)
         each._heard({"try": "other", "run": "1"})
@@ -96,7 +96,7 @@ def test_a_server_that_is_slow_is_waited_for_again(workers: Workers) -> None:
 
 def test_what_a_job_waits_for_in_any_case_does_not_count(workers: Workers) -> None:
     async def work() -> None:
-        each = workers.courier(wait_s=0.01)
+        each = workers.worker(wait_s=0.01)
         job = asyncio.create_task(each.made("a", NEVER_S))
         await asyncio.sleep(0.05)
         assert not job.done()
@@ -109,7 +109,7 @@ def test_what_a_job_waits_for_in_any_case_does_not_count(workers: Workers) -> No
 
 def test_no_job_waits_where_none_is_to(workers: Workers) -> None:
     async def work() -> None:
-        each = workers.courier(wait_s=0)
+        each = workers.worker(wait_s=0)
         await asyncio.wait_for(each.made("a"), LONG_S)
         assert each.close(LONG_S)
 
@@ -120,7 +120,7 @@ def test_no_job_waits_where_none_is_to(workers: Workers) -> None:
 
 def test_what_says_that_it_is_down_is_not_waited_for(workers: Workers) -> None:
     async def work() -> None:
-        each = workers.courier({"down": "away", "tries": ["a", "x"]})
+        each = workers.worker({"down": "away", "tries": ["a", "x"]})
         await asyncio.wait_for(each.made("a"), LONG_S)
         assert each.close(LONG_S)
 
@@ -135,7 +135,7 @@ def test_earlier_runs_that_cannot_be_told_hold_up_no_job(workers: Workers) -> No
     down = {"down": "gone", "tries": ["x", "y"]}
 
     async def work() -> None:
-        each = workers.courier(down, down)
+        each = workers.worker(down, down)
         job = asyncio.create_task(each.made("a"))
         while not workers.said:
             await asyncio.sleep(0.01)
@@ -154,11 +154,11 @@ def test_a_worker_that_dies_is_replaced_a_few_times(workers: Workers) -> None:
     (workers.directory / "dies").touch()
 
     async def work() -> None:
-        each = workers.courier()
+        each = workers.worker()
         for number in range(WORKERS + 2):
             await asyncio.wait_for(each.made(f"job {number}"), LONG_S)
-            assert each._messenger is not None
-            while each._messenger.alive:
+            assert each._pipe is not None
+            while each._pipe.alive:
                 await asyncio.sleep(0.01)
         assert each.close(LONG_S)
 

@@ -16,7 +16,7 @@ _LOG_BYTES = 1 << 20
 """The size of the worker's log above which it is truncated, in bytes."""
 
 
-class Messenger:
+class WorkerPipe:
     """A worker process and the pipes to it."""
 
     def __init__(self, workdir: Path, log: Path, hear: Callable[[Mapping[str, Any]], None]) -> None:

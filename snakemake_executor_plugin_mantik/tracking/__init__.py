@@ -2,7 +2,8 @@
 
     engine ──▶ Tracker ──▶ Outbox (SQLite) ◀── worker process ──▶ MLflow
                                                     ▲
-    the job's own file store, fetched with its logs ┘
+    the job's own file store ──▶ its copy here ─────┘
+        (grows while the job runs: `engine.live_copies`; whole when the job has ended)
 
 The outbox's file also holds the records of workflows and their jobs (`Ledger`), for counts and
 pictures. Only the worker process imports mlflow. Each event is in the outbox before it is

@@ -18,7 +18,7 @@ from snakemake_executor_plugin_mantik.schedule.schedules import (
     MissedPolicy,
     Schedule,
 )
-from snakemake_executor_plugin_mantik.schedule.store import ScheduleStore
+from snakemake_executor_plugin_mantik.schedule.store import CAUGHT_UP, ScheduleStore
 from snakemake_executor_plugin_mantik.schedule.submit import (
     RETRY_MOST_S,
     format_moment,
@@ -87,7 +87,7 @@ def _claim(store: ScheduleStore, schedule: Schedule, now: float) -> None:
         first = next(schedule.due(datetime.fromtimestamp(schedule.since, UTC)))
         rows.append((int(first.timestamp()), FiringState.MISSED, _missed(first, missed)))
     if not skip:
-        rows.append((due, FiringState.FIRING, "caught up" if late else ""))
+        rows.append((due, FiringState.FIRING, CAUGHT_UP if late else ""))
     store.claim(schedule, due, rows, now)
 
 

@@ -27,6 +27,7 @@ _VERSION: Final = 1
 KEPT: Final = 500
 """How many past due times of each schedule are kept, to be shown."""
 
+CAUGHT_UP: Final = "caught up"
 NEVER_BEGUN: Final = "no scheduler submitted it before the next due time"
 
 _LOCK_WAIT_S: Final = 30.0
@@ -213,9 +214,17 @@ class ScheduleStore:
                 return False
             if any(state is FiringState.FIRING for _, state, _ in rows):
                 db.execute(
-                    "UPDATE firings SET state = ?, changed = ?, told = CASE told WHEN '' THEN ?"
-                    " ELSE told END WHERE schedule = ? AND state = ? AND NOT begun",
-                    (FiringState.FAILED, now, NEVER_BEGUN, schedule.id, FiringState.FIRING),
+                    "UPDATE firings SET state = ?, changed = ?,"
+                    " told = CASE WHEN told IN ('', ?) THEN ? ELSE told END"
+                    " WHERE schedule = ? AND state = ? AND NOT begun",
+                    (
+                        FiringState.FAILED,
+                        now,
+                        CAUGHT_UP,
+                        NEVER_BEGUN,
+                        schedule.id,
+                        FiringState.FIRING,
+                    ),  # fmt: skip
                 )
             for due, state, told in rows:
                 db.execute(

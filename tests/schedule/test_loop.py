@@ -11,7 +11,7 @@ from snakemake_executor_plugin_mantik.schedule import loop, store
 from snakemake_executor_plugin_mantik.schedule.loop import LATE_S, LOOK_S
 from snakemake_executor_plugin_mantik.schedule.planning import ScheduleRequest
 from snakemake_executor_plugin_mantik.schedule.schedules import FiringState, MissedPolicy
-from snakemake_executor_plugin_mantik.schedule.store import NEVER_BEGUN
+from snakemake_executor_plugin_mantik.schedule.store import CAUGHT_UP, NEVER_BEGUN
 from snakemake_executor_plugin_mantik.schedule.submit import (
     INTERRUPTED,
     lock_schedule,
@@ -168,13 +168,16 @@ def test_that_an_attempt_was_interrupted_is_told_as_long_as_it_is_not_known(
     assert firing.told == f"MLflow: no answer. {INTERRUPTED}"
 
 
-def test_what_was_claimed_and_never_begun_is_told_when_the_next_is_due(machine: Machine) -> None:
+@pytest.mark.parametrize("reason", ["", CAUGHT_UP])
+def test_what_was_claimed_and_never_begun_is_told_when_the_next_is_due(
+    machine: Machine, reason: str
+) -> None:
     machine.add("0 6 * * *")
     machine.pass_by("2026-03-02 05:00")
     schedule = machine.store.get("weekly")
     assert schedule is not None
     now = int(machine.clock())
-    assert machine.store.claim(schedule, now, [(now, FiringState.FIRING, "")], now)
+    assert machine.store.claim(schedule, now, [(now, FiringState.FIRING, reason)], now)
     machine.pass_by("2026-03-03 05:00")
     machine.go_on("2026-03-03 06:00", machine.scheduler())
     assert machine.history()[0] == ("03-02 05:00", FiringState.FAILED, NEVER_BEGUN)

@@ -224,7 +224,7 @@ class ScheduleStore:
                         NEVER_BEGUN,
                         schedule.id,
                         FiringState.FIRING,
-                    ),  # fmt: skip
+                    ),
                 )
             for due, state, told in rows:
                 db.execute(

@@ -1,43 +1,43 @@
 #!/bin/bash
-# A group of jobs on one node: each of its members starts as soon as those that it needs have
-# succeeded, as far as what the group was given leaves room for it. Needs bash 4.2, coreutils, sed.
+# Runs a group of jobs on one node. A member starts as soon as the members that it needs have
+# succeeded, if the group's limits have room for it. Needs bash 4.2, coreutils, sed.
 #
-# Members that hand each other data by pipes, or that use a service, are a team: they start together.
+# Members that exchange data through pipes, or use a service, form a team: they start together.
 
-# A member that fails before its command is a member that fails.
+# A member that fails before its command counts as a failed member, not as a failed step of the job.
 unset MANTIK_STATE
 
-# For each member, by its number: its name, that as sed writes it, its team, whether it is a service.
+# For each member, by number: name, name as a prefix for sed, team, whether it is a service.
 _m_name=('split s=1' 'left s=1' serve ask all)
 _m_prefix=('[split s=1] ' '[left s=1] ' '[serve] ' '[ask] ' '[all] ')
 _m_team=(0 1 2 2 3)
 _m_service=(0 0 1 0 0)
-# And the teams that start only when it has succeeded.
+# For each member, by number: the teams that start only after it has succeeded.
 _m_followers=('1 2' 3 '' 3 '')
-# For each team, by its number: its members, of how many others it needs the success, and what it
-# takes of each of the limits, of which the first is CPUs.
+# For each team, by number: its members, how many other members must succeed first, and its share of
+# each limit. The first limit is CPUs.
 _m_members=(0 1 '2 3' 4)
 _m_awaits=(0 1 1 2)
 _m_takes=('1 100' '2 100' '2 0' '')
 _m_limit=(3 150)
 # Pipes, made before the first member starts.
 _m_pipes=(./-pipe)
-# What does not outlive the group, and the members that make and read it.
+# Temporary files, which the group removes, and the members that make and read each of them.
 _m_temporary=(./parts/1 ./socket)
 _m_readers=('0 1' '2 3')
 _m_report=./reports/1
 _m_keep_going=yes
-# Seconds: for the service to be there; from TERM to KILL; for the last words of a member.
+# Seconds: until the service must exist; from TERM to KILL; for the last output of a member.
 _m_service_wait_s=7
 _m_grace_s=10
 _m_last_words_s=2
 
 _m_state=() _m_pid=() _m_filter=() _m_began=() _m_deadline=() _m_told=() _m_left=()
 _m_used=()
-_m_ready=()         # teams that can start, in their order, by their number
-_m_running=0        # how many members do
-_m_first_code=0     # how the first member that failed ended
-_m_stop=            # why nothing new starts
+_m_ready=()         # numbers of the teams that can start, in order
+_m_running=0        # number of running members
+_m_first_code=0     # exit code of the first member that failed
+_m_stop=            # why no more members start
 
 _m_say() { printf 'mantik: %s\n' "$*" >&2; }
 
@@ -45,7 +45,7 @@ _m_now() {
   if [ -n "${EPOCHREALTIME-}" ]; then _m_time=${EPOCHREALTIME/,/.}; else _m_time=$(date +%s.%N); fi
 }
 
-# Sets _m_pids to the processes below $1 but not below $2.
+# Sets _m_pids to the processes below $1, without $2 and those below it.
 _m_family() {
   local line pid rest more=1
   local -A parent=() inside=()
@@ -70,12 +70,12 @@ _m_family() {
   _m_pids=("${!inside[@]}")
 }
 # ---- benchmark -----------------------------------------------------------------------------------
-# What Snakemake's `benchmark:` measures, with what every Linux has: /proc. One line per run of the
-# command: seconds; then, if it could be sampled, the greatest rss, vms, uss and pss, and what was
-# read, written (bytes) and used (CPU ticks, of which so many make a second).
-# It needs `family.sh.j2`, `_m_now`, and a directory for the latest figures, $_m_scratch.
+# Measures the figures of Snakemake's `benchmark:` with /proc, which every Linux has. Writes a line
+# per run of the command: its start and end in seconds. If it could be sampled, these follow: the
+# greatest rss, vms, uss and pss, the bytes read and written, the CPU ticks used, and the ticks per
+# second. Needs `family.sh.j2`, `_m_now`, and the directory $_m_scratch for the latest figures.
 
-# Samples the processes below $1 until it is killed; $2 gets the latest figures.
+# Samples the processes below $1 until it is killed; writes the latest figures to the file $2.
 _m_sample() {
   local pid line rest key value n=0 page hz rss vms uss pss in out used
   local max_rss=0 max_vms=0 max_uss=0 max_pss=0
@@ -93,7 +93,7 @@ _m_sample() {
       read -r -a field <<< "$rest"
       ticks[$pid]=$(( field[11] + field[12] ))
       (( vms += field[20], rss += field[21] * page ))
-      # All of a file at once: it is another one at each look.
+      # Read each file as a whole: its content changes between reads.
       { mapfile -t lines < "/proc/$pid/smaps_rollup"; mapfile -t io < "/proc/$pid/io"; }
       for line in "${lines[@]}" "${io[@]}"; do
         read -r key value rest <<< "$line"
@@ -112,13 +112,13 @@ _m_sample() {
       for pid in "${!ticks[@]}"; do (( used += ticks[$pid] )); done
       echo "$max_rss $max_vms $max_uss $max_pss $in $out $used $hz" > "$2"
     fi
-    # As often as Snakemake does: it tells short jobs apart, and does not disturb long ones.
+    # As often as Snakemake does: this distinguishes short jobs and does not disturb long ones.
     (( n++ < 30 )) && sleep 0.5 || sleep 30
   done 2>/dev/null
 }
 
-# Runs its arguments but the first, and appends a line to the file that this is; returns what they
-# returned.
+# Runs the command given by the arguments after the first, and appends a line to the file $1.
+# Returns the exit code of the command.
 _m_measured() {
   local code sampler begin file=$1 self=$BASHPID sample=$_m_scratch/sample.$BASHPID
   shift
@@ -183,10 +183,10 @@ _m_member_3() {  # ask
   sh -c ./ask || return
 }
 _m_member_4() {  # all
-  :  # it runs nothing
+  :  # the member runs nothing
 }
-_m_alone() {  # runs a member and tells the end of it
-  # The command itself gets the signal; what it makes of it counts.
+_m_alone() {  # runs a member and reports its end
+  # The command itself gets the signal; its exit code counts.
   trap : TERM INT HUP USR1 USR2
   _m_member_"$1" < /dev/null 9>&-
   local code=$?
@@ -211,8 +211,8 @@ _m_start() {
   _m_pid[i]=$!
 }
 
-# Asks a member to end: its shell, as Snakemake does. What that leaves behind is ended after it; the
-# shell stands still meanwhile, or it might start something that nobody has seen.
+# Sends TERM to a member's shell, as Snakemake does. Processes that it leaves behind are ended after
+# it. The shell is stopped while they are listed: otherwise it could start one that is not listed.
 _m_end() {
   [ "${_m_state[$1]}" = running ] && [ -z "${_m_left[$1]-}" ] || return 0
   local pid line rest
@@ -224,7 +224,7 @@ _m_end() {
     rest=${line##*) }
     case ${rest#* } in "${_m_pid[$1]} "*) shells+=("$pid") ;; esac
   done
-  (( ${#shells[@]} )) || return 0  # it is just starting or ending: the next look will tell
+  (( ${#shells[@]} )) || return 0  # it is just starting or ending: the next look retries
   kill -s STOP "${shells[@]}" 2>/dev/null
   _m_family "${_m_pid[$1]}" 0
   kill -s TERM "${shells[@]}" 2>/dev/null
@@ -233,13 +233,13 @@ _m_end() {
   _m_deadline[$1]=$(( SECONDS + _m_grace_s ))
 }
 
-_m_kill() {  # kills all that a member has started
+_m_kill() {  # kills all processes that a member has started
   local -a _m_pids
   _m_family "${_m_pid[$1]}" 0
   (( ${#_m_pids[@]} == 0 )) || kill -s KILL "${_m_pids[@]}" 2>/dev/null
 }
 
-_m_account() {  # adds what a team takes to what is used, or takes it back
+_m_account() {  # adds a team's shares to the used ones (+), or subtracts them (-)
   local -a take=(${_m_takes[$1]})
   local j
   for (( j = 0; j < ${#take[@]}; j++ )); do (( _m_used[j] += $2 take[j] )); done
@@ -268,17 +268,17 @@ _m_start_what_can() {
     ! _m_fits "$team" || _m_start_team "$team"
     (( _m_used[0] < _m_limit[0] )) || return
   done
-  # A team that takes more than all there is runs alone, instead of never.
+  # A team that takes more than the limits runs alone; otherwise it would never start.
   [ -z "$first" ] || (( _m_running )) || _m_start_team "$first"
 }
 
-_m_over() {  # a member has ended
+_m_over() {  # handles the end of a member
   local i=$1 code=$2 k team=${_m_team[$1]} left=0 services=0
   [ "${_m_state[i]}" = running ] || return
   (( _m_running -= 1 ))
   wait "${_m_pid[i]}"
   [ -z "${_m_left[i]-}" ] || kill -s TERM ${_m_left[i]} 2>/dev/null
-  # Not `wait`: a process that the member has left behind may hold its output open for ever.
+  # Do not `wait`: a process that the member left behind may keep its output open forever.
   for (( k = 0; k < _m_last_words_s * 100; k++ )); do
     kill -0 "${_m_filter[i]}" 2>/dev/null || break
     read -r -t 0.01 _ <> "$_m_scratch/never"
@@ -320,7 +320,7 @@ _m_failed() {
   [ "$_m_keep_going" = yes ] || _m_stop=${_m_stop:-failure}
 }
 
-# Removes what all its readers are done with; with an argument all that is left.
+# Removes the temporary files whose members have all succeeded; with an argument, all that are left.
 _m_remove_temporary() {
   local k i
   for (( k = 0; k < ${#_m_temporary[@]}; k++ )); do
@@ -333,7 +333,7 @@ _m_remove_temporary() {
   done
 }
 
-_m_look() {  # for members that did not tell their end, and those that do not end
+_m_look() {  # handles members that did not report their end, and those that do not end
   local i code
   for (( i = 0; i < ${#_m_team[@]}; i++ )); do
     [ "${_m_state[i]}" = running ] || continue
@@ -368,7 +368,7 @@ _m_main() {
   trap 'rm -rf -- "$_m_scratch"' EXIT
   trap '_m_stop=signal' TERM INT HUP
   trap : USR1 USR2
-  # Members tell their end here; open both ways it blocks nobody.
+  # Members report their end here. Open for reading and writing, the pipe blocks no process.
   mkfifo -- "$_m_scratch/events" "$_m_scratch/never" && exec 9<> "$_m_scratch/events" || exit 1
   _m_prepare || exit 1
   for (( i = 0; i < ${#_m_team[@]}; i++ )); do _m_state[i]=waiting; done

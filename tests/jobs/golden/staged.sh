@@ -1,9 +1,9 @@
 #!/bin/bash
 # Job: evaluate: seed=1
 #
-# One try of a job, written by the mantik executor of Snakemake. Needs bash 4.2, coreutils, GNU
-# find, GNU tar and gzip. All of it is functions, called by the last line: bash has read the whole
-# file before the first step, so that it does no harm when the file goes away meanwhile.
+# Runs one try of a job; written by the mantik executor of Snakemake. Needs bash 4.2, coreutils, GNU
+# find, GNU tar and gzip. Consists of functions, which the last line calls: bash has read the whole
+# file before the first step, so the file may be removed meanwhile.
 
 _m_workspace=/p/scratch/me/flow
 _m_try=0b5e5b3e-5f0e-4c1e-9d55-0d3c2a1b4f60
@@ -17,14 +17,14 @@ _m_marker_bytes=1048576
 _m_archive_file_bytes=8388608
 _m_log_tail_bytes=262144
 
-# What must lie there: size, checksum and path; `-` is any, `/` a directory, and what the job itself
-# changes has a `+` behind its checksum.
+# Inputs that must exist: size, checksum and path of each. `-` stands for any, `/` for a directory.
+# A `+` after the checksum marks an input that the job itself changes.
 _m_inputs=(
   17 - ./data.csv
   / - './a b'
   - - ./m.pt
 )
-# What the job makes: kind, whether it is a directory, whether an old one is kept, path.
+# Outputs of the job: kind, whether it is a directory, whether an old one is kept, and path of each.
 _m_outputs=(
   output no yes ./model/-best.pt
   output yes no ./plots
@@ -33,14 +33,14 @@ _m_outputs=(
 )
 
 _m_site_job=${PWD##*/}
-# Not HOSTNAME: schedulers hand on that of the login node.
+# Do not use HOSTNAME: schedulers pass on that of the login node.
 { read -r _m_host < /proc/sys/kernel/hostname; } 2>/dev/null || _m_host=${HOSTNAME:-unknown}
 _m_scheduler_job=${SLURM_JOB_ID:-${PBS_JOBID:-$_m_host.$$}}
-_m_signal=          # what asked the job to end
-_m_deadline=        # end of the grace, in $SECONDS
-_m_group=           # process group that is running
-_m_killed=          # whether the grace was over before the group was
-_m_code=            # how the payload ended
+_m_signal=          # signal that asked the job to end
+_m_deadline=        # end of the grace period, in $SECONDS
+_m_group=           # running process group
+_m_killed=          # 1 if the group outlived the grace period
+_m_code=            # exit code of the payload
 _m_cpu=             # user and system time of all processes that were waited for
 _m_failed_step=
 
@@ -51,15 +51,15 @@ _m_now() {
 }
 
 # ---- signals -------------------------------------------------------------------------------------
-# TERM, INT and HUP end the job: its processes get TERM, and KILL when the grace is over. USR1 and
-# USR2 are warnings of some schedulers and meant for the job: they are passed on, once it has started.
+# TERM, INT and HUP end the job: its processes get TERM, and KILL after the grace period. USR1 and
+# USR2 are warnings of some schedulers to the job: they are passed on once it has started.
 
 _m_pass() { [ -n "$_m_group" ] && kill -s "$1" -- "-$_m_group" 2>/dev/null; }
 
 _m_on_signal() {
   if [ -z "$_m_signal" ]; then
     _m_signal=$1
-    _m_deadline=$(( SECONDS + 1 + _m_grace_s ))  # part of this second has gone
+    _m_deadline=$(( SECONDS + 1 + _m_grace_s ))  # part of this second has already passed
   fi
   _m_pass TERM
 }
@@ -72,11 +72,11 @@ _m_traps() {
 }
 
 # ---- claim ---------------------------------------------------------------------------------------
-# Of all starts of this try only the one that makes the claim goes on. A hard link is made by one
-# only; its result is not looked at, because a repeated NFS call tells its own maker of a failure:
-# the claim is read instead. A directory in its place means that the try was revoked. Where hard
-# links are missing the claim is made with O_EXCL; that is as safe but on NFS before version 3, and
-# a start that dies between making and filling it leaves a claim of nobody.
+# Only one start of this try can make the claim, a hard link; all others end. The exit code of `ln`
+# is ignored: a repeated NFS call can report a failure to the start that made the link. The claim is
+# read instead. A directory in its place means that the try was revoked. Without hard links the
+# claim is made with O_EXCL. This is as safe, except on NFS before version 3, but a start that dies
+# between making and filling the claim leaves one without an owner.
 
 _m_make_claim() {
   local unique by text owner='' i
@@ -84,7 +84,7 @@ _m_make_claim() {
     [ -d "$_m_tries" ] && break
     sleep 0.5
   done
-  # The controller makes this directory before it submits: it has removed it, nobody waits for us.
+  # The controller made the directory before it submitted: it has removed it, and waits no longer.
   [ -d "$_m_tries" ] || return 1
   { read -r unique < /proc/sys/kernel/random/uuid; } 2>/dev/null || unique=$RANDOM$RANDOM$RANDOM
   unique=$unique-${_m_host%%.*}-$$
@@ -111,8 +111,8 @@ host=${_m_host//$'\n'/ }"
   exit 75
 }
 
-# Lets the claim grow while the script lives. It reads from a pipe that only the script holds open:
-# its end is seen at once, even of one that was killed, and no process is left behind.
+# Appends to the claim while the script runs. Reads from a pipe that only the script holds open: the
+# heartbeat ends at once when the script ends or is killed, and leaves no process behind.
 _m_heartbeat() {
   trap '' TERM INT HUP USR1 USR2
   while :; do
@@ -142,9 +142,9 @@ _m_run() {
     fi
     kill -0 "$_m_group" 2>/dev/null || break
   done
-  # Of a wait that a signal interrupted the code is the signal's; the payload has told its own. Bash
-  # is not asked again: a process that ended just as the signal came it may have forgotten, and it
-  # would wait for ever (seen with bash 5.2).
+  # If a signal interrupted `wait`, _m_code is the code of the signal; the payload has recorded its
+  # own code. Do not call `wait` again: bash may have forgotten a process that ended just as the
+  # signal came, and would wait forever (seen with bash 5.2).
   if _m_pass TERM; then _m_leftover=$_m_group; fi
   _m_group=
 }
@@ -161,13 +161,13 @@ _m_fail() {
   exit "$code"
 }
 
-# Instead of `||` after what a user wrote: that would switch his `set -e` off.
+# Checks the code $1 of a user's command. `||` after the command would switch off its `set -e`.
 _m_succeeded() {
   (( $1 == 0 )) && return
   ( exit "$1" ) || _m_fail "$2"
 }
 
-# The end of the payload, also when a user's command calls exit: tell the code, then clean up.
+# Ends the payload, also when a user's command calls exit: records the code, then cleans up.
 _m_finish() {
   local code=$?
   trap - EXIT
@@ -207,17 +207,17 @@ _m_payload() {
   _m_prepare_outputs
   _m_environment
   _m_step command
-  # Whatever comes, the end of the command itself is what counts.
+  # From here on, only the end of the command itself counts.
   set +eu
   trap : TERM
-  # What a command brings along, as a rule's own environment, tells here that it failed.
+  # Setup inside the command, such as a rule's own environment, records its failure here.
   export MANTIK_STATE=$_m_home/$_m_work/marker/state
   cd -- "$_m_workspace" && _m_command {_m_state}>&-
   _m_command_code=$?
   exit "$_m_command_code"
 }
 
-# For a payload that died without cleaning up, as by a signal or a trap of the user's.
+# Cleans up after a payload that died before it could, for example by a signal or a user's trap.
 _m_only_after() {
   set +m
   umask "$_m_umask"
@@ -236,9 +236,9 @@ _m_read_secrets() {
     [ -n "${!name+set}" ] || _m_fail "the file of secrets does not set $name"
   done
 }
-# Contents that may come too late have numbers, that of a newer one is greater. Takes away what is
-# older than what was put into the workspace, and says of the rest how new it is. Two jobs may do so
-# at the same time: the checks of the inputs, before the command and after it, tell then.
+# A content that may arrive late has a number; newer contents have greater ones. Removes unpacked
+# files older than those in the workspace, and records the numbers of the others. Two jobs may do
+# this at once: the input checks before and after the command detect it.
 _m_leave_newer() {
   [ -d .mantik/newer ] || return 0
   local -A _m_number=()
@@ -256,10 +256,10 @@ _m_leave_newer() {
   done < <(find "$1" -mindepth 1 ! -type d -printf '%P\0')
 }
 
-# Moves what lies in a directory to the same place in the workspace. Each file comes by a rename,
-# so that another job that unpacks, or already uses, the same files never meets half of one. A link
-# where a directory comes goes first: a job made it, and here it means something else by now.
-# A link among what was unpacked stands for a copy of the file that it leads to.
+# Moves the files in a directory to the same paths in the workspace. Each file is renamed into
+# place, so that no other job, which may unpack or use the same files, reads half of it. A link in
+# place of a directory is removed first: a job made it, and it is outdated. Unpacked links are
+# replaced by copies of their targets.
 _m_place() {
   local from=$1 list=$_m_work/unpack.list last='' folder='' name
   local -a names=()
@@ -269,7 +269,7 @@ _m_place() {
   done < "$list"
   find "$from" -mindepth 1 -type d -printf './%P\0' > "$list" || return
   while IFS= read -r -d '' folder; do
-    # Not of interest whether it goes: another job may have replaced it just now.
+    # A failure is harmless: another job may just have replaced it.
     [ ! -L "$folder" ] || rm -f -- "$folder" 2>/dev/null
   done < "$list"
   xargs -0 -r mkdir -p -- < "$list" || return
@@ -288,8 +288,7 @@ _m_place() {
   rm -rf -- "$from" "$list"
 }
 
-# Says what the large inputs hold that have just been unpacked: the archive's own checksum told that
-# they are what was sent.
+# Records the checksums of large inputs just unpacked; gzip's own check has verified the content.
 _m_say_unpacked() {
   local i path
   local -A large=()
@@ -351,8 +350,7 @@ _m_find_absent() {
   done
 }
 
-# Of its arguments, which are size, checksum and path of each, sets _m_absent to the paths that have
-# another content.
+# Takes size, checksum and path of each file; sets _m_absent to the paths whose content differs.
 _m_find_others() {
   local i j line mark known stamp number
   local -a sums=() small=() lines
@@ -361,7 +359,7 @@ _m_find_others() {
     if (( $1 <= 1048576 )); then
       sums+=("$2") small+=("$3")
     else
-      # Who wrote it, or read all of it, has said what it holds and what it looked like then.
+      # The job that wrote or fully read it recorded its checksum and stamp.
       mark=.mantik/known/${3#./}.k known=
       stamp=$(_m_stamp_of "$3")
       { IFS= read -r known < "$mark"; } 2>/dev/null
@@ -380,7 +378,7 @@ _m_find_others() {
       lines+=("${line:0:32}")
     done < <(sha256sum -- "${small[@]:i:500}")
     number=$(( ${#small[@]} - i < 500 ? ${#small[@]} - i : 500 ))
-    # Of what cannot be read there is no line, and so it is not known which lines are whose.
+    # Unreadable files give no line, so lines can no longer be assigned.
     (( ${#lines[@]} == number )) || lines=()
     for (( j = 0; j < number; j++ )); do
       [ "${lines[j]-}" = "${sums[i + j]}" ] || _m_absent+=("${small[i + j]}")
@@ -388,17 +386,17 @@ _m_find_others() {
   done
 }
 
-# What changes whenever a file's content does.
+# Prints the stamp of a file, which changes whenever the content does.
 _m_stamp_of() { stat -L -c '%s %i %.Y %.Z' -- "$1"; }
 
-# Says of a large file, which had the stamp $2 before it was read, that its checksum is $1.
+# Records the checksum $1 of the large file $3, if it still has the stamp $2 from before reading.
 _m_say_known() {
   local mark=.mantik/known/${3#./}.k
   [ "$(_m_stamp_of "$3")" = "$2" ] && mkdir -p -- "${mark%/*}" &&
     printf '%s\n' "$1 $2" > "$mark.$_m_try" && mv -f -- "$mark.$_m_try" "$mark"
 } 2>/dev/null
 
-# Sets _m_sent to what `_m_find_others` takes, of the inputs whose places in _m_inputs are given.
+# Sets _m_sent to the arguments of `_m_find_others` for the inputs at given indices of _m_inputs.
 _m_list_sent() {
   local i
   _m_sent=()
@@ -410,7 +408,8 @@ _m_list_sent() {
   done
 }
 
-# Another node may have written them just now: network file systems show that with a delay.
+# Waits until all inputs have the submitted content. Another node may just have written them, and
+# network file systems show that with a delay.
 _m_check_inputs() {
   local i until=$(( SECONDS + _m_visible_s ))
   local -a _m_sent all=()
@@ -421,7 +420,7 @@ _m_check_inputs() {
     if (( ! ${#_m_absent[@]} )); then
       _m_find_others ${_m_sent[@]+"${_m_sent[@]}"}
       (( ${#_m_absent[@]} )) || break
-      # Once is enough: it is not the size that is late.
+      # The sizes have arrived: one more look suffices.
       (( SECONDS + 1 < until )) && until=$(( SECONDS + 1 ))
     fi
     (( SECONDS < until )) || _m_fail_inputs "these inputs are missing or others than were sent"
@@ -436,8 +435,8 @@ _m_fail_inputs() {
   _m_fail "$1"
 }
 
-# The inode of each input, `-` if it is gone. What is put into the workspace comes by a rename and has
-# another one.
+# Prints the inode of each input, or `-` if it is missing. A file renamed into the workspace has a
+# new inode.
 _m_inodes() {
   local i path found
   local -a paths=()
@@ -451,8 +450,8 @@ _m_inodes() {
   done
 } 2>/dev/null
 
-# After the command: sets _m_absent to the inputs that another job has replaced meanwhile by other
-# ones. What was made of them would be told as made of the content that was sent.
+# Sets _m_absent to the inputs whose content another job replaced while the command ran. The job's
+# outputs would otherwise be recorded as made from the submitted content.
 _m_find_replaced() {
   local i
   local -a before=() now=() replaced=() _m_sent
@@ -461,7 +460,7 @@ _m_find_replaced() {
   mapfile -t before < "$_m_work/inodes"
   mapfile -t now < <(_m_inodes)
   for (( i = 0; i < ${#now[@]}; i++ )); do
-    # One that is gone the command itself has removed.
+    # The command itself removed a missing one.
     [ "${now[i]}" = "${before[i]-}" ] || [ "${now[i]}" = - ] && continue
     case ${_m_inputs[3 * i + 1]} in *+) ;; *) replaced+=("$(( 3 * i ))") ;; esac
   done
@@ -485,7 +484,7 @@ _m_prepare_outputs() {
   if (( ${#files[@]} )); then
     printf '%s\0' "${files[@]}" | xargs -0 rm -f -- || _m_fail "cannot remove old outputs"
   fi
-  # Only now: one output may lie in another one, a directory.
+  # Make directories only after all removals: one output may be a directory with another one in it.
   for (( i = 0; i < ${#_m_outputs[@]}; i += 4 )); do
     folder=${_m_outputs[i + 3]%/*}
     [ -z "$folder" ] || [ -d "$folder" ] || parents+=("$folder")
@@ -498,11 +497,11 @@ _m_prepare_outputs() {
 
 # ---- end -----------------------------------------------------------------------------------------
 
-_m_safe_name() {  # whether the site's file API can carry it; else it travels in an archive
+_m_safe_name() {  # fails if the site's file API cannot transfer it; it then goes into the archive
   case $1 in *[!\ -~]* | *[%\'\\\$\`\"]*) return 1 ;; esac
 }
 
-# Lists what the job made: _m_type, _m_size, _m_mode, _m_time, _m_target, _m_path, and _m_lacking.
+# Lists the job's outputs: sets _m_type, _m_size, _m_mode, _m_time, _m_target, _m_path, _m_lacking.
 _m_survey() {
   local i kind path folder until=$(( SECONDS + _m_visible_s )) found=$_m_work/marker/found
   local -a there outer=()
@@ -521,7 +520,7 @@ _m_survey() {
   done
   : > "$found" || return
   for path in ${there[@]+"${there[@]}"}; do [ ! -d "$path" ] || whole[$path]=yes; done
-  # An output that lies in another one, a directory, is told with that.
+  # An output inside another one, a directory, is listed with that directory.
   for path in ${there[@]+"${there[@]}"}; do
     folder=$path
     while (( ${#whole[@]} )) && [[ $folder == */* ]]; do
@@ -542,8 +541,8 @@ _m_survey() {
   done < "$found"
 }
 
-# Sets _m_sum for all files, and says of large ones what they hold. A signal that comes meanwhile ends the summing: late is worse than
-# without.
+# Sets _m_sum for all files, and records the checksums of large ones. After a success, a signal
+# stops this: a late marker is worse than one without checksums.
 _m_checksums() {
   local i line
   local -a which=() paths=() lines _m_stamp=()
@@ -556,7 +555,7 @@ _m_checksums() {
   done
   for (( i = 0; i < ${#paths[@]}; i += 500 )); do
     [ -z "$_m_signal" ] || [ "$_m_code" != 0 ] || return
-    # One line for each file, in their order, even for names with newlines.
+    # sha256sum prints one line for each file, in order, even for names with newlines.
     lines=()
     while IFS= read -r line; do
       line=${line#\\}
@@ -573,7 +572,7 @@ _m_checksums() {
   done
 }
 
-# Decides how each file travels, and writes the lists: in the marker, in the archive, or alone.
+# Decides where each file goes and writes the lists: into the marker, into the archive, or alone.
 _m_sort_out() {
   local level=$1 left=$_m_marker_bytes i place size staging=$_m_work/marker
   [ "$level" = full ] || left=-1
@@ -607,15 +606,15 @@ _m_make_archive() {
   (( _m_archived )) || return 0
   tar -cf "$archive" --format=gnu -P -h --hard-dereference --no-recursion --null \
     -T "$_m_work/marker/larger"
-  (( $? < 2 )) || return  # 1: a file changed meanwhile; the checksums tell
+  (( $? < 2 )) || return  # 1: a file changed meanwhile; the checksums show it
   _m_archive_size=$(stat -c %s -- "$archive") || return
   line=$(sha256sum -- "$archive") || return
   _m_archive_sum=${line%% *}
 }
 
 _m_write_meta() {
-  # One that comes after a success does not undo it. Of a failure it may be the cause: a scheduler
-  # tells one process after the other, and the command may have been the first.
+  # A signal after a success does not undo it. One after a failure may be its cause: a scheduler
+  # signals one process after the other, and the command may have been the first.
   local by=
   (( _m_code == 0 )) || by=$_m_signal
   printf '%s=%s\n' version 1 try "$_m_try" exit_code "$_m_code" failed_step "$_m_failed_step" \
@@ -625,7 +624,7 @@ _m_write_meta() {
     > "$_m_work/marker/meta"
 }
 
-# One attempt at a marker; _m_meta holds what is told of the log.
+# Tries once to write the marker, with the content of level $1.
 _m_try_marker() {
   local level=$1 staging=$_m_work/marker new=$_m_tries/.$_m_try.tmp
   local -a what=(meta)
@@ -651,9 +650,9 @@ _m_try_marker() {
   mv -T -- "$new" "$_m_claim.$_m_code"
 }
 
-# The name of the marker alone tells how the job ended: if there is no room for what it should
-# hold, it holds less: no small outputs (lean), nor an archive beside it (listed), no lists (bare),
-# nothing; in the end it is another name of the claim, which takes no room.
+# Writes the marker. Its name alone says how the job ended. If there is no room for its content, it
+# holds less: no small outputs (lean), nor an archive beside it (listed), no lists (bare), nothing.
+# As a last resort it is a hard link to the claim, which takes no room.
 _m_make_marker() {
   local level
   export LC_ALL=C
@@ -684,8 +683,8 @@ _m_read_state() {
     esac
   done < "$_m_work/marker/state"
   [ "$_m_failed_step" != command ] || _m_failed_step=
-  # A payload that became another program has not run the command. After a signal the code may not
-  # be known, and that of the signal counts.
+  # A payload that was replaced by another program (exec) has not run the command. After a signal
+  # the code may be unknown; then the signal's code counts.
   if [ -n "$_m_failed_step" ] && [ -z "$_m_signal" ] && (( _m_code == 0 )); then _m_code=1; fi
 } 2>/dev/null
 
@@ -725,7 +724,7 @@ _m_main() {
       _m_failed_step=inputs _m_code=1
     fi
   fi
-  # The shell's own times stand in the first line, those of its children in the second.
+  # `times` prints the shell's own times in the first line, those of its children in the second.
   { times > "$_m_work/marker/times" && { read -r; read -r _m_cpu; } < "$_m_work/marker/times"; } \
     2>/dev/null
   [ ! -e ./.mantik/secrets/0b5e5b3e-5f0e-4c1e-9d55-0d3c2a1b4f60 ] || rm -f -- ./.mantik/secrets/0b5e5b3e-5f0e-4c1e-9d55-0d3c2a1b4f60
@@ -754,7 +753,7 @@ _m_command() {
   bash -c 'set -euo pipefail; python main.py 1 > '"'"'results/it'"'"'"'"'"'"'"'"'s ü.txt'"'"''
 }
 
-# The commands after the job, each whatever becomes of the others; their failure is only told.
+# Runs the commands after the job, each even if another one fails. A failure is only reported.
 _m_after() {
   return 0
 }

@@ -1,7 +1,7 @@
 """Serve Snakemake's cache between workflows (`cache:`, `--cache`) for jobs at sites.
 
-Snakemake serves it for its local executor only. Jobs whose outputs are in the cache do not run at a
-site, and outputs that a site made are stored in the cache.
+Snakemake serves it for its local executor only. Here, single jobs whose outputs are in the cache do
+not run at a site, and outputs that a site made are stored in the cache, also those of groups.
 """
 
 from typing import Any
@@ -10,7 +10,7 @@ from snakemake_executor_plugin_mantik.rules import Job
 
 
 async def fetch_cached(workflow: Any, job: Job) -> bool:
-    """Restore a job's outputs from the cache, and return whether they were there.
+    """Restore a job's outputs, but not a group's, from the cache; return whether they were there.
 
     Raises:
         WorkflowError: the cache cannot be read.
@@ -41,6 +41,6 @@ def _cached(workflow: Any, job: Job) -> bool:
     from snakemake_executor_plugin_mantik.rules.paths.storage import jobs_use_storage
 
     # Jobs that use the storage themselves leave no outputs here. Without a location for the cache,
-    # Snakemake reports that it runs without one, and its `fetch_cached` would raise.
+    # Snakemake reports that it runs without one, and `rule.cache.fetch` would raise.
     enabled = workflow.output_file_cache is not None and not jobs_use_storage(workflow)
     return bool(enabled and job.rule.cache and job.rule.cache.output)

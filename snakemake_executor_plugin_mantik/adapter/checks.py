@@ -53,7 +53,8 @@ class CheckedWorkflow:
     Attributes:
         context: what the requests of all jobs have in common.
         planners: the sites' planners by name.
-        units: the jobs and groups that will run at a site, as far as they are known.
+        units: the jobs and groups that will run at a site, without those whose resources cannot be
+            evaluated yet.
         used: the sites that `units` will run at.
         settings: the user's settings.
         state: the executor's local directory, which may not exist yet.
@@ -120,8 +121,9 @@ def check_workflow(workflow: Any, dag: Any, options: Any, logger: Any) -> Checke
     `workflow`, `dag` and `logger` are Snakemake's, `options` are the executor's settings.
 
     Raises:
-        UserError: something is wrong with the configs or the workflow. `ConfigError` and
-            `WorkflowNotRunnable` list all mistakes of their kind.
+        UserError: something is wrong with the options, the configs or the workflow. A mistake of
+            one kind may hide those of another. Commands that cannot be rendered are not among
+            them, but in the result's `mistakes`.
     """
     workdir = Path.cwd()
     run_options = read_options(workflow)
@@ -175,7 +177,11 @@ def check_workflow(workflow: Any, dag: Any, options: Any, logger: Any) -> Checke
 
 
 def _check_environments(jobs: list[Any], context: RuleContext, products: frozenset[str]) -> None:
-    """Check the rules' own environments, as far as that is possible on this machine."""
+    """Check the rules' own environments and MPI launchers, as far as this machine can.
+
+    Raises:
+        WorkflowNotRunnable: lists each rule with a mistake.
+    """
     found = {
         job.rule.name: mistake
         for job in jobs
@@ -191,7 +197,11 @@ def _check_environments(jobs: list[Any], context: RuleContext, products: frozens
 
 
 def _check_projects(jobs: list[Any], configs: Mapping[str, LoadedConfig]) -> None:
-    """Check that the entry points that jobs run get valid values and find their project."""
+    """Check that the entry points that jobs run get valid values and find their project.
+
+    Raises:
+        ConfigError: lists all mistakes.
+    """
     mistakes: dict[Mistake, None] = {}
     exclude = {name: Exclude(loaded.config.exclude) for name, loaded in configs.items()}
     for job in jobs:
@@ -260,7 +270,10 @@ def check_jobs(
 
 
 def find_products(dag: Any) -> frozenset[str]:
-    """Return the paths that rules read and make. Jobs upload them as inputs, not as sources."""
+    """Return the paths that jobs read and make, logs and benchmark files among them.
+
+    They are not uploaded as sources: each job uploads its own inputs.
+    """
     paths: set[str] = set()
     for job in dag.jobs:
         benchmark = [job.benchmark] if job.benchmark is not None else []

@@ -36,17 +36,18 @@ class Executor(RemoteExecutor):
     """Runs each job at the site that its rule names.
 
     Snakemake's waiting thread starts calling `check_active_jobs` before `__post_init__` ends. A job
-    that it neither yields nor reports would be lost for ever.
+    that `check_active_jobs` neither yields nor reports would be lost for ever.
     """
 
     _run: "ActiveRun | None" = None
     _ending: "Ending | None" = None
 
     def __post_init__(self) -> None:
-        """Check the workflow before its first job is submitted, and open the sites.
+        """Check the workflow and open the sites, if any job of it runs at a site.
 
         Raises:
-            ApiError: lists all mistakes in the configuration, the credentials or the workflow.
+            ApiError: the configuration, the credentials or the workflow have mistakes, or a site
+                cannot be used. Nothing has been submitted.
         """
         stale_lock.cancel_hint()
         self._finished: dict[JobNumber, Outcome] = {}
@@ -77,9 +78,10 @@ class Executor(RemoteExecutor):
         return self._run
 
     def run_job(self, job: _Job) -> None:
-        """Pass a job to the engine, after removing its old outputs as Snakemake does locally.
+        """Pass a job to the engine, unless its outputs are in Snakemake's cache.
 
-        A job that cannot be run is reported as failed, with the reason.
+        First remove its old outputs, as Snakemake does locally. A job that cannot be run is
+        reported as failed, with the reason.
         """
         from snakemake.exceptions import RuleException, format_exception_to_string
 
@@ -116,7 +118,10 @@ class Executor(RemoteExecutor):
                 run.engine.submit(request)
 
     def envvars(self) -> dict[str, str]:
-        """Return the variables of this process's environment that the workflow passes to jobs."""
+        """Return the environment variables that jobs get from this machine.
+
+        These are the workflow's own, and those of the storage plugins if jobs use the storage.
+        """
         from snakemake_executor_plugin_mantik.rules.paths.storage import storage_secrets
         from snakemake_executor_plugin_mantik.rules.wrapping.environ import workflow_variables
 
@@ -237,7 +242,7 @@ class Executor(RemoteExecutor):
             self._log_job_error(job_info.job, msg, **kwargs)
 
     def _log_job_error(self, job: _Job, msg: str | None, **kwargs: Any) -> None:
-        """Log as a job's `log_error`, but without its claim that the command failed by itself."""
+        """Log as a job's `log_error`, but claim that the command failed only if it did."""
         self.logger.error(
             f"Error in rule {job.rule.name}, jobid: {job.jobid}",
             extra=_of_its_command(job.get_log_error_info(msg, **kwargs), **kwargs),
@@ -282,7 +287,10 @@ class Executor(RemoteExecutor):
         self._commit(job, failed=True)
 
     def _veto(self, job: _Job) -> None:
-        """Prevent a retry if the rule's `mantik_retry_on` does not name the reason of failure."""
+        """Prevent a retry if `mantik_retry_on` does not name the reason of failure.
+
+        A group is retried if the value of one of its members names the reason.
+        """
         outcome = self._uncommitted.get(job.jobid)
         if outcome is None or job.attempt > job.restart_times:
             return
@@ -292,7 +300,8 @@ class Executor(RemoteExecutor):
             job_retry_reasons,
         )
 
-        # The job succeeded, but Snakemake rejected one of its outputs.
+        # A job that succeeded comes here if Snakemake rejected an output, or if its benchmark file
+        # or its outputs in Snakemake's cache could not be written.
         reason = Reason.OUTPUTS if outcome.succeeded else outcome.reason
         members = job.jobs if job.is_group() else (job,)
         try:
@@ -321,7 +330,10 @@ class Executor(RemoteExecutor):
                 measured.unlink(missing_ok=True)
 
     def cancel_jobs(self, active_jobs: list[SubmittedJobInfo]) -> None:  # noqa: ARG002
-        """Cancel all jobs of the journal: Snakemake's own list is empty while a cycle runs."""
+        """Cancel all jobs of this run, unless they are to be left running.
+
+        The journal knows them: Snakemake's own list is empty while a cycle runs.
+        """
         # If the user did not end the run, an error of Snakemake or of this plugin did.
         self._ending = "failed" if isinstance(sys.exception(), Exception) else "killed"
         if self._run is None or self._interruption.detached:

@@ -31,7 +31,10 @@ class JobLog(Observer):
         self._news: deque[tuple[JobNumber, str]] = deque()
 
     def news(self) -> dict[JobNumber, str]:
-        """Return new ids of jobs at their sites since the last call. Any thread may call it."""
+        """Return the ids at their sites of jobs that got new ones since the last call.
+
+        Earlier ids of the same try are included. Any thread may call this method.
+        """
         found: dict[JobNumber, str] = {}
         while self._news:
             number, ids = self._news.popleft()
@@ -44,7 +47,7 @@ class JobLog(Observer):
         record: TryRecord,
         workspace: str,  # noqa: ARG002
     ) -> JobExtras | None:
-        """Note which job a try belongs to. Adds nothing to the job."""
+        """Note which job a try belongs to, and log if it is taken up again. Add nothing to it."""
         self._requests[record.id] = request
         if record.state is not TryState.PLANNED:
             self._known(record, record.site_jobs)

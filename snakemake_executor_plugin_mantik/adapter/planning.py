@@ -39,7 +39,8 @@ def plan_workflow(workflow: Any, options: Any, logger: Any, *, connect: bool) ->
     read the limits of queues from the sites.
 
     Raises:
-        MantikError: lists all mistakes that a run would report at its start.
+        MantikError: a run would not start because of a mistake, or a site cannot be used. If the
+            command of a job at a site cannot be rendered, its forecast shows that instead.
     """
     dag = workflow.dag
     checked = checks.check_workflow(workflow, dag, options, logger)
@@ -107,7 +108,7 @@ def _key(job: Job) -> tuple[str, list[tuple[str, str]]]:
 
 
 def _written(names: Collection[str]) -> Iterator[str]:
-    """Yield the names of resources as a Snakefile has them: one of the three names of a size."""
+    """Yield the names of resources, and of a size's three names only the one with `_mb`."""
     for name in sorted(names):
         size = name.removesuffix("_mib")
         if f"{size}_mb" not in names:

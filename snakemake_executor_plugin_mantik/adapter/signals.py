@@ -1,8 +1,9 @@
 """Handle Ctrl-C, a shutdown and a lost connection while jobs are submitted or running.
 
-Snakemake itself cancels all jobs in each case. A job that waited a day in a queue is worth a
-question, so Ctrl-C at a terminal asks the user. A lost connection or a shutdown (SIGHUP, SIGTERM)
-leaves the jobs running, and the next run takes them up.
+Snakemake itself would cancel all jobs after Ctrl-C, wait for the running ones after SIGTERM, and
+not handle SIGHUP. A job that waited a day in a queue is worth a question, so Ctrl-C at a terminal
+asks the user. A lost connection or a shutdown (SIGHUP, SIGTERM) leaves the jobs running, and the
+next run takes them up.
 """
 
 import errno
@@ -62,10 +63,10 @@ class Interruption:
         self.at_once = False
 
     def handle(self) -> None:
-        """Install the signal handlers.
+        """Install the signal handlers. In another thread than the main one, do nothing.
 
         Snakemake sets its own handler for SIGTERM after it has created the executor. That handler
-        would wait for all jobs. So the executor calls this method again for each job.
+        would wait for all running jobs. So the executor calls this method for each job.
         """
         if threading.current_thread() is not threading.main_thread():
             return
@@ -96,7 +97,10 @@ class Interruption:
 
     @staticmethod
     def _ask() -> str:
-        """Ask the user. Return `c`, `d` or `g`; without an interactive terminal, `c`.
+        """Ask the user. Return `c`, `d` or `g`.
+
+        Without an interactive terminal, return `c`; if the terminal fails, `d`; at the end of its
+        input, `g`.
 
         Reads and writes the terminal's descriptor, because a signal handler may interrupt any
         instruction, including a write to the log.

@@ -21,7 +21,7 @@ _registered = False
 
 
 def register_hint() -> None:
-    """Print the hint at exit. Called when Snakemake is started with this executor."""
+    """Print the hint at exit, if needed. Called when Snakemake is started with this executor."""
     global _registered  # noqa: PLW0603 - one process, one end
     if not _registered:
         _registered = True
@@ -52,7 +52,8 @@ def _say(begun_in: Path) -> None:
 def _advice(directory: Path, arguments: list[str]) -> str:
     """Return the hint if a run in `directory` was killed and left jobs, else ''.
 
-    `arguments` are those of the `snakemake` that refused to start.
+    `arguments` are those of the `snakemake` that refused to start. If they contain both options
+    already, return ''.
     """
     state = directory / _STATE
     refusing = [path for part in ("locks", "incomplete") for path in (state / part).glob("*")]

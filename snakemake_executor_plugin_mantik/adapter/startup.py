@@ -45,7 +45,7 @@ from snakemake_executor_plugin_mantik.tracking.controller.direct import direct_r
 
 
 def start_run(workflow: Any, dag: Any, logger: Any) -> ActiveRun:
-    """Check the workflow, find the credentials, and open the sites.
+    """Check the workflow, find the credentials, open the sites, and start the engine.
 
     Raises:
         MantikError: something is wrong, and nothing has been submitted.
@@ -105,7 +105,9 @@ def start_run(workflow: Any, dag: Any, logger: Any) -> ActiveRun:
 
 
 def collect_facts(checked: CheckedWorkflow) -> dict[str, SiteFacts]:
-    """Read the facts (limits, queues) of the sites that jobs will run at. Upload nothing.
+    """Read the facts (limits, queues) of the sites that jobs will run at.
+
+    Upload nothing. Opening a site makes the directory of a workspace there, if there is none.
 
     Raises:
         MantikError: credentials are missing, a site cannot be used, or it does not answer in time.

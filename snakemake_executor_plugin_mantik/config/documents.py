@@ -1,8 +1,9 @@
 """Read YAML 1.2 and JSON documents as plain values.
 
 A mapping remembers duplicate keys, and a number how it was written. YAML is limited to what JSON
-has, too: no tags of programming languages, no merge keys, no keys that are not texts. Scalars
-follow the YAML 1.2 core schema, so `no`, `on`, `12:30:00` and `2026-01-01` are texts.
+has, too: no tags of programming languages, no merge keys, no lists or mappings as keys. Aliases are
+supported. Scalars follow the YAML 1.2 core schema, so `no`, `on`, `12:30:00` and `2026-01-01` are
+texts. A scalar that is a key is always a text.
 """
 
 import json

@@ -95,7 +95,7 @@ def script_limits(config: BackendConfig) -> ScriptLimits:
 def image_upload(config: BackendConfig, project: Path) -> tuple[Path, str] | None:
     """Return the image to upload: its path on this machine, and its path in the workspace.
 
-    None if there is no image, or if it is at the site already.
+    None if there is no image, or if it is at the site already or has a URL (`Type: remote`).
     """
     apptainer = config.environment.apptainer
     if apptainer is None or apptainer.type == "remote":
@@ -104,7 +104,7 @@ def image_upload(config: BackendConfig, project: Path) -> tuple[Path, str] | Non
 
 
 def _image_path(config: BackendConfig, project: Path) -> str:
-    """Return the image's path, absolute at the site or relative to the workspace."""
+    """Return the image's path, absolute at the site or relative to the workspace, or its URL."""
     apptainer = config.environment.apptainer
     assert apptainer is not None
     if apptainer.type == "remote":

@@ -176,7 +176,7 @@ def _pattern(value: object) -> str:
 
 
 class _Rule:
-    """One pattern, which matches an entry itself and not the directories above it.
+    """One pattern, compared with an entry itself and not with the directories above it.
 
     pathspec's expressions also match everything below a matching directory. That is right for a
     single pattern but wrong for several: after `*` and `!data/` git enters `data` and still ignores
@@ -186,7 +186,7 @@ class _Rule:
     def __init__(self, pattern: str) -> None:
         text = _stripped(pattern)
         self.only_directories = text.endswith("/")
-        if text.endswith("/**/"):  # git matches the directories in it, pathspec also itself
+        if text.endswith("/**/"):  # git matches the directories below; pathspec the top, too
             text += "*/"
         self.excludes, expression = _compiled(text)
         # DOTALL: names of files may hold line breaks.
@@ -247,8 +247,8 @@ class Exclude:
     def walk(self, root: Path) -> Iterator[str]:
         """Yield the files below `root` that are not excluded, sorted, as paths relative to it.
 
-        It enters neither excluded directories nor links to directories (as git does). Links to
-        files count as files. Sockets and pipes are left out.
+        Enter neither excluded directories nor links to directories, as git does. Links to files
+        count as files. Sockets and pipes are left out.
 
         Raises:
             OSError: a directory that is not excluded cannot be read.

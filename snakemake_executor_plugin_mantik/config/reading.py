@@ -29,7 +29,8 @@ _TAKEN: Final = frozenset(
 # Names of variables that likely hold secrets; the job description and the script show them.
 _SECRET: Final = re.compile(
     r"PASSWORD|PASSWD|PASSPHRASE|(?:^|_)PASS(?:_|$)|SECRET|CREDENTIAL"
-    # Excludes TOKENIZERS_PARALLELISM, MAX_TOKENS, TOKEN_FILE: tokens of language models.
+    # Excludes TOKENIZERS_PARALLELISM and MAX_TOKENS, whose tokens are those of language models, and
+    # TOKEN_FILE, which is a path.
     r"|TOKEN(?![A-Z]|_(?:FILE|PATH|DIR|LENGTH|LIMIT|COUNT))"
     r"|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY",
     re.IGNORECASE,
@@ -61,8 +62,8 @@ def read_backend_config(
 
     Args:
         path: the file; its suffix (.yaml, .yml, .json) determines the format.
-        project: check that the files named in the config exist in this project folder; None skips
-            the check.
+        project: check that the files named in the config exist; their paths are absolute or
+            relative to this project folder. None skips the check.
         shown: name of the file in messages; by default `path`.
 
     Returns:
@@ -203,7 +204,7 @@ def check_site_name(name: str) -> str:
 def _missing_files(raw: Mapping[str, Any], project: Path) -> Iterator[tuple[str, str]]:
     """Yield mistakes about files named in the config that are not on this machine.
 
-    It reads the raw document, so that they are reported together with all other mistakes.
+    Take them from the raw document, so that they are reported together with all other mistakes.
     """
     image = _entry(raw, "Environment", "Apptainer")
     kind = _entry(image, "Type") if isinstance(image, Mapping) and "Type" in image else "local"
@@ -229,7 +230,10 @@ def _missing_files(raw: Mapping[str, Any], project: Path) -> Iterator[tuple[str,
 
 
 def _is_path(value: object) -> bool:
-    """Return whether the model accepts `value` as a path; it reports other values itself."""
+    """Return whether `value` is a text that the model accepts as a path.
+
+    The model reports the texts that it does not accept.
+    """
     path = value.strip() if isinstance(value, str) else ""
     return path.isprintable() and not path.startswith(("~", "$")) and bool(path)
 

@@ -65,7 +65,10 @@ class ConfigSection(BaseModel):
 
     @classmethod
     def one_name_each(cls, data: dict[str, Any]) -> dict[str, Any]:
-        """Remove the second of two names for the same key, which `between` reports."""
+        """Remove the second of two names for the same key, which `between` reports.
+
+        Here there are none. A subclass with such names overrides this method.
+        """
         return data
 
     @model_validator(mode="wrap")

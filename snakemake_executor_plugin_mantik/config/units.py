@@ -13,7 +13,7 @@ _SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _BYTES: Final = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _LETTERS: Final = "KMGT"
 
-# Nine digits are more than any machine has, and keep every product below 2**63.
+# Nine digits are more than any machine has, and keep seconds and MiB below 2**63.
 _DURATION: Final = re.compile(r"([0-9]{1,9})([smhd])")
 _AMOUNT: Final = re.compile(r"([0-9]{1,9})([kmgt])(?:i?b)?", re.IGNORECASE)
 _PLAIN: Final = re.compile(r"([0-9]{1,15})b?", re.IGNORECASE)
@@ -88,7 +88,7 @@ def format_size(size: int) -> str:
 
 
 def unicore_memory(mib: int) -> str:
-    """Format memory for UNICORE: a whole number with K, M, G or T.
+    """Format memory for UNICORE: a whole number with M, G or T.
 
     UNICORE refuses `GiB` and `GB` (its `UnitParser`: "No conversion for unit").
     """
@@ -96,8 +96,8 @@ def unicore_memory(mib: int) -> str:
 
 
 def unicore_duration(seconds: int) -> str:
-    """Format a time for UNICORE: a whole number with s, min, h or d.
+    """Format a time for UNICORE: a whole number with s, m, h or d.
 
-    UNICORE matches units by prefix, so `m` is minutes there, too.
+    UNICORE's units are s, min, h and d. It matches them by prefix, so `m` is minutes there, too.
     """
     return format_duration(seconds)

@@ -122,7 +122,7 @@ def _address(value: object) -> str:
 
 
 def parse_integer(value: object, lowest: int) -> int:
-    """Return a whole number of at least `lowest`, also from a text.
+    """Return a whole number of at least `lowest` and below 10**9, also from a text.
 
     Raises:
         ValueError: `value` is something else.
@@ -184,7 +184,8 @@ def split_words(text: str) -> tuple[str, ...]:
     variables. A line break separates words, like a blank.
 
     Raises:
-        ValueError: a quote is not closed, or a character that ends a command is not quoted.
+        ValueError: a quote is not closed, a line or the text ends with a backslash, or a character
+            that ends a command or begins a comment is not quoted.
     """
     words: list[str] = []
     word, quote = "", ""
@@ -217,7 +218,10 @@ def split_words(text: str) -> tuple[str, ...]:
 
 
 def refuse_values(found: Iterable[tuple[tuple[str, ...], str]]) -> None:
-    """Raise one `ValidationError` with all mistakes in `found`: (keys below this one, message)."""
+    """Raise one `ValidationError` with all mistakes in `found`, if there are any.
+
+    Each is a pair: the keys below this one, and the message.
+    """
     details = [
         InitErrorDetails(type=PydanticCustomError("config", message), loc=keys, input=None)
         for keys, message in found
@@ -344,7 +348,7 @@ Url = Annotated[
     BeforeValidator(_url),
     WithJsonSchema({"type": "string", "pattern": rf"^\s*({_HTTP}|{_HTTPS})[^\s/?#]"}),
 ]
-"""A URL without credentials; a trailing slash is removed."""
+"""A URL without credentials; trailing slashes are removed."""
 
 Address = Annotated[
     str,

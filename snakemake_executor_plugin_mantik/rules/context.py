@@ -25,7 +25,7 @@ class RuleContext:
         workdir: the workflow's working directory.
         deployment: which kinds of rules' own environments are deployed at the sites.
         workspace: returns the absolute path of the workspace at a site, and opens the site if
-            necessary.
+            necessary; before the run has started, a placeholder.
         options: options of the `snakemake` command that apply to each job.
     """
 
@@ -45,9 +45,10 @@ class Payload:
         shell: base name of the shell.
         uploads: files generated for the command, or from outside the workflow's directory.
         inputs: further files of the workflow's directory.
-        own_environment: whether the command sets up its own environment, so that the backend
-            config's image is not used.
-        full: whether it runs a Snakemake at the site, which also writes the benchmark file.
+        own_environment: whether the rule's own environment applies, so that the backend config's
+            image is not used.
+        full: whether the command runs a Snakemake at the site, which also writes the benchmark
+            file.
     """
 
     command: str
@@ -82,6 +83,9 @@ def start_words(payload: Payload) -> tuple[list[str], tuple[Upload, ...]]:
 
 @cache
 def report_withheld(directory: str, withheld: str) -> None:
-    """Warn once that files of a directory are not uploaded, unless `Sources.withheld` is empty."""
+    """Warn once that files of a directory are not uploaded, unless `withheld` is empty.
+
+    `withheld` says which files, why, and what to do, as `Sources.withheld` does.
+    """
     if withheld:
         logger.warning(f"Files of {directory}: {withheld}.")

@@ -39,11 +39,11 @@ def make_request(
 ) -> JobRequest:
     """Make the engine's request for a single job, accepted by `preflight.refuse_jobs`.
 
-    `secrets` are the values of the workflow's `envvars:`. With `forced`, run the job even if an
-    earlier run has finished it (`--forceall`, `--forcerun`).
+    `secrets` are the environment variables that jobs get from this machine, by name. With `forced`,
+    run the job even if an earlier run has finished it (`--forceall`, `--forcerun`).
 
     Raises:
-        UserError: a value cannot be determined yet, or the job names an unknown site.
+        UserError: the job names an unknown site, or `find_runs` raises.
     """
     resources = given_resources(job)
     site = choose_site(resources, context.sites)
@@ -89,7 +89,7 @@ class ResolvedJob:
     """The commands, inputs and outputs of a job. All paths are relative to the workspace.
 
     Attributes:
-        payloads: one, or one per repetition of a benchmark.
+        payloads: one, or one per repetition of a benchmark; none for a rule without a command.
         measured: path of the measurements, which are kept until the benchmark file is written;
             empty without a benchmark file, or if the payload writes it.
         inputs: the job's inputs, and other files that the payloads need.
@@ -106,7 +106,8 @@ def find_runs(job: Job, context: RuleContext) -> ResolvedJob:
     """Resolve the commands, inputs and outputs of a job.
 
     Raises:
-        UserError: a value in a command is not determined before the job runs.
+        UserError: a path is in the executor's own directory, or `payload.make_payload` raises: a
+            value is not determined before the job runs, or a file is missing or too large.
     """
     tmpdir, places = job_tmpdir(job), find_job_paths(job, context)
     measured = ""
@@ -124,7 +125,7 @@ def find_runs(job: Job, context: RuleContext) -> ResolvedJob:
 
 
 def list_outputs(job: Job, places: JobPaths) -> Iterable[OutputFile]:
-    """Yield the files that a job makes at its site, including logs but no measurements."""
+    """Yield the files to download that a job makes, including logs but no measurements."""
     for path in job.output:
         if not is_unstaged(job, path) and (place := places.place(path)) is not None:
             yield OutputFile(

@@ -152,7 +152,7 @@ def ignored_options(workflow: Any) -> Iterator[str]:
 
 
 def capped_options(workflow: Any, jobs: Iterable[Job]) -> Iterator[str]:
-    """Warn of rules whose jobs at sites get fewer threads than they declare.
+    """Yield a warning that lists the rules whose jobs at sites get fewer threads than declared.
 
     Snakemake (9.27, `Rule.expand_resources`) caps the threads of every job at `--cores`, although
     `--cores` otherwise limits the sum of local jobs only. Threads from functions are not checked.

@@ -83,7 +83,7 @@ def refuse_mistakes(found: Mapping[str, str]) -> None:
 
 
 def _make(job: Job, context: RuleContext) -> None:
-    """Render a job's message, and the command that runs."""
+    """Render a job's message and Snakemake's own command, and the command that runs at a site."""
     # Reading these formats them. `shellcmd` differs from the command that will run.
     job.message, job.shellcmd  # noqa: B018
     if not job.is_local:
@@ -197,7 +197,7 @@ def _credential(job: Job, credentials: CredentialFiles) -> str | None:
 
 
 def refuse_jobs(jobs: Iterable[Job], deployment: Iterable[DeploymentMethod]) -> None:
-    """Refuse `jobs` (and groups) that cannot run at a site.
+    """Refuse the jobs and members of groups in `jobs` that cannot run at a site.
 
     `deployment` holds the methods that Snakemake deploys on this machine and not at sites.
 

@@ -30,6 +30,7 @@ _OURS = {
 def given_resources(job: Job) -> dict[str, object]:
     """Return the resources that the user requested, without Snakemake's built-in defaults.
 
+    `tmpdir`, `shell_exec` and Snakemake's internal resources (`_cores`) are left out, too.
     `--default-resources` with any value adds `mem` and `disk` to every rule. These values would
     override the backend config's, so they count as not given.
     """
@@ -55,7 +56,7 @@ def split_undetermined(resources: Mapping[str, object]) -> tuple[dict[str, objec
 
 
 def are_resources_known(job: Job) -> bool:
-    """Return whether a job's resources can be evaluated before the jobs that it depends on.
+    """Return whether a job's resources can be evaluated before the jobs it depends on have run.
 
     Snakemake calls functions of resources when a job is ready. Called earlier, they may raise
     anything. Only for a missing file does Snakemake use a placeholder.

@@ -44,8 +44,10 @@ def tracking_request(job: Job) -> bool | None:
 def is_tracked(members: Sequence[Job], which: Which) -> bool:
     """Return whether a job, or a group of these jobs, becomes an MLflow run.
 
-    A group is one job at its site and at most one run. It becomes one if a member requests it, or
-    if all jobs are tracked and no member opts out. Otherwise its entry points are not tracked.
+    If `which` is `none`, no job does. Otherwise the resource `mantik_track` of a job decides, and
+    without it `which`. A group is one job at its site and at most one run. It becomes one if a
+    member requests it, or if all jobs are tracked and no member opts out. Otherwise its entry
+    points are not tracked.
 
     Raises:
         UserError: the resource `mantik_track` of a rule is invalid.
@@ -61,7 +63,10 @@ def is_tracked(members: Sequence[Job], which: Which) -> bool:
 
 
 def untracked_entry_points(members: Sequence[Job], which: Which) -> set[str]:
-    """Return the rules of a group that run entry points although the group is not tracked."""
+    """Return the rules of a group that run entry points although the group is not tracked.
+
+    Rules that opt out with `mantik_track` are left out.
+    """
     if len(members) == 1 or which == "none" or is_tracked(members, which):
         return set()
     return {
@@ -79,7 +84,8 @@ def _runs_entry_point(job: Job) -> bool:
 def make_tracked_run(members: Sequence[Job]) -> TrackedRun:
     """Describe a job's run: an entry point's arguments, else wildcards and parameters.
 
-    Only parameters with names and plain values are included.
+    Only parameters with names and plain values are included. A group's run has only the names of
+    its members.
     """
     if len(members) > 1:
         return TrackedRun(members=tuple(map(job_display_name, members)))

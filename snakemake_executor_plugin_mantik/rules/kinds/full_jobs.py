@@ -1,10 +1,10 @@
 """Render the command of a full job, which runs a Snakemake at the site.
 
 The command passes a description of the job to `rules/onsite/full_job.py`, which finds a Snakemake
-at the site and replaces itself by it. That Snakemake gets the arguments with which Snakemake starts
-its own `run:` jobs (9.27: `snakemake/spawn_jobs.py`, `RemoteExecutor.format_job_exec`), without
-anything specific to this machine. Threads, resources and the attempt are fixed to the values of
-this machine.
+at the site and runs it in its own process. That Snakemake gets the arguments with which Snakemake
+starts its own `run:` jobs (9.27: `snakemake/spawn_jobs.py`, `RemoteExecutor.format_job_exec`),
+without anything specific to this machine. Threads, resources and the attempt are fixed to the
+values of this machine.
 
 The mode is `subprocess`: the Snakemake at the site deletes no temp() file, stores nothing, keeps no
 metadata, loads no profile and prints only errors. Where jobs reach the storage themselves

@@ -58,9 +58,11 @@ def group_request(group: Job, sites: Mapping[str, HasConfig]) -> GroupRequest:
     Three things differ, so that a group gets as much as its members would get alone. Snakemake's
     built-in defaults do not count. CPUs and memory of a member are counted under one name each. If
     a member sets no time, memory or GPUs, the group requests at least the backend config's value.
+    The group runs on one node, even if the backend config requests several.
 
     Raises:
-        UserError: the members do not fit into one job, or a member names an unknown site.
+        UserError: the members do not fit into one job, a member names an unknown site, or its
+            resources are invalid.
     """
     layers = [[_asking(member, sites) for member in layer] for layer in list_layers(group)]
     asking = [each for layer in layers for each in layer]
@@ -100,10 +102,12 @@ def unit_request(
 ) -> tuple[str | None, Mapping[str, object], int, frozenset[str]]:
     """Return a job's or group's site, resources, threads, and the names of unknown resources.
 
-    The site is None if it depends on files that are not made yet.
+    The site is None if it, or a single job's resources as a whole, depend on files that are not
+    made yet. Of a group, no other resource than the site is reported as unknown.
 
     Raises:
-        UserError: the members of a group do not fit into one job, or a job names an unknown site.
+        UserError: the members of a group do not fit into one job or have invalid resources, or a
+            job names an unknown site.
     """
     members = list_members(unit)
     if len(members) > 1:

@@ -88,11 +88,12 @@ def make_group_request(
 ) -> JobRequest:
     """Make the engine's request for a group, after the old outputs of its members were removed.
 
-    `secrets` are the values of the workflow's `envvars:`. With `forced`, run the group even if an
-    earlier run has finished a member (`--forceall`, `--forcerun`).
+    `secrets` are the environment variables that jobs get from this machine, by name. With `forced`,
+    run the group even if an earlier run has finished a member (`--forceall`, `--forcerun`).
 
     Raises:
-        UserError: a value is not determined, or the members do not fit into one job.
+        UserError: the members do not fit into one job, or the request of a member cannot be made:
+            see `group_request` and `find_runs`.
     """
     members = list_members(group)
     if len(members) == 1:
@@ -150,7 +151,11 @@ def make_group_request(
 
 
 def _own_environment(group: Job, payloads: Iterable[Payload], *, image: bool) -> bool:
-    """Return whether the group runs without the backend config's image: all members, or none."""
+    """Return whether the group runs without the backend config's image: all members, or none.
+
+    Raises:
+        UserError: the config has an image, and only some members have environments of their own.
+    """
     found = {payload.own_environment for payload in payloads}
     if image and len(found) > 1:
         raise UserError(
@@ -169,7 +174,7 @@ class _Files:
     Attributes:
         outputs: files to download.
         from_outside: inputs that no member makes.
-        temporary: files that are deleted before the group ends.
+        temporary: files that are deleted before the group ends, outputs of services among them.
         pipes: named pipes between members.
         services: outputs of services.
     """

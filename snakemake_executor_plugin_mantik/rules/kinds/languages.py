@@ -1,8 +1,9 @@
 """Write the preamble that gives a script or notebook its job's data, in each language.
 
 Snakemake writes a preamble in the script's language. Writing it on this machine means that a site
-needs the interpreter only. Only Python's preamble needs Snakemake where it runs; `python_object`
-replaces it. Values that only the node knows are marks in the text, which the job's shell replaces.
+needs the interpreter only. Only Python's preamble, and that of its dialects, needs Snakemake where
+it runs; `python_object` replaces it. Values that only the node knows are marks in the text, which
+the job's shell replaces.
 """
 
 import os
@@ -50,7 +51,8 @@ class ScriptContext:
         place: the script's own path as the script sees it: absolute with marks, or a URL.
         arguments: arguments of Snakemake's classes for scripts.
         snakemake: the object that Snakemake would pass to the script.
-        uploads: files beside a Snakefile whose paths are in the data.
+        uploads: files of `workflow.source_path()` and files beside a Snakefile whose paths are in
+            the data.
     """
 
     file: ScriptFile
@@ -68,7 +70,7 @@ def _of(language: type[made.ScriptBase]) -> Callable[[ScriptContext], str]:
 def _python(more: str) -> Callable[[ScriptContext], str]:
     """Return a function that renders our preamble for Python and its dialects.
 
-    `more` is code that follows it.
+    `more` is code that follows it, in which `{place}` stands for the script's own path.
     """
 
     def preamble(told: ScriptContext) -> str:
@@ -94,7 +96,8 @@ class Language:
         made_by: Snakemake's class.
         preamble: renders the code that gives the script its job's data.
         programs: interpreters, one of which a node must have.
-        command: runs `$mantik_script`, with the output as its argument; empty for a notebook.
+        command: runs `$mantik_script`; for R Markdown the output follows as an argument. Empty for
+            a notebook.
     """
 
     name: str

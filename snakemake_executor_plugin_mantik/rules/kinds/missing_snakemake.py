@@ -1,7 +1,8 @@
 """Remember sites where a full job found no fitting Snakemake, so that the next run refuses early.
 
-A record belongs to an environment. With another image, module or Python in the backend config, or
-another Snakemake on this machine, it does not count. `smk-mantik bootstrap` removes it, too.
+A record belongs to an environment. If the backend config's environment (image, modules, Python,
+variables, hooks) or the Snakemake on this machine changes, it does not count. `smk-mantik
+bootstrap` removes it, and so does a full job that succeeds.
 """
 
 import hashlib

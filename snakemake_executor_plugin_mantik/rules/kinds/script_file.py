@@ -53,9 +53,10 @@ class ScriptFile:
     ) -> Iterator[tuple[str, Path]]:
         """Yield paths in the workspace and local paths of files beside a script from elsewhere.
 
-        These are the files of the script's directory up to a size, and the packages that it
-        imports, but no files that seem to contain a secret unless `include` matches them. A script
-        in the working directory yields none. Both limits are in bytes.
+        These are the files of the script's directory, and for Python the packages that it imports,
+        each file up to `file_limit`. Hidden files are left out, and files that seem to contain a
+        secret unless `include` matches them. A script in the working directory yields none. Both
+        limits are in bytes.
 
         Raises:
             UserError: the sum of sizes exceeds `total_limit`.

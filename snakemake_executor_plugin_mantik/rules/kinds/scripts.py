@@ -74,8 +74,8 @@ def script_command(
 ) -> tuple[str, tuple[Upload, ...]]:
     """Return the text that runs a script or notebook, and the files that it needs.
 
-    `script_mistake` returns None for the job. `config` limits the files beside a script outside the
-    working directory.
+    `script_mistake` has to return None for the job. `config` limits the files beside a script
+    outside the working directory.
 
     Raises:
         UserError: a value cannot be passed to the script, or a limit is exceeded.

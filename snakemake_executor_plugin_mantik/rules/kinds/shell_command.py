@@ -38,8 +38,8 @@ def shell_command(
     """Return the shell's text after `-c`: as Snakemake's for a local job, but with mapped paths.
 
     Raises:
-        UserError: a value in the command is not determined before the job runs, or the meaning of
-            a path is uncertain.
+        UserError: the expression in `shell:` cannot be evaluated, a value in the command is not
+            determined before the job runs, or the meaning of a path is uncertain.
     """
     rule = job.rule
     names = {name: value for name, value in rule.module_globals.items() if name not in _RULE_NAMES}
@@ -71,6 +71,9 @@ def _declared(job: Job, own: Mapping[str, object]) -> str:
 
     Snakemake evaluates the expression when it reads the Snakefile, which gives `rule.shellcmd`, and
     again in each job, where f-strings and conditions see that job's values (here `own`).
+
+    Raises:
+        UserError: the expression cannot be evaluated.
     """
     run = job.rule.run_func
     commands: list[str] = []
@@ -102,7 +105,8 @@ def use_node_tmpdir(text: str, shell: str) -> tuple[str, str]:
 
     Snakemake writes the directory's path into the text. A variable has the same effect unless the
     shell does not expand it: in single quotes, in a here-document, in another language. In these
-    cases, bash on the node replaces the placeholder before the command runs.
+    cases, bash on the node replaces the placeholder before the command runs, unless the command is
+    too long for that.
     """
     if NODE_TMPDIR not in text:
         return text, shell

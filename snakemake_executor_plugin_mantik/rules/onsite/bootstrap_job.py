@@ -5,9 +5,9 @@ A job of `smk-mantik bootstrap` runs this file with the Python of the backend co
     bootstrap_job.py REPORT DIRECTORY SNAKEMAKE [--wheels FOLDER] [PACKAGE …]
     bootstrap_job.py REPORT
 
-The second form only describes that Python. Both write REPORT as JSON. The new environment includes
-the packages of the old one, so that a `run:` still finds them. This file supports Python 3.7, so
-that it can report a Python that is too old.
+The second form only describes that Python. Both write REPORT as JSON if they succeed. The new
+environment includes the packages of the old one, so that a `run:` still finds them. This file
+supports Python 3.7, so that it can report a Python that is too old.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def package_version(python: str, name: str) -> str:
 
 
 def make(directory: str) -> str:
-    """Make an environment that includes this one's packages, and return the path of its Python."""
+    """Make an environment with this one's packages anew, and return the path of its Python."""
     made_with = f"{sys.executable}, Python {platform.python_version()}"
     sys.stdout.write(f"Making {directory} with {made_with}.\n")
     sys.stdout.flush()
@@ -102,7 +102,10 @@ def main() -> None:
 
 
 def ensure(directory: str, wanted: str, packages: list[str], wheels: str) -> str:
-    """Make an environment with Snakemake unless one exists, and return what was done, in words."""
+    """Make sure that an environment has Snakemake and `packages`; return what was done, in words.
+
+    Without `packages`, do nothing if this Python's environment has the wanted version already.
+    """
     if package_version(sys.executable, "snakemake") == wanted and not packages:
         return f"its environment already has Snakemake {wanted}, nothing to do"
     python = os.path.join(directory, "bin", "python")

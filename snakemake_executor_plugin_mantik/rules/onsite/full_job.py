@@ -1,8 +1,8 @@
 """Run one job of a workflow with the Snakemake of a site.
 
 This file reads the order of `rules/kinds/full_jobs.py` (JSON, one line) from standard input, finds
-a fitting Snakemake, and replaces itself by it. It supports Python 3.7, because the first Python on
-a node may be an old one.
+a Python with a fitting Snakemake, continues there if it is another one, and runs that Snakemake in
+its own process. It supports Python 3.7, because the first Python on a node may be an old one.
 
 It changes Snakemake in its process, because not everything on the user's machine is at a site:
 
@@ -49,9 +49,10 @@ except Exception:
 
 
 def fits(found: str, wanted: str) -> bool:
-    """Return whether Snakemake `found` can replace `wanted`: same major release, and not older.
+    """Return whether Snakemake `found` can replace `wanted`: same major, no older minor release.
 
-    A newer minor release runs workflows of older ones. An older release lacks new features.
+    A newer minor release runs workflows of older ones. An older one lacks new features. Patch
+    releases do not count.
     """
     try:
         there, here = ([int(part) for part in text.split(".")[:2]] for text in (found, wanted))
@@ -124,7 +125,7 @@ def _unfit(order: dict[str, Any], found: dict[str, str]) -> None:
 def _lack(what: str) -> None:
     """Exit, and record for the job's marker that the job failed before its command."""
     sys.stderr.write(f"{LACK} {what}\n")
-    # A container may not have the directory of this file.
+    # A container may not have the directory of `MANTIK_STATE`.
     place = os.environ.get("MANTIK_STATE", os.devnull)
     with contextlib.suppress(OSError), open(place, "a") as state:
         state.write("step=own\n")
@@ -238,7 +239,10 @@ def _adapt(order: dict[str, Any]) -> None:
 
 
 def one_at_a_time(act: Any) -> Any:
-    """Wrap `act` in a lock, so that only one job of the workspace runs it at a time."""
+    """Wrap `act` in a lock, so that only one job of the workspace runs it at a time.
+
+    On a file system without locks, several may.
+    """
 
     def locked(*args: Any, **more: Any) -> Any:
         with open(os.path.join(".snakemake", "mantik.lock"), "a") as lock:

@@ -2,8 +2,8 @@
 
 The workspace mirrors the working directory, so a relative path is the same at both ends. A path
 outside the working directory is mirrored below `.mantik/outside/` in the workspace. An absolute
-path stays absolute, because the command may change its directory. For the same reason a relative
-path with `..` stays relative.
+path stays absolute, because the command may change its directory. A relative path with `..` stays
+relative, because a command that has done so may put `../` before it.
 
     here, in /home/me/run               at the site, in the workspace /scratch/w
     data/x.csv                          data/x.csv
@@ -33,7 +33,7 @@ class JobPaths:
     """Maps paths of this machine to those at one site."""
 
     def __init__(self, workdir: Path, workspace: Callable[[], str]) -> None:
-        """Map `workdir`, with links resolved, to `workspace()`, which is called only if needed."""
+        """Map `workdir`, a path without links, to `workspace()`, which is called only if needed."""
         self.workdir = str(workdir)
         self._tell_workspace = workspace
         self._real = lru_cache(maxsize=None)(os.path.realpath)

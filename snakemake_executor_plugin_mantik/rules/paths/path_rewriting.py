@@ -42,7 +42,7 @@ _SYSTEM = ("/bin", "/boot", "/etc", "/lib", "/opt", "/run", "/sbin", "/usr", "/v
 """Directories that each site has of its own. A text that names other files there means the site's.
 """
 
-# Context before and behind a whole path. `-I/data` is an option with its value. `${A}/data` and
+# Context before and after a whole path. `-I/data` is an option with its value. `${A}/data` and
 # `a/data` are other paths.
 _BEFORE = r"(?:(?<![\w.~/@%+\-)}\]*?])|(?<=\s-[A-Za-z])|(?<=file://))"
 _BEHIND = r"(?![\w.~@%+\-])"
@@ -128,7 +128,10 @@ def _expanded(job: Job, lists: tuple[Any, Any], resources: Any) -> Any:
 def _params(
     params: Any, with_mapped: Callable[[], Any], finder: "_Finder", moved: Mapping[str, str]
 ) -> Any:
-    """Use parameters evaluated with mapped paths where these differ in the paths only."""
+    """Use parameters evaluated with mapped paths where these differ in the paths only.
+
+    In all others, map the paths in their strings.
+    """
     again = params
     # Functions that read files do not find them under the mapped names.
     with suppress(WorkflowError, RuleException):
@@ -232,7 +235,7 @@ class _Finder:
         return self._pattern.replace(text)
 
     def _plainly(self, text: str) -> str:
-        """Normalize paths such as `WORKDIR/../x` in a text.
+        """Normalize paths such as `WORKDIR/../x` in a text, unless links change their meaning.
 
         With `--snakefile ../workflow/Snakefile`, `workflow.basedir` is such a path.
         """
@@ -289,10 +292,11 @@ _BELOW = r"(?:/[^\s'\"`$;|&<>()*?\[{]*)?"
 def upload_siblings(
     job: Job, text: str, places: JobPaths, config: BackendConfig
 ) -> tuple[str, tuple[Upload, ...]]:
-    """Rewrite the paths of files beside Snakefiles in a command, and return these files to upload.
+    """Rewrite the paths of files beside Snakefiles in a command, and return the files to upload.
 
-    In `text`, the command, the job's own paths are mapped already. Limits and Exclude patterns are
-    those of `config`.
+    Snakefiles in the working directory do not count. In `text`, the command, the job's own paths
+    are mapped already. Limits, and for whole directories the Exclude patterns, are those of
+    `config`.
 
     Raises:
         UserError: the files are too large together.

@@ -77,7 +77,8 @@ class RuleEnvironment:
         modules: names of modules from `envmodules:`.
         conda: Snakemake's specification from `conda:`.
         container: path or URL from `container:` or `containerized:`.
-        bare: whether the rule has `container: None`, and so never runs in a container.
+        bare: whether the rule has `container: None`, and so runs in no container, not even in the
+            backend config's.
     """
 
     modules: tuple[str, ...] | None = None
@@ -221,7 +222,11 @@ def _read(job: Job, file: Any) -> bytes | None:
 def _image(
     job: Job, source: str, context: RuleContext
 ) -> tuple[Image, tuple[Upload, ...], tuple[str, ...]]:
-    """Return a job's image, the uploads for it, and its path if it is in the working directory."""
+    """Return a job's image, the uploads for it, and its path if it is in the working directory.
+
+    Raises:
+        UserError: the image does not exist, or is a directory.
+    """
     site = choose_site(given_resources(job), context.sites)
     of_site = context.sites[site].config.environment.apptainer
     image = Image(
@@ -262,7 +267,7 @@ _URL = re.compile(r"[^:]*|[^:]+://.*|(file|docker-archive|oci|oci-archive):.*|.*
 
 
 def deployment_mistake(job: Job, context: RuleContext, made: Collection[str]) -> str | None:
-    """Return what is wrong with a job's own environment, as words that follow "rule NAME".
+    """Return what is wrong with a job's own environment, as words after "rule NAME", or None.
 
     `made` holds the paths that the workflow makes: an image may be among them.
     """

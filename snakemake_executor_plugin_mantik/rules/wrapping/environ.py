@@ -30,10 +30,10 @@ _OF_CONTROLLERS = ("SNAKEMAKE_", "MANTIK_", "MLFLOW_")
 
 
 def workflow_variables(workflow: Any, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of this process's environment that jobs get.
+    """Return the variables of this process's environment that the workflow passes to jobs.
 
-    Snakemake's own list of variables also has the credentials of storages, which must stay on this
-    machine.
+    Snakemake's own list of variables also has the credentials of storages. These stay on this
+    machine unless jobs use the storage themselves (`rules/paths/storage.py`).
     """
     names = {name for name in _set_by(workflow) if name in environ and _means_the_same(name)}
     return {name: environ[name] for name in sorted(names | set(workflow.envvars))}

@@ -4,7 +4,8 @@ A command that begins with `{resources.mpi} -n {resources.tasks} …` starts the
 an image, the command runs once, on the first node, and its launcher reaches the other nodes. The
 image of a backend config is started with `srun`, once per task, so that MPI reaches the scheduler
 from the tasks without a scheduler inside the image. A launcher inside such a command would start
-all tasks again in each task. A rule's own image is started once.
+all tasks again in each task, so with one the image is started only once, on the first node. A
+rule's own image is always started once.
 """
 
 import os
@@ -31,7 +32,10 @@ def has_launcher(job: Job) -> bool:
 
 
 def launcher_mistake(job: Job, context: RuleContext) -> str | None:
-    """Return why a command cannot find its launcher, as words that follow "rule NAME", or None."""
+    """Return why a command cannot find its launcher, as words that follow "rule NAME", or None.
+
+    Only `srun` is checked: an image does not contain it.
+    """
     launcher = str(job.resources.get("mpi")).split()
     if not has_launcher(job) or not launcher or os.path.basename(launcher[0]) != "srun":
         return None

@@ -1,6 +1,6 @@
 """Wrap a command of a rule with `shadow:` in bash that makes and removes a shadow directory.
 
-Other files than outputs and logs are deleted with the directory. As in Snakemake (jobs.py
+All files except outputs and logs are deleted with the directory. As in Snakemake (jobs.py
 `Job.prepare`, dag.py `unshadow_output`), links to inputs of `minimal` are relative, those of
 `shallow` and `full` absolute, and after a failure only logs are kept.
 """

@@ -18,7 +18,7 @@ _INTERRUPTED = 130
 
 
 def main() -> None:
-    """Run the command and report errors as messages, without a traceback."""
+    """Run the command and report a `MantikError` as a message, without a traceback."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # names of files may not be valid text
             stream.reconfigure(errors="backslashreplace")

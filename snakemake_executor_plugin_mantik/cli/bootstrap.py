@@ -147,7 +147,7 @@ class _Job:
 def _fetched(specs: list[str], there: dict[str, Any], folder: Path) -> list[Path]:
     """Download wheels of packages and their dependencies for another machine; empty `folder` first.
 
-    `there` describes that machine (`rules/onsite/bootstrap_job.py`).
+    `there` describes that machine (`rules/onsite/bootstrap_job.py`). Raise UserError if pip fails.
     """
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -161,7 +161,8 @@ def _fetched(specs: list[str], there: dict[str, Any], folder: Path) -> list[Path
         pinned = f"{item['metadata']['name']}=={item['metadata']['version']}"
         archive = item["download_info"]["url"].endswith(".whl")
         (wheels if archive else others).append(pinned)
-    for pinned in others:  # without a wheel: build one here, as pure Python runs anywhere
+    # Without a wheel: build one here, which runs there only if it is pure Python.
+    for pinned in others:
         _pip("wheel", "--no-deps", "--wheel-dir", str(folder), pinned)
     if wheels:
         target = ["--python-version", there["python"].rpartition(".")[0], "--implementation", "cp"]

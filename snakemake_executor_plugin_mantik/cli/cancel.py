@@ -61,7 +61,7 @@ def cancel(
 
 
 def _may_run(journal: Journal) -> list[TryRecord]:
-    """Return the tries that may wait or run at a site, the oldest first."""
+    """Return planned tries, and those that may wait or run at a site, the oldest first."""
     return [
         record
         for record in read_history(journal.path.parent)
@@ -73,7 +73,7 @@ def _chosen(journal: Journal, wanted: Sequence[str], *, every: bool) -> list[Try
     """Return the tries that the user has named.
 
     Raises:
-        UserError: no job is named, or a name matches none.
+        UserError: no job is named, a name matches none, or `every` comes with names.
     """
     there = _may_run(journal)
     known = "".join(f"\n  {record.name}" for record in there) or " none"
@@ -123,7 +123,11 @@ async def cancel_tries(
     wait_s: float,
     say: Callable[[str], None],
 ) -> list[TryRecord]:
-    """Cancel tries and wait `wait_s` seconds; report with `say`, and return, what may still run."""
+    """Cancel tries and wait for their ends; report and return those that may still run.
+
+    The wait takes up to `wait_s` seconds, and longer for many tries. `say` writes a line for the
+    user.
+    """
     within = [record for record in records if there.holds(record)]
     beyond = [record for record in records if not there.holds(record)]
     for record in beyond:

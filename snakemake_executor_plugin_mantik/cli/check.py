@@ -90,7 +90,8 @@ def check(
 def examine(spec: str, project: Path) -> CheckReport:
     """Check a file without connecting to the site.
 
-    A file may be valid and still have a mistake: its name cannot be the name of a site.
+    A valid file has a mistake all the same if NAME in NAME=FILE cannot be the name of a site, and a
+    warning if its own name cannot.
     """
     # An existing file takes precedence, even if its path looks like NAME=FILE.
     plain = _is_file(spec)
@@ -153,7 +154,8 @@ _HOOKS: Final = ("before_on_login", "before_on_compute", "after_on_compute", "af
 def _unreadable_hooks(environment: EnvironmentConfig) -> Iterator[str]:
     """Yield a warning for each command that is not valid bash; none if bash is not installed.
 
-    `bash -n` only reads and runs nothing. Each command is checked by itself, as it will be run.
+    `bash -n` only reads and runs nothing. Each command is checked by itself, since each has to be
+    complete.
     """
     bash = shutil.which("bash")
     for hook in _HOOKS if bash else ():

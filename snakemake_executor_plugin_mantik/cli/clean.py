@@ -22,7 +22,7 @@ from snakemake_executor_plugin_mantik.engine.clear import Clearer, WorkspacePart
 from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, TryState, read_history
 
 _LEFT = 1
-"""Exit code if something was not removed."""
+"""Exit code if something had to stay; a "no" of the user does not count."""
 
 
 def clean(
@@ -67,7 +67,7 @@ def clean(
 async def _clean(
     journal: Journal, names: Sequence[str], given: Sequence[str], *, yes: bool, force: bool
 ) -> bool:
-    """Show, ask and remove; return whether something was not removed."""
+    """Show, ask and remove; return whether something had to stay, apart from a "no"."""
     async with reach_sites(journal, names, given, typer.echo) as there:
         troubled = bool(there.away)
         for why in there.away.values():
@@ -162,7 +162,7 @@ def _table(found: Mapping[str, WorkspacePart]) -> list[str]:
 
 
 def confirm() -> bool:
-    """Ask for confirmation.
+    """Ask for confirmation and return the answer.
 
     Raises:
         UserError: there is no terminal.

@@ -39,7 +39,7 @@ def render(
         for mistake in report.mistakes:
             typer.echo(str(mistake), err=True)
         raise typer.Exit(WRONG)
-    # The output does not depend on the site's name, so a mistake in it is only a warning.
+    # A preview is possible in spite of a wrong name of the site, so that is only a warning.
     warnings = [*report.warnings, *map(str, report.mistakes)]
     made = render_preview(report.loaded, warnings, project, command, unicore_version)
     for warning in made.warnings:
@@ -56,7 +56,7 @@ def render_preview(
     """Return a preview of the submission and the uploads from the project folder.
 
     Raises:
-        UserError: the job cannot be submitted.
+        UserError: `unicore_version` is wrong or does not apply, or the job cannot be submitted.
     """
     config = loaded.config
     if unicore_version and config.api != "unicore":
@@ -88,7 +88,7 @@ def render_preview(
 
 
 def _sizes(loaded: LoadedConfig, chosen: sources.Sources, image: str | None) -> list[str]:
-    """Warn about files that are too large to upload as sources, or seem to hold secrets."""
+    """Warn about files that seem to hold secrets, or are too large alone or together."""
     site, warnings = loaded.config.site, []
     if chosen.withheld:
         warnings.append(chosen.withheld)

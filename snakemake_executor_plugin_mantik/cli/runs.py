@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from snakemake_executor_plugin_mantik.runs.listing import FoundRun
 
 _FAILED = 1
-"""Exit code if a run did not finish with `--wait`, or a deletion was not confirmed."""
+"""Exit code if a run did not succeed with `--wait`, or a deletion was not confirmed."""
 
 runs_app = typer.Typer(help="Submit, follow and manage runs of MLproject entry points.",
                   no_args_is_help=True)  # fmt: skip

@@ -295,7 +295,10 @@ def run_scheduler(
 
 
 def _look(store: ScheduleStore, processes: Processes) -> float:
-    """Submit due runs; wait a minute if the store is unusable: disk full, file system missing."""
+    """Submit due runs and return the seconds to wait.
+
+    That is a minute if the store cannot be used now (disk full, file system missing).
+    """
     try:
         return claim_due(store, processes.submit, time.time)
     except UserError:

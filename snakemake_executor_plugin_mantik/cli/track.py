@@ -71,7 +71,10 @@ def _work(directory: Path, kept: Path) -> str:
 
 
 def _settle(directory: Path, outbox: Outbox) -> None:
-    """End the MLflow runs of workflows whose Snakemake is gone and whose jobs have all ended."""
+    """End the MLflow runs of workflows whose Snakemake is gone and that have no open tries.
+
+    Do nothing while a controller holds the journal.
+    """
     state = directory / STATE
     with hold_if_free(state / JOURNAL_LOCK) as free:
         if free and (state / JOURNAL_FILE).exists():

@@ -125,7 +125,8 @@ class BoundEntryPoint:
     def outline(self, wildcards: Any) -> dict[str, str]:
         """Return the values as far as the wildcards determine them.
 
-        They change when an argument changes.
+        They change when an argument changes; but of a function that takes more than wildcards, only
+        the names of the parameters appear.
 
         Raises:
             ConfigError: some values are wrong.

@@ -18,8 +18,9 @@ class Call:
         name: the project's name from its MLproject file, else the folder's.
         entry_point: the entry point's name, or the path of a script in the project.
         definition: a hash of the entry point and of the project's sources.
-        arguments: the values of all parameters, defaults included, not quoted for a shell; paths
-            are relative to the workflow's working directory.
+        arguments: the values of all parameters, defaults included, not quoted for a shell. Relative
+            paths start at the workflow's working directory, those in defaults at the project's
+            folder.
     """
 
     project: PurePosixPath

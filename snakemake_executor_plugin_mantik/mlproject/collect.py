@@ -35,6 +35,9 @@ def collect_outputs(params: Mapping[str, Any], out: str) -> dict[str, Any]:
         out: a directory, the rule's output. It gets copies of all files that are new or changed in
             the project's folder, with the same relative paths, except hidden files and Python's
             caches.
+
+    Raises:
+        TypeError: `params` are not those of an entry point.
     """
     before: ParamsFunction = params["command"]
     given = before.given

@@ -79,7 +79,10 @@ class CommandMistakes:
     def names(
         self, shown: str, point: EntryPoint, given: dict[str, str], more: dict[str, str]
     ) -> None:
-        """Remove and report parameters that are given with the wrong option."""
+        """Report parameters that are unknown or given with the wrong option.
+
+        Remove the unknown ones from `given`, and move declared ones there from `more`.
+        """
         for name in [] if point.script else [n for n in given if n not in point.parameters]:
             del given[name]
             hint = suggest(name, point.parameters)
@@ -133,7 +136,7 @@ def is_path(declared: Mapping[str, object], name: str) -> bool:
 
 
 def is_input(value: str, known: Sequence[str]) -> bool:
-    """Return whether a value of type path is a file below this directory, and not yet an input."""
+    """Return whether a value of type path exists below this directory, and is not yet an input."""
     return (
         not os.path.isabs(value)
         and os.path.exists(value)

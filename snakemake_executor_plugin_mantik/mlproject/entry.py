@@ -11,7 +11,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 TYPES: Final = ("string", "float", "int", "path", "uri")
-"""The types that have a meaning; MLflow accepts any other name, too."""
+"""The types to suggest; some have synonyms, and MLflow accepts any other name, too."""
 
 _INTEGERS: Final = frozenset({"int", "integer", "long"})
 _FLOATS: Final = frozenset({"float", "double"})
@@ -190,7 +190,7 @@ def _is_number(text: str, kind: type[int] | type[float]) -> bool:
 
 
 _FIELD: Final = "\0"
-"""Stands for a placeholder; commands do not contain this character."""
+"""Stands for a placeholder; a blank replaces this character in the command's own text."""
 
 _HEREDOC: Final = re.compile(r"<<(?!<)(-?)[ \t]*(?:'([^'\n]+)'|\"([^\"\n]+)\"|\\?([\w.-]+))")
 _BEFORE_COMMENT: Final = frozenset(" \t\n;&|()")
@@ -203,7 +203,7 @@ _WHERE: Final = {
 
 
 def quoted_placeholders(command: str) -> Iterator[tuple[str, str]]:
-    """Yield the placeholders of a command that stand inside quotes, and a phrase for where.
+    """Yield the placeholders inside quotes or after a backslash, and a phrase for where.
 
     `$(…)` inside double quotes is a command of its own, whose words are not quoted. Comments and
     here-documents are ignored.
@@ -243,7 +243,10 @@ def _scan(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _plain_step(text: str, at: int, pending: list[re.Match[str]]) -> int:
-    """Return the length of the comment or here-document at `at`; 0 if there is none."""
+    """Return the length of what to skip at `at`; 0 if there is nothing.
+
+    Skip comments, the operators `<<WORD` and `<<<`, and the bodies of here-documents.
+    """
     if text[at] == "#" and (at == 0 or text[at - 1] in _BEFORE_COMMENT):
         return len(text[at:].split("\n", 1)[0])
     if text[at] == "\n" and pending:

@@ -40,7 +40,7 @@ def load(
         warn: whether to warn about likely mistakes in the MLproject file.
 
     Raises:
-        ConfigError: with all mistakes of the MLproject file.
+        ConfigError: with all mistakes of the MLproject file; or the folder cannot be read.
     """
     caller = sys._getframe(1)
     shown = os.fspath(path)
@@ -161,10 +161,10 @@ class Project:
         return script
 
     def definition(self, entry: EntryPoint) -> str:
-        """Return a hash of an entry point and of the project's sources, cached per process.
+        """Return a hash of an entry point and of the project's sources, cached in this object.
 
         Raises:
-            UserError: the sources cannot be read, or are too large.
+            UserError: the sources cannot be read or are too large, or `exclude` is wrong.
         """
         if entry.name not in self._definitions:
             from snakemake_executor_plugin_mantik.mlproject.project_sources import project_digest
@@ -184,7 +184,7 @@ class Project:
 
     @property
     def shown(self) -> str:
-        """The project's name in messages: its MLproject file, as the Snakefile names it."""
+        """The project's name in messages: its MLproject file or folder, as `load` got it."""
         return self._shown
 
 

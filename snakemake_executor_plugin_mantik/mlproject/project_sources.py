@@ -39,7 +39,7 @@ def project_digest(
         workflow: Snakemake's workflow; products of its rules are left out.
 
     Raises:
-        UserError: a source cannot be read, or they are too large.
+        UserError: a source cannot be read, they are too large, or `exclude` is wrong.
     """
     total, gathered = 0, hashlib.sha256()
     ours = file.name if file is not None else ""

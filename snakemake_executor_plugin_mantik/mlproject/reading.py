@@ -65,7 +65,7 @@ def read_project(
         warn: receives each warning, even if the file has mistakes.
 
     Raises:
-        ConfigError: with all mistakes of the file.
+        ConfigError: with all mistakes of the file; or the folder or file cannot be read.
     """
     called = shown if shown is not None else str(folder)
     try:
@@ -257,7 +257,7 @@ class _Reader:
 
 
 class _UnreadableError(ValueError):
-    """The document cannot be read at all; the message names the position and the reason."""
+    """The document cannot be read at all; the message gives the reason, often the position."""
 
 
 def _document(content: bytes) -> yaml.Node:

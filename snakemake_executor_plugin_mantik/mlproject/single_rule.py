@@ -28,7 +28,7 @@ RESULTS: Final = "mlproject-runs"
 """Directory below the working directory with the collected files of runs without named outputs."""
 
 _SOURCE_FILE_LIMIT: Final = 1 << 20
-"""Larger files are uploaded only as inputs, in bytes; the default without a backend config."""
+"""Bytes above which files are uploaded only as inputs, if there is no backend config."""
 
 _OURS: Final = re.compile(r"\{(?:(?:input|output)(?:[.\[][^{}]*)?|threads)\}")
 
@@ -144,7 +144,9 @@ def prepare_single_rule(
 
 
 def snakemake_command(snakefile: Path, site: str) -> list[str]:
-    """Return the command line that runs such a workflow, without options for the executor.
+    """Return the command line that runs such a workflow; callers add `--executor` and more.
+
+    It names the backend config `site`, unless that is empty.
 
     Raises:
         UserError: Snakemake is not installed.
@@ -211,7 +213,10 @@ def _escaped(text: str) -> str:
 
 
 def _large(folder: os.PathLike[str], config: LoadedConfig | None, made: list[str]) -> list[str]:
-    """Return the project's files that are too large to upload as sources."""
+    """Return the project's files that are too large to upload as sources.
+
+    Raise ConfigError if a name has braces. `made` are outputs, which are left out.
+    """
     from snakemake_executor_plugin_mantik.config.exclude import Exclude
     from snakemake_executor_plugin_mantik.staging.sources import list_candidates
 

@@ -30,8 +30,8 @@ class TemplateWords:
 
     Attributes:
         words: words for the process: one, or one for each file of `{input.many}`.
-        raw: the value for records, with paths relative to the workflow's working directory.
-        paths: whether the words are files of the job, already relative to the project's folder.
+        raw: the value for records, with paths as the rule or the MLproject file gives them.
+        paths: whether the words name files of the job, already relative to the project's folder.
     """
 
     words: tuple[str, ...]
@@ -62,7 +62,11 @@ class ParameterValue:
         raise NotImplementedError
 
     def outline(self, wildcards: Any) -> str:
-        """Return the value as far as wildcards determine it; it changes if the source does."""
+        """Return the value as far as wildcards determine it.
+
+        It changes if the source does; but of a function that takes more than wildcards, only the
+        names of the parameters appear.
+        """
         raise NotImplementedError
 
 
@@ -70,8 +74,8 @@ def parse_value(given: object) -> ParameterValue:
     """Parse a value from a Snakefile.
 
     Raises:
-        ValueError: it is not a text, number, bool, path or function, or cannot be a process's
-            argument.
+        ValueError: it is not a text, number, bool, path or function; a text has wrong placeholders;
+            a function has wrong parameters; or it cannot be a process's argument.
     """
     if isinstance(given, str):
         return _Template(given)

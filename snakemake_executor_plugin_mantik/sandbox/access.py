@@ -34,7 +34,7 @@ class SecuritySession:
 
 @dataclass
 class Access:
-    """The single user of a site, and the user's sessions; `session_lifetime` is in seconds."""
+    """The single user of a site, and all sessions; `session_lifetime` is in seconds."""
 
     username: str
     session_lifetime: float
@@ -50,9 +50,11 @@ class Access:
     def check(self, headers: Mapping[str, str]) -> SecuritySession:
         """Return the session of a request; a new one if it names none.
 
+        The new one is anonymous if the request has no credentials.
+
         Raises:
-            AccessRefused: 432 for an unknown session, whatever the credentials; 403 for wrong
-                credentials.
+            AccessRefused: 432 for an unknown or expired session, whatever the credentials; 403 for
+                wrong credentials.
         """
         wanted = headers.get(SESSION_HEADER)
         if wanted is not None:

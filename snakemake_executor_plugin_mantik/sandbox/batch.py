@@ -117,7 +117,7 @@ class BatchScheduler(ABC):
     async def cancel(self, number: int) -> None:
         """End a job: TERM to all its processes, KILL to those left after the kill wait.
 
-        Raise CancelError with scancel's message if there is no such job, or it has ended.
+        Raise CancelError with scancel's message if there is no such job, or it ends or has ended.
         """
 
     @abstractmethod

@@ -30,7 +30,7 @@ Action = Literal[
 - `drop_before`: the connection breaks before the request is processed;
 - `drop_after`: the request is processed, then the connection breaks without an answer;
 - `cut`: the answer's body ends after `bytes`;
-- `expire_sessions`: all security sessions expire first;
+- `expire_sessions`: all security sessions (firecREST: all access tokens) become invalid first;
 - `forget_job`: the job is accepted and runs, but the site then denies that it exists;
 - `repeat_job`: a submission reaches the scheduler twice, as behind a slow sbatch;
 - `ignore_abort` (UNICORE only): the job is reported as aborted and still runs, as with a server
@@ -38,7 +38,7 @@ Action = Literal[
 - `fail_command`: the request's command on files fails at the site with `message`, the system's
   words for an error (`Disk quota exceeded`);
 - `timeout_before`, `timeout_after` (firecREST only): the command takes longer than the server
-  waits; it does nothing, or all of its work (`seconds` after the answer).
+  waits; it does nothing, or all of its work (`seconds` after the answer; before it, if 0).
 """
 
 

@@ -46,7 +46,8 @@ def decode_path(raw: str) -> str:
 
     Raises:
         _BadPath: for a path that the real server answers with 400: an encoded percent sign, slash,
-            backslash or control character, an empty segment, or bytes that are not UTF-8.
+            backslash or control character, an empty segment, `..` above the root, or bytes that
+            are not UTF-8.
     """
     lowered = raw.lower()
     if any(text in lowered for text in _FORBIDDEN):

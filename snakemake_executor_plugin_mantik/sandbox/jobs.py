@@ -283,7 +283,7 @@ class UnicoreJob:
         self._judge(await self._follow(site, self.batch), description)
 
     async def _follow(self, site: JobSubmitter, batch: BatchJob) -> int:
-        """Follow the scheduler as rarely as the real server does, and return the exit code."""
+        """Follow the scheduler only when the server reads its states, and return the exit code."""
         while not batch.state.final:
             await self._next_look()
             if batch.state is BatchState.RUNNING:

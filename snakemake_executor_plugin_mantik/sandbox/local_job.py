@@ -57,7 +57,7 @@ class LocalJob(BatchJob):
 def local_job_environment(
     job: LocalJob, settings: Mapping[str, str], home: Path, user: str
 ) -> dict[str, str]:
-    """Return a job's environment; of this process it holds the search path and language only.
+    """Return a job's environment; of ours it has only search path, language and time zone.
 
     The sandbox often has the user's credentials in its environment. Jobs must not see them, as they
     do not at a real site. `settings` are the variables of all jobs.

@@ -117,8 +117,8 @@ def signal_all(pids: Iterable[int], number: signal.Signals) -> None:
 def signal_job(leader: int, number: signal.Signals, gap: float = 0.0) -> None:
     """Send a signal to all processes of the job's session, the batch script first.
 
-    A parent so gets the signal before it can notice the end of a child, where its `set -e` would
-    end it. A real scheduler does not take that care: with a `gap`, in seconds between two
+    So a parent gets the signal before it can notice the end of a child, for which its `set -e`
+    would end it. A real scheduler does not take that care: with a `gap`, in seconds between two
     processes, the children get the signal first and the batch script last.
     """
     if gap:

@@ -93,7 +93,8 @@ class BatchRequest:
         gpus: GPUs on each node.
         output, error: files, relative to the working directory; `error` None: as `output`.
         chdir: working directory, None: the directory that sbatch was called in.
-        account, comment, constraint, qos, reservation: as in the script, empty if absent.
+        account: as requested, else the default account, if there is one.
+        comment, constraint, qos, reservation: as requested, empty if absent.
         blocked: the reason why the job never starts, empty if it does.
     """
 

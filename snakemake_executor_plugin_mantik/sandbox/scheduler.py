@@ -44,12 +44,14 @@ _REASONS = {
 
 
 class LocalScheduler(BatchScheduler):
-    """A FIFO queue with first fit: jobs start in the order of submission, once slots are free.
+    """A queue with first fit: the first submitted job whose slots are free starts.
+
+    So a small job may overtake a larger one that waits.
 
     `fail_node` kills all processes of the one job at once.
 
     Attributes:
-        max_submit_jobs: waiting and running jobs above which more are refused, None for no limit.
+        max_submit_jobs: how many jobs may wait and run; more are refused. None for no limit.
     """
 
     jobs: dict[int, LocalJob]
@@ -198,7 +200,7 @@ class LocalScheduler(BatchScheduler):
             processes.signal_job(job.pid, signal.SIGKILL)
 
     async def stop(self) -> None:
-        """Kill all jobs at once, and wait until none of their processes is left."""
+        """Kill all jobs at once, wait until no process is left, and remove the batch scripts."""
         for job in self.jobs.values():
             if job.state is BatchState.PENDING:
                 job.verdict = BatchState.CANCELLED

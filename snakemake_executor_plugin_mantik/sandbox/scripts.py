@@ -120,7 +120,7 @@ def tsi_batch_script(description: Description, directory: Path, script: str, que
 
 
 def _memory_bug(asked: str | None) -> int | None:
-    """Cast the memory in bytes to a 32-bit integer, as the server does, and return MiB."""
+    """Return the MiB of the bytes cast to a 32-bit integer, as by the server; None below 1."""
     if asked is None:
         return None
     cast = (int(asked) + 2**31) % 2**32 - 2**31

@@ -61,7 +61,8 @@ _SandboxSite = UnicoreServer | FirecrestServer
 class Sandbox:
     """Sites on this machine behind one HTTP server on loopback, as a context manager.
 
-    The server runs in its own thread. On exit no process of any job is left.
+    The server runs in its own thread. On exit no process of any job is left, unless a real Slurm
+    fails to end it in time.
 
     Attributes:
         directory: contains a directory per site, and its backend config as `NAME.yaml`.

@@ -40,7 +40,7 @@ class Partition:
 
 
 PARTITIONS = (Partition("batch"), Partition("devel", max_time=2 * 3600, nodes=2))
-"""The partitions of every site; the first is the default."""
+"""The partitions of local schedulers by default; jobs go to the first by default."""
 
 
 @dataclass(frozen=True)
@@ -142,8 +142,8 @@ class SandboxSettings:
         partitions: the queues of the local scheduler, the first is the default.
         scheduler: runs the jobs, one of SCHEDULERS.
         accounts: accounts of the local scheduler, the first is the default.
-        max_submit_jobs: waiting and running jobs of one site above which the local scheduler
-            refuses more, as Slurm's MaxSubmitJobs does; None for no limit.
+        max_submit_jobs: how many jobs of one site may wait and run; the local scheduler refuses
+            more, as Slurm's MaxSubmitJobs does. None for no limit.
         memory_state: state of a job that the local scheduler ends for its memory: OUT_OF_MEMORY, as
             with cgroups, or FAILED by signal 9, as with Slurm's OverMemoryKill.
         environment: variables of every job, in addition to the minimal ones.
@@ -175,7 +175,7 @@ class SiteOption:
 
     @classmethod
     def parse(cls, text: str) -> "SiteOption":
-        """Read the value `NAME=API` of `--site`; raise UserError for a wrong name or API."""
+        """Read `NAME=API`, or `NAME` for UNICORE; raise UserError for a wrong name or API."""
         name, _, api = text.partition("=")
         api = api or "unicore"
         where = f"--site {text}"

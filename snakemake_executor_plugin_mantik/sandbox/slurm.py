@@ -39,7 +39,7 @@ class SlurmScheduler(BatchScheduler):
     """The jobs that one site has in this machine's Slurm."""
 
     def __init__(self, settings: SandboxSettings, *, home: Path, user: str) -> None:
-        """Give jobs `home` and `user` in their environment; raise UserError if no Slurm answers."""
+        """Give jobs `home` and `user` in their environment; raise the errors of `partitions`."""
         self.jobs: dict[int, BatchJob] = {}
         self.partitions = partitions()
         self._interval = settings.timing.status_interval
@@ -50,6 +50,7 @@ class SlurmScheduler(BatchScheduler):
         self._follower = asyncio.create_task(self._follow())
 
     async def stop(self) -> None:
+        """Cancel all unfinished jobs, and wait up to `_STOP` seconds for their ends."""
         with suppress(TimeoutError):
             async with asyncio.timeout(_STOP):
                 while left := [job for job in self.jobs.values() if not job.state.final]:
@@ -228,7 +229,7 @@ def _environment(home: Path, user: str) -> dict[str, str]:
 def partitions() -> tuple[Partition, ...]:
     """Return the partitions of this machine's Slurm, the default one first.
 
-    Raise UserError if there is no Slurm, or it does not answer.
+    Raise UserError if there is no Slurm, or sinfo fails, and TimeoutExpired if sinfo hangs.
     """
     where = "smk-mantik sandbox --scheduler slurm"
     lacking = [command for command in COMMANDS if shutil.which(command) is None]
@@ -274,7 +275,7 @@ def _partitions(lines: Iterable[str]) -> tuple[Partition, ...]:
 
 
 def seconds_of(text: str) -> int:
-    """Return the seconds of Slurm's `days-hours:minutes:seconds`; a year for no limit."""
+    """Return the seconds of Slurm's `days-hours:minutes:seconds`; a year for any other text."""
     if not text[:1].isdigit():
         return 365 * 86400
     days, _, rest = text.rpartition("-")

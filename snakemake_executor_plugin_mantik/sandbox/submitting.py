@@ -22,7 +22,7 @@ from snakemake_executor_plugin_mantik.sandbox.tsi import (
 _ATTEMPTS = 4
 """Number of attempts to submit a job that the scheduler refuses; as in the real server."""
 _EXCHANGES = 8
-"""Exchanges with the TSI per submission: the scheduler so gets two or three jobs a second."""
+"""Exchanges with the TSI per submission; at the real speed, two or three jobs a second."""
 
 
 class JobSubmitter(Protocol):
@@ -81,7 +81,10 @@ async def submit_job(script: str, job: SubmittedJob, site: JobSubmitter) -> Batc
 def job_batch_script(
     description: Description, directory: Path, user: Mapping[str, str], queue: str
 ) -> str:
-    """Return the script for sbatch: UNICORE's, called at the end of a RAW job's own file."""
+    """Return the script for sbatch: UNICORE's own with the TSI's options.
+
+    For a RAW job: its own file with a call of UNICORE's script at the end.
+    """
     own = scripts.unicore_script(description, directory, user)
     if description.job_type != "RAW":
         return scripts.tsi_batch_script(description, directory, own, queue)

@@ -44,7 +44,7 @@ class Tsi:
 
     Attributes:
         up: whether the TSI answers.
-        module_path: the directory of the TSI's modules, which is in the PYTHONPATH of all jobs.
+        module_path: the directory of the TSI's modules, which is the PYTHONPATH of batch jobs.
     """
 
     def __init__(self, directory: Path, user: Mapping[str, str], round_trip: float) -> None:

@@ -41,14 +41,14 @@ _VERSION = "11.0.0"
 _FACTORY = "default_target_system_factory"
 _SHARED_STORAGES = ("HOME", "SCRATCH")
 _WORKERS = 4
-"""Number of jobs whose files the server stages in at the same time."""
+"""Number of jobs that the server stages in, or submits, or runs commands of, at the same time."""
 
 
 class UnicoreServer:
     """A site: storages, a scheduler, jobs, and the REST API in front of them.
 
     Attributes:
-        directory: contains `home`, `scratch`, `jobs`.
+        directory: contains `home`, `scratch`, `jobs`, `spool`, `tsi`.
         workers, submitting: limit how many jobs are processed and submitted at a time, in order.
         tss: the id of the site's target system.
         forget_next, repeat_next: how many of the next submissions are acknowledged and then

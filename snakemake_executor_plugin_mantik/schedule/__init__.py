@@ -10,8 +10,8 @@ Each due time is fired once, or the store records why not:
 - The claim includes a key that the new run is submitted under. A submission that was killed is
   repeated under the same key, and `runs.rerun` makes one run per key. Only the process that holds
   the schedule's lock submits, so a firing that has begun and is not locked was interrupted.
-- A failed submission is repeated until the next due time, then given up. An interrupted one may
-  have made a run, so it is completed first.
+- A failed submission is repeated until the next due time is claimed, then given up. An interrupted
+  one may have made a run, so it is repeated even then. Both are given up a week after their time.
 
 The code reads the time only from the clock that it is given.
 """

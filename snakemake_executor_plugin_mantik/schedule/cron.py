@@ -40,7 +40,7 @@ _NICKNAMES: Final[Mapping[str, str]] = {
 _ITEM: Final = re.compile(r"(?:(\*)|(\w+)(?:-(\w+))?)(?:/(\d+))?", re.ASCII)
 
 _SHIFT: Final = timedelta(hours=3)
-"""The largest change of a clock."""
+"""Longer than any daylight saving change."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,8 @@ class Cron:
     def after(self, moment: datetime) -> Iterator[datetime]:
         """Yield the due times later than `moment`, in order, in the line's time zone.
 
-        The iterator ends if the line is not due within fifty years.
+        The iterator ends if the line is not due within fifty years. Raise UserError if cronsim is
+        not installed.
         """
         last, found = moment.astimezone(UTC), list[datetime]()
         for wall in self._walls(moment.astimezone(self.zone) - _SHIFT):

@@ -52,7 +52,7 @@ def _pending(store: ScheduleStore, schedule: Schedule, firing: Firing) -> str:
 
 
 def schedule_as_json(store: ScheduleStore, schedule: Schedule, now: datetime) -> dict[str, Any]:
-    """Return a schedule as JSON, with the outcome of its last due time."""
+    """Return a schedule as JSON, with its last claimed due time and the outcome."""
     due = next(schedule.due(now), None)
     last = store.history(schedule.id, 1)
     return {

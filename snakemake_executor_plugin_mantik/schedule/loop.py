@@ -54,7 +54,7 @@ def claim_due(
     """Claim due times, and submit the claimed ones.
 
     Other processes may use `store` at the same time. `submit` submits a due time, or starts its
-    submission; it may be called during a submission. `clock` returns seconds since the epoch.
+    submission; it may be called again while that runs. `clock` returns seconds since the epoch.
 
     Returns:
         Seconds until the next check: at the next full minute, when schedules are due, or earlier.
@@ -98,7 +98,7 @@ def _missed(first: datetime, last: datetime) -> str:
 
 
 class Processes:
-    """Submits each due time in a separate process that outlives this one.
+    """Submits each due time in a separate process that may outlive this one.
 
     This keeps MLflow, whose import takes hundreds of megabytes, and a submission that hangs or
     crashes out of the scheduler's process.

@@ -122,7 +122,7 @@ def _check_due(schedule: Schedule, now: datetime) -> None:
 
 
 def _find_zone(name: str) -> ZoneInfo:
-    """Return a time zone of the IANA data base, or raise UserError."""
+    """Return a time zone of the IANA database, or raise UserError."""
     try:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError):

@@ -37,7 +37,7 @@ class Schedule:
         tz: the time zone of `cron` and `until`.
         until: the last day on which the schedule may be due; None: no end.
         account: the compute budget account; empty: the run's.
-        since: due times after this time are not claimed yet; seconds since the epoch.
+        since: only due times after this time are still to be checked; seconds since the epoch.
         revision: grows with each edit.
     """
 
@@ -58,7 +58,7 @@ class Schedule:
         return takewhile(lambda due: self.until is None or due.date() <= self.until, found)
 
     def latest(self, now: datetime) -> datetime | None:
-        """Return the last unclaimed due time up to `now`, or None."""
+        """Return the last due time after `since` and up to `now`, or None."""
         since = datetime.fromtimestamp(self.since, UTC)
         if self.until is not None:
             zone = ZoneInfo(self.tz)
@@ -80,11 +80,11 @@ class Firing:
         due: the due time in seconds since the epoch.
         key: identifies the run if a submission was interrupted.
         attempts: how many submissions were started.
-        begun: whether the outcome of an attempt is unknown: it is under way, or was interrupted.
+        begun: whether the outcome of an attempt is unknown: it is running, or was interrupted.
         retry: when to submit again, if not fired by then; seconds since the epoch.
         run: the id of the new run; empty: none yet.
         told: the reason for the state, for users.
-        changed: time of the last change of state, in seconds since the epoch.
+        changed: time of the last claim, attempt or outcome, in seconds since the epoch.
     """
 
     id: int

@@ -174,6 +174,7 @@ class ScheduleStore:
         return done.rowcount == 1
 
     def remove(self, schedule_id: int) -> None:
+        """Remove a schedule and its due times."""
         with self._write() as db:
             db.execute("DELETE FROM schedules WHERE id = ?", (schedule_id,))
 
@@ -197,11 +198,11 @@ class ScheduleStore:
         """Claim due times. Return False if another process did, or the schedule was edited.
 
         If one of them is to be fired, earlier firings that are not submitted are given up, except
-        those whose submission has begun.
+        those whose submission is running or was interrupted.
 
         Args:
             schedule: as read when the due times were computed.
-            upto: due times up to this one are not checked again.
+            upto: due times up to this one are not checked again, unless the clock is set back.
             rows: due time, state and reason of each.
             now: the current time.
         """
@@ -276,7 +277,7 @@ class ScheduleStore:
         )  # fmt: skip
 
     def put_off(self, firing: Firing, told: str, now: float, *, give_up: bool) -> None:
-        """Record a failed submission, and give it up if a later due time has been claimed.
+        """Record a failed submission, and give it up if a later due time is, or was, to be fired.
 
         If an earlier attempt was interrupted, a run may exist: `begun` stays set then, and the
         firing is not given up for a later one.

@@ -19,7 +19,7 @@ RETRY_MOST_S: Final = 3600.0
 FIRING_S: Final = 3600
 """Longest duration of a submission in seconds; then its process is killed and another continues."""
 _GIVE_UP_S: Final = 7 * 86400.0
-"""Seconds after the due time when a failing submission is given up, if no later one came first."""
+"""Seconds after the due time when a failing submission is given up at the latest."""
 
 INTERRUPTED: Final = (
     "An earlier attempt was interrupted: smk-mantik runs list shows whether it made a run."
@@ -43,7 +43,7 @@ class Resubmit(Protocol):
 def submit_firing(
     store: ScheduleStore, firing_id: int, again: Resubmit, clock: Callable[[], float]
 ) -> str:
-    """Submit a due time, unless another process is submitting it or it has ended.
+    """Submit a due time, unless it has ended or a process is submitting one of its schedule.
 
     `clock` returns the time in seconds since the epoch. Return a line for the user, empty if
     nothing was done.
@@ -101,7 +101,7 @@ def format_moment(moment: datetime) -> str:
 
 @contextmanager
 def lock_schedule(directory: Path, schedule_id: int) -> Iterator[bool]:
-    """Yield whether this process got a schedule's lock. The lock ends with the process."""
+    """Yield whether we got a schedule's lock. It ends with the block, or with the process."""
     with open_private(_lock_file(directory, schedule_id), "ab") as file:
         yield take_lock(file)
 

@@ -1,4 +1,4 @@
-"""Write a systemd unit that starts the scheduler when the user's machine starts."""
+"""Make a systemd unit that starts the scheduler when the user's machine starts."""
 
 import os
 import sys

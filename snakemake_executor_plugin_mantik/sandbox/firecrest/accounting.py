@@ -44,8 +44,9 @@ class Accounting(ABC):
     async def listed(
         self, names: Iterable[str], account: str, window: float
     ) -> list[AccountingRecord]:
-        """Return the jobs with these names (none: all) that run or ended in the last `window` s.
+        """Return the unfinished jobs, and those that ended in the last `window` seconds.
 
+        `names` and `account` select jobs, unless they are empty.
         sacct and squeue filter separately, so half a record is not found by the job's name.
         """
         found = await self._listed(set(names), account, window)
@@ -217,7 +218,10 @@ def _state_text(state: BatchState) -> str:
 
 
 def _ending(job: LocalJob) -> tuple[int, int]:
-    """Return exit code and signal as in the accounting: both 0 if Slurm ended the job."""
+    """Return exit code and signal as in the accounting.
+
+    Both are 0 unless the job is COMPLETED, FAILED, or OUT_OF_MEMORY (0 and 125).
+    """
     if job.state is BatchState.OUT_OF_MEMORY:
         return 0, _OUT_OF_MEMORY_SIGNAL
     if job.state in (BatchState.COMPLETED, BatchState.FAILED):

@@ -80,7 +80,7 @@ def either(body: Mapping[str, Any], *names: str) -> Any:
 def text(body: Mapping[str, Any], *names: str, needed: bool = True) -> str:
     """Return a string of the body by any of its names, empty if absent and not needed.
 
-    Otherwise raise `Failure`.
+    Raise `Failure` if it is needed and absent, or not a string.
     """
     value = either(body, *names)
     if value is None and not needed:

@@ -166,7 +166,7 @@ class Operations:
         return _output({"algorithm": "SHA256", "checksum": digest})
 
     async def _download(self, request: Request) -> Response:
-        """Return a file. Its base64 blocks the command if it exceeds the limit and the channel."""
+        """Return a file; base64 above the limit plus the channel's buffer blocks the command."""
         data = await self._shell.run(partial(commands.read, self._path(request)))
         encoded = -(-len(data) // 3) * 4
         if encoded > self._settings.max_file_size + _WINDOW:

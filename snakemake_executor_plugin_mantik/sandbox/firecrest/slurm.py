@@ -1,4 +1,4 @@
-"""firecREST's records of the jobs of a real Slurm, which call sacct and squeue each time."""
+"""firecREST's records of the jobs of a real Slurm, from sacct and squeue at each request."""
 
 import asyncio
 import os

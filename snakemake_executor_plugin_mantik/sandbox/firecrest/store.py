@@ -43,7 +43,7 @@ class ObjectStore:
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def presigned(self, method: str, key: str, part: str = "") -> str:
-        """Return a URL that allows one request for an object: PUT of a part, POST, or GET."""
+        """Return a URL for one kind of request for an object: PUT of a part, POST, or GET."""
         url = f"{self.url}/{quote(key)}?X-Amz-Expires={_LIFETIME}&partNumber={part}"
         return f"{url}&X-Amz-Signature={self._signature(method, key, part)}"
 

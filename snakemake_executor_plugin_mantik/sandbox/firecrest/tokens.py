@@ -112,7 +112,7 @@ class Tokens:
     # --- firecREST ---------------------------------------------------------------------------
 
     def check(self, headers: Mapping[str, str]) -> None:
-        """Check a request's credentials, or raise a 401 with the token in a header (seen)."""
+        """Check a request's credentials; raise a 401, which repeats a bad token (seen)."""
         if _same([headers.get(_API_KEY_HEADER, "")], [self.api_key]):
             return
         kind, _, token = headers.get("authorization", "").partition(" ")

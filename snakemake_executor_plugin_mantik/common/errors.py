@@ -16,7 +16,7 @@ a caller whose error it is, and so what to do about it:
     │   ├── SiteNotFound        there is no such file or job: proves nothing about a running job
     │   └── SiteRejected        a definite refusal: it did not happen and will not if repeated
     ├── TransferError           a downloaded file is not what the job made; can be downloaded again
-    │   └── OutputsLost         the job's files cannot be downloaded, however often it is repeated
+    │   └── OutputsLost         a job's files are lost: repeating the download does not help
     ├── OutputMissing           a job succeeded without making an output that it promised
     └── JournalError            the journal cannot be used (damaged, newer) or written (a full disk)
         └── JournalLocked       another controller holds it
@@ -141,7 +141,7 @@ class SiteUnreachable(SiteError):  # noqa: N818
 
 
 class SiteBusy(SiteError):  # noqa: N818
-    """The site asks to retry later (429, 503 with Retry-After); the action did not happen.
+    """The site asks to retry later (mostly 429 or its own 503); the action did not happen.
 
     `retry_after` has the seconds to wait according to the site, else None.
     """
@@ -176,7 +176,7 @@ class TransferError(MantikError):
 
 
 class OutputsLost(TransferError):  # noqa: N818
-    """A job's files cannot be downloaded any more, however often it is repeated."""
+    """A job's files cannot be had any more, however often the download is repeated."""
 
 
 class OutputMissing(MantikError):  # noqa: N818

@@ -14,8 +14,8 @@ _PAUSE_S: Final = 0.1
 def take_lock(file: IO[Any] | int) -> bool:
     """Take the lock of an open file; the caller holds it until the file is closed.
 
-    Returns whether the lock was free. `hold_if_free` holds a lock for a moment to check it, so a
-    taken lock is tried again for some tenths of a second.
+    Returns whether the lock was taken. `hold_if_free` holds a lock for a moment to check it, so a
+    lock that is held is tried again for some tenths of a second.
 
     Raises:
         OSError: the file system does not support locks.
@@ -41,7 +41,8 @@ def is_locked(path: Path) -> bool:
 def hold_if_free(path: Path) -> Iterator[bool]:
     """Yield whether no process holds the lock of a file; if so, none can take it meanwhile.
 
-    The lock of a missing file, also of one that vanishes at this moment, is free.
+    The lock of a missing file, also of one that vanishes at this moment, is free, and cannot be
+    held: a process that makes the file can take it.
     """
     with ExitStack() as opened:
         free = True

@@ -57,8 +57,8 @@ def make_tracker(
     """Make the tracker of jobs' MLflow runs, not started; it masks all secrets known here.
 
     `notify` writes a line to the user's log. `workflow` is the one whose jobs are run, if any.
-    `direct` has variables for jobs that log to the tracking server themselves; these wait at most
-    `wait_s` seconds for MLflow to make their runs.
+    `direct` has variables for jobs that log to the tracking server themselves; such jobs wait
+    for MLflow to make their runs, at most `wait_s` seconds beyond what the site's pace delays them.
     """
     secrets = [*secret_values(os.environ), *credential_secrets(credentials.values())]
     for loaded in configs.values():

@@ -46,7 +46,8 @@ def open_journal(directory: Path) -> Journal:
     """Open the journal of the workflow in `directory`; this process becomes its controller.
 
     Raises:
-        JournalError: there is no journal, or a Snakemake is running there.
+        JournalError: there is no journal, or it cannot be used.
+        JournalLocked: another controller holds it, mostly a running Snakemake.
     """
     state = directory / STATE
     journal_path(state)
@@ -77,6 +78,7 @@ class ReconnectedSite:
         return runner.place.id == record.place
 
     def unreached(self, record: TryRecord) -> str:
+        """Return why a try's workspace was not reached."""
         return self.away.get(
             record.site,
             f"its workspace {record.left_where} is not the one in the current backend config;"
@@ -94,7 +96,8 @@ async def reach_sites(
     `notify` writes a line for the user.
 
     Raises:
-        MantikError: a config or credentials are missing; no request was sent to a site.
+        MantikError: a config or credentials are missing or cannot be used; no request was sent to
+            a site.
     """
     with closing(journal):
         workdir = journal.path.parents[len(STATE.parts)].resolve()

@@ -22,10 +22,11 @@ def make_site(
         credential: from `credentials.find_credentials`.
         workspace_name: name of the workspace's directory, used if its path is not configured.
         project: the project folder; the CA file is relative to it.
-        account: the compute budget account, for jobs that a site itself needs to transfer files.
+        account: the compute budget account for jobs that a firecREST site runs to transfer files.
 
     Raises:
         UserError: the URL or CA file cannot be used.
+        SiteRejected: the workspace name is not valid.
     """
     if loaded.config.firecrest is not None:
         from snakemake_executor_plugin_mantik.sites.firecrest import FirecrestSite

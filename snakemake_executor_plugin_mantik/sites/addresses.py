@@ -13,12 +13,12 @@ from snakemake_executor_plugin_mantik.config.addresses import is_confidential
 
 
 def check_url(url: str, site: str, key: str) -> str:
-    """Return the base URL of an API without a final slash; allow HTTP on this machine only.
+    """Return the base URL of an API without a final slash; allow http:// on this machine only.
 
     `key` is the key of the backend config that holds the URL.
 
     Raises:
-        UserError: credentials would be sent unencrypted, or the URL is more than an address.
+        UserError: credentials would be sent unencrypted, or the URL has a user, query or fragment.
     """
     where = f"site {site}, {key}"
     if not is_confidential(url):

@@ -57,8 +57,8 @@ def make_error(
 ) -> SiteError:
     """Make the error for an answer that means `meaning`; `do` is advice for the user.
 
-    `response` is fully read. `text` is the server's full text, which is shortened here, so that
-    callers can classify all of it first.
+    `response` is fully read. `text` is the server's text, which is shortened here, so that callers
+    can classify all of it first.
     """
     request = response.request
     text = shorten(text)
@@ -85,7 +85,8 @@ def shorten(text: str, longest: int = LONGEST_TEXT) -> str:
 def retry_after(header: str | None, now: float | None = None) -> float | None:
     """Return the seconds to wait according to a Retry-After header; None if it names no time.
 
-    A date is compared with `now`, the server's own clock, because ours may be off.
+    A date is compared with `now`, the server's own clock, because ours may be off; without `now` it
+    counts as no time.
     """
     if header is None:
         return None
@@ -112,7 +113,7 @@ _DEFINITE: Final = frozenset({413, 414, 431})
 
 
 def is_from_gateway(response: httpx.Response) -> bool:
-    """Check whether a 4xx comes from a gateway, which knows no files and no jobs.
+    """Check whether an answer is a 4xx of a gateway, which knows no files and no jobs.
 
     The servers' own errors are JSON.
     """

@@ -63,7 +63,7 @@ class Credential:
     of this object then use them.
 
     Attributes:
-        origin: names of the variables that it was made of, for errors.
+        origin: the variables and keyring entries that its values came from, for errors.
         look: finds a replacement of the same kind; returns None if there is nothing new.
     """
 
@@ -86,7 +86,8 @@ class Credential:
         """Log in interactively, once, at the start of a run; most credentials do nothing.
 
         Raises:
-            CredentialError: there is no terminal, or the login was refused.
+            CredentialError: there is no terminal, or the login was refused or took too long.
+            SiteUnreachable: the issuer does not answer.
         """
 
     async def renew(self) -> None:
@@ -186,7 +187,7 @@ class SshKey(Credential):
         return f"Bearer {self._token}"
 
     def set_clock(self, server: float) -> bool:
-        """Sign by a server's clock if it differs from ours by less than a day.
+        """Sign by a server's clock if it differs, but not by one that is off by more than a day.
 
         A server that claims to be in the next year must not get a token that is valid then.
         """

@@ -6,9 +6,10 @@ If an API cannot carry a name, the site raises `SiteRejected` before it sends a 
 mean the following unless a method documents otherwise:
 
 - `SiteUnreachable`: unknown whether the action happened. Reads and idempotent methods have already
-  been repeated a few times.
+  been repeated a few times where that may help.
 - `SiteBusy`, `SiteUnauthorized`, `SiteRejected`: it did not happen.
-- `SiteNotFound`: the site knows no such file or job just now. It proves nothing of a running job.
+- `SiteNotFound`: the site knows no such file or job just now. It proves nothing about a running
+  job.
 """
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -50,7 +51,7 @@ class SiteFacts:
         server: product and version of the server.
         user: login name that jobs run as, where known.
         queues: limits by queue; empty where the site reports none.
-        max_entries: maximum number of entries in one listing.
+        max_entries: maximum number of entries in one answer of the server.
         accounts: compute budget accounts of the user; empty where they are not reported reliably.
     """
 
@@ -88,7 +89,7 @@ class Submission:
     Attributes:
         tag: key for `Site.find`: the try's UUID; letters, digits and `-` only.
         name: readable name, any text; the site shortens and cleans it.
-        script: the complete bash script; ends with 0 where `after_on_login` is set.
+        script: the complete bash script; exits with 0 in any case if `after_on_login` is set.
         before_on_login, after_on_login: commands run on the login node, outside the job.
         login_shell: whether the script needs what a login shell has (environment modules).
     """
@@ -142,9 +143,10 @@ class JobState:
 
 @dataclass(frozen=True)
 class Entry:
-    """One entry of a directory at a site: name, and size in bytes (0 for a directory).
+    """One entry of a directory at a site.
 
-    `modified` has seconds since the epoch on the site's clock: compare it with itself only.
+    `name` is without the directory, `size` in bytes (0 for a directory). `modified` has seconds
+    since the epoch on the site's clock: compare it with other such times only.
     """
 
     name: str
@@ -175,7 +177,10 @@ class Site(Protocol):
     async def open(self) -> SiteFacts:
         """Authenticate, find the workspace, make its directory, and return the site's facts.
 
-        Idempotent. Must have succeeded before any other method is called.
+        Idempotent. Must have succeeded before any other method but `close` is called.
+
+        Raises:
+            UserError: there is no supported server at the URL, or it has no such system.
         """
         ...
 
@@ -191,10 +196,13 @@ class Site(Protocol):
         """Submit a job and return the site's id of it.
 
         `begin` is called when it is the job's turn, before any request; an error that it raises
-        ends the submission. The site object never repeats a submission. After `SiteUnreachable` the
-        job may exist, may run, or may come into being later; look for it with `find` and for its
-        claim. After any other error it does not exist. An id proves neither that the job will run
-        nor that it runs once.
+        ends the submission. The site object repeats a submission only if the site refused its
+        token. After `SiteUnreachable` the job may exist, may run, or may come into being later;
+        look for it with `find` and for its claim. After any other error it does not exist. An id
+        proves neither that the job will run nor that it runs once.
+
+        Raises:
+            UserError: a requested resource cannot reach the scheduler.
         """
         ...
 
@@ -209,7 +217,7 @@ class Site(Protocol):
     async def states(self, ids: Sequence[str]) -> dict[str, JobState]:
         """Return the scheduler's states of jobs; `Phase.UNKNOWN` for those it does not know.
 
-        Raises only if the site could not be queried at all.
+        Raises only if no job at all could be queried, or if the site refused the credentials.
         """
         ...
 
@@ -221,7 +229,7 @@ class Site(Protocol):
         ...
 
     async def cancel(self, ids: Sequence[str]) -> None:
-        """Cancel jobs; returns when the site has accepted that, not when the jobs have ended.
+        """Cancel jobs; return when the site has accepted that, not when the jobs have ended.
 
         Jobs that have ended or are unknown are no error.
         """

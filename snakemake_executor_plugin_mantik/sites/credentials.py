@@ -1,8 +1,9 @@
 """Credentials of the user at a site, from the environment or the system's keyring.
 
-We never write or show them: the text of a credential has none of its values. Each variable is
-looked up under the site's own name before the API's (`-` becomes `_`): `MANTIK_<SITE>_USERNAME`
-before `MANTIK_UNICORE_USERNAME`. With `_FILE` appended, it names a file that holds the value. See
+We never show them: the text of a credential has none of its values. Nor do we write them, except
+the refresh token of a login in a browser, which goes to the keyring. Each variable is looked up
+under the site's own name before the API's (`-` becomes `_`): `MANTIK_<SITE>_USERNAME` before
+`MANTIK_UNICORE_USERNAME`. With `_FILE` appended, it names a file that holds the value. See
 docs/credentials.md.
 """
 

@@ -16,7 +16,8 @@ import httpx
 ANSWER_BYTES: Final = 64 << 20
 """Maximum size of an answer, unpacked. Outputs are streamed and have no limit here.
 
-UNICORE's largest is a listing of 10,000 entries (2 MB), firecREST's a file of `DIRECT_BYTES`."""
+UNICORE's largest is a listing of 10,000 entries (2 MB), firecREST's a file of the largest size that
+is transferred directly (`firecrest.opening._DIRECT_BYTES`)."""
 _ENCODINGS: Final = frozenset(("", "identity", "gzip", "x-gzip", "deflate"))
 """Each of these expands its input a thousandfold at most; two combined have no such limit."""
 _NO_LONGER: Final = frozenset(("content-encoding", "content-length", "transfer-encoding"))
@@ -83,7 +84,7 @@ class HttpClient(httpx.AsyncClient):
     def __init__(self, *, look: Callable[[httpx.Response], None], **named: Any) -> None:
         """Make a client with the arguments of `httpx.AsyncClient`.
 
-        `look` is called with each answer; a streamed one has no body yet, unless it is an error.
+        `look` is called with each answer; a streamed one has no body yet if its status is 2xx.
         """
         super().__init__(**named)
         self._look = look
@@ -94,7 +95,7 @@ class HttpClient(httpx.AsyncClient):
         """Like `httpx.AsyncClient.send`, which every request passes through.
 
         Raises:
-            httpx.RemoteProtocolError: the answer is too long.
+            httpx.RemoteProtocolError: the answer is too long or has an unknown encoding.
         """
         response = await super().send(request, stream=True, **named)
         try:
@@ -117,7 +118,8 @@ def post_form(
     """Post a form to a token issuer and return its answer, whose body may take `timeout_s`.
 
     Raises:
-        httpx.HTTPError: there is no answer, or it is too long or does not end in time.
+        httpx.HTTPError: there is no answer, or it is too long, has an unknown encoding or does
+            not end in time.
     """
     with client.stream("POST", url, data=dict(form)) as response:
         body = _Body(response)

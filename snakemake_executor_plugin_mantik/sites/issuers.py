@@ -117,13 +117,13 @@ class _Issued(Credential):
         return f"Bearer {self._token}"
 
     def refused(self, headers: Mapping[str, str]) -> bool:
-        """Renew a token that a server refused before its time: the clocks may differ."""
+        """Let `renew` replace a token that was refused before its time: the clocks may differ."""
         if headers.get("Authorization") == self.get_auth_header():
             self.expire()
         return True
 
     def expire(self) -> None:
-        """Get a new token before the next request."""
+        """Let `renew` get a new token before the next request."""
         self._renew_at = Moment()
 
     def _renew(self) -> None:

@@ -22,7 +22,7 @@ class Keyring(Protocol):
 
 @dataclass(frozen=True)
 class FoundValue:
-    """A value and the variable that it came from; `origin` is empty for the config's own values."""
+    """A value and its origin: a variable or a keyring entry, empty for the config's own values."""
 
     value: str
     origin: str

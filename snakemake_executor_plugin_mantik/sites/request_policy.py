@@ -14,14 +14,17 @@ from snakemake_executor_plugin_mantik.common.errors import SiteBusy, SiteError, 
 REPEAT_ATTEMPTS: Final = 4
 """Maximum number of attempts of an idempotent request before its error is raised."""
 _REPEAT_S: Final = 30.0
-"""Maximum time for all attempts of an idempotent request together, seconds."""
+"""An idempotent request is not repeated any more this long after its first attempt began.
+
+In seconds. An attempt that is running then is not aborted."""
 REPEAT_FIRST_S: Final = 0.2
-"""Wait before the first repetition, seconds; doubled for each further one."""
+"""Wait before the first repetition, seconds; doubled for each further one, unless the site names a
+wait."""
 REPEAT_LONGEST_S: Final = 5.0
 """Longest wait between two attempts, seconds."""
 _SLOW_BYTES: Final = 1 << 20
-"""A request may take one more time-out for each so many bytes of a file. A slower
-transfer is aborted: an endless trickle would block everything that waits for it."""
+"""A request may take one more time-out per this many bytes of a file. A slower transfer is aborted:
+an endless trickle would block everything that waits for it."""
 
 # stamina warns of each repetition; the caller reports an error that stays.
 logging.getLogger("stamina").addHandler(logging.NullHandler())
@@ -70,7 +73,7 @@ async def read_steadily(chunks: AsyncIterator[bytes], timeout_s: float) -> Async
     """Yield the chunks of a download as long as they arrive fast enough.
 
     Raises:
-        TimeoutError: the download has nearly stopped.
+        TimeoutError: the chunks arrive too slowly, or stop.
     """
     clock = asyncio.get_running_loop().time
     came, waited = 0, 0.0
@@ -129,6 +132,7 @@ class RateLimiter:
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
+        """Wait for a submission's turn, and hold its slot for the context."""
         async with self._free:
             await self._pace.wait()
             yield

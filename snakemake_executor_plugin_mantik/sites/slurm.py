@@ -24,7 +24,7 @@ SLURM_STATES: Final = {
     "CANCELLED": Reason.CANCELLED,
     "REVOKED": Reason.CANCELLED,
 }
-"""`JobState` of jobs that ended without an exit code of their own."""
+"""Reasons by the `JobState` of jobs that ended without an exit code of their own."""
 
 _MEMORY_TEXTS: Final = re.compile(
     r"exceeded (job |step )?memory limit|oom[-_]kill|OOM Killed|Out Of Memory|out-of-memory",

@@ -16,7 +16,7 @@ from snakemake_executor_plugin_mantik.staging.local import LocalFile, file_key
 
 
 class FileChanged(UserError):  # noqa: N818 - a plain name
-    """A file changed, or vanished, between its first check and the end of its upload.
+    """A file changed, or vanished, between its first check and the end of its packing.
 
     `path` is its path in the workspace.
     """
@@ -38,7 +38,8 @@ def pack(files: Sequence[LocalFile]) -> bytes:
     """Make the bundle of `files` in memory; for small ones that travel in the script.
 
     Raises:
-        FileChanged: a file changed while it was read.
+        FileChanged: a file has changed or vanished since it was examined.
+        OSError: a file cannot be read.
     """
     buffer = io.BytesIO()
     _write(files, buffer)
@@ -49,7 +50,8 @@ def pack_to(files: Sequence[LocalFile], target: Path) -> None:
     """Write the bundle of `files` to the local path `target`.
 
     Raises:
-        FileChanged: a file changed while it was read.
+        FileChanged: a file has changed or vanished since it was examined.
+        OSError: a file cannot be read, or `target` not written.
     """
     with target.open("wb") as file:
         _write(files, file)

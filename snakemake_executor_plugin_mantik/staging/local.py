@@ -101,7 +101,8 @@ class LocalFiles:
         missing.
 
         Raises:
-            UserError: a file is missing or cannot be read, or a credential is read from it.
+            UserError: a file is missing, cannot be read or uploaded, or holds a credential that is
+                in use.
         """
         roots = [
             (local or local_path(path, self._workdir), path, self._ledger.links(path))
@@ -222,7 +223,8 @@ def _walk(root: Path, path: str, made: Mapping[str, str]) -> list[_Found]:
 
     Symbolic links count as their targets. Links that lead nowhere or back to a directory above
     them, and special files, are left out. A link in `made` (path to target) was made by a job and
-    means a place at its site: a local file that it happens to lead to is not uploaded.
+    means a place at its site: files outside the directory that it happens to lead to here are not
+    uploaded.
 
     Raises:
         UserError: the path itself is neither a file nor a directory.

@@ -158,6 +158,7 @@ class Withheld:
     """Files below a directory that are not uploaded; `str()` gives a line that reports them."""
 
     def __init__(self, directory: Path, include: Matching) -> None:
+        """Withhold secrets of `directory` that `include` does not match, and credentials always."""
         self._directory = directory
         self._root = os.path.realpath(directory)
         self._include = include

@@ -3,8 +3,8 @@
 A rule names its inputs, but not the scripts that its command calls, nor their imports. So all small
 files of the working directory are uploaded as sources, once per site and content, except: hidden
 files and directories, files in the backend config's Exclude, files that rules make or read (they
-are uploaded as inputs), virtual environments and caches of Python, MLflow's own files, logs, files
-above the size limit, and files that may hold a secret (`staging.secret_files`).
+are uploaded as inputs), virtual environments and caches of Python, `node_modules`, MLflow's own
+files, logs, files above the size limit, and files that may hold a secret (`staging.secret_files`).
 """
 
 import os
@@ -95,7 +95,8 @@ def list_candidates(
 ) -> Iterator[tuple[str, int]]:
     """Yield all files that are sources whatever their size, with their sizes in bytes.
 
-    In a fixed order. Arguments as for `select_sources`; `products` must also contain directories.
+    In a fixed order. Arguments as for `select_sources`; `products` is also
+    checked for directories, which are then left out with their files.
     """
     withheld = Withheld(workdir, include)
     for path, status in _walk(workdir, exclude, products):

@@ -71,7 +71,8 @@ async def download_file(
     unless that is empty. `repeat` repeats an attempt as long as it sees fit.
 
     Raises:
-        TransferError: the downloads are not what the job made, and differ between attempts.
+        TransferError: the download is not what the job made, and attempts differ, or there was only
+            one.
         OutputsLost: the file at the site is not what the job made: it is shorter, or all attempts
             brought the same other content.
         SiteNotFound: the file no longer exists.
@@ -163,7 +164,7 @@ class OutputStaging:
         """Return the temporary local path of an output's content.
 
         Raises:
-            OutputsLost: the job reports a file that the rule does not declare.
+            OutputsLost: the job reports a file that the rule does not declare, or one too deep.
         """
         return Path(self._place(entry)[1])
 
@@ -191,13 +192,14 @@ class OutputStaging:
         """Write an output's content, already compared with the marker.
 
         Raises:
-            OutputsLost: the job reports a file that the rule does not declare.
+            OutputsLost: the job reports a file that the rule does not declare, or one too deep.
             OSError: it cannot be written here.
         """
         with open_private(self._with_folder(entry), "wb") as file:
             file.write(content)
 
     def directory(self, entry: OutputEntry) -> None:
+        """Make an output directory, or a directory in one."""
         root, path = self._place(entry)
         self._make(path, root)
 
@@ -220,7 +222,7 @@ class OutputStaging:
         """Extract `entries` from a downloaded archive, which has them under their own names.
 
         Raises:
-            OutputsLost: a file is missing or differs.
+            OutputsLost: a file is missing or differs, or the archive is damaged.
         """
         wanted = {entry.path: entry for entry in entries}
         try:
@@ -291,6 +293,7 @@ class OutputStaging:
                 os.utime(path, ns=(modified, modified), follow_symlinks=False)
 
     def clear(self) -> None:
+        """Remove the outputs that were not settled."""
         for temporary in map(Path, self._roots.values()):
             if temporary.is_dir() and not temporary.is_symlink():
                 shutil.rmtree(temporary, ignore_errors=True)
@@ -300,6 +303,6 @@ class OutputStaging:
 
 
 def _is_below(path: Path, places: Collection[Path], *, itself: bool) -> bool:
-    """Check whether a path lies below one of `places`, or with `itself` is one of them."""
+    """Check whether a path lies below one of `places` or, with `itself`, is one of them."""
     above = (path, *path.parents) if itself else path.parents
     return any(each in places for each in above)

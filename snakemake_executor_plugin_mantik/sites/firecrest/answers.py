@@ -161,7 +161,7 @@ def _no_answer(error: Exception, where: str) -> SiteUnreachable:
 
 
 def error_of_answer(response: httpx.Response, site: str) -> SiteError:
-    """Return the error in a `response` that was not expected.
+    """Return the error for a `response` that was not expected.
 
     An answer that is not the server's own (a web page of a proxy or a login portal) proves nothing,
     whatever its status.

@@ -64,7 +64,7 @@ class FirecrestClient(AsyncFirecrest):  # type: ignore[misc] # pyfirecrest is no
         self.MAX_DIRECT_UPLOAD_SIZE = 0
 
     async def status(self) -> tuple[dict[str, Any], str]:
-        """Return the answer about all systems, unchecked, and the server's version."""
+        """Return the answer about all systems, whatever its form, and the server's version."""
         response = await self._get_request(endpoint="/status/systems")
         self._check_response(response, 200, return_json=False)
         return answer_body(response), str(response.headers.get("f7t-appversion", ""))

@@ -118,8 +118,8 @@ class FirecrestConnection:
     ) -> _T:
         """Make an idempotent request; repeat it where that may help.
 
-        With `answered`, also repeat it after an error in an answer. See `once` for the other
-        arguments.
+        With `answered`, also repeat it after an answer that leaves the outcome unknown. See `once`
+        for the other arguments.
         """
         return await repeat_request(
             lambda: self.once(what, act, channels=channels, size=size), answered=answered
@@ -133,7 +133,7 @@ class FirecrestConnection:
         channels: int = 1,
         size: int = 0,
     ) -> _T:
-        """Make a request; repeat it only if its token was refused and there is another one.
+        """Make a request; repeat it once, and only if its token was refused and there is another.
 
         `what` is its key in `requests`; `act` makes it with pyfirecrest's client. It takes
         `channels` ssh channels at the site, and carries a file of at most `size` bytes.
@@ -165,6 +165,7 @@ class FirecrestConnection:
     async def download(
         self, url: str, offset: int
     ) -> AsyncIterator[tuple[httpx.Response, AsyncIterator[bytes]]]:
+        """Open a download of an object in the site's store, from `offset` on, for the context."""
         async with self._stores:
             token = kind.set("download")
             try:
@@ -195,7 +196,7 @@ class FirecrestConnection:
         self.requests[kind.get()] += 1
 
     def _look(self, response: httpx.Response) -> None:
-        if kind.get() != "download":  # its answer is from the object store
+        if kind.get() != "download":  # its answer may be from the object store
             self.clock = server_time(response)
         if response.status_code == httpx.codes.INTERNAL_SERVER_ERROR and closes_connection(
             response

@@ -134,10 +134,10 @@ class FirecrestFiles:
     async def get(self, path: str, offset: int, size: int | None = None) -> AsyncIterator[bytes]:
         """See `Site.get`; a file that the server does not return directly needs a transfer.
 
-        The way is chosen before the first request: beyond its limit a server may refuse at once
-        (413), or only after a deadlock with its own process (408 and 500). A small file of known
-        size is one request. The server cannot return bytes from the middle: its `view` decodes them
-        as text, and replaces invalid bytes.
+        The way is chosen by the size before the file is requested: beyond its limit a server may
+        refuse at once (413), or only after a deadlock with its own process (408 and 500). A small
+        file of known size is one request. The server cannot return bytes from the middle: its
+        `view` decodes them as text, and replaces invalid bytes.
         """
         entry = None
         if offset or size is None or size > self._down_bytes:
@@ -243,6 +243,7 @@ class FirecrestFiles:
         return answer
 
     async def checksum(self, path: str) -> str:
+        """Return the SHA-256 of a file, hexadecimal; empty if the answer has none."""
         target = self._paths.absolute(path)
         answer = await self._connection.ask(
             "checksum", lambda c: c.checksum(self._system.name, target)

@@ -63,7 +63,7 @@ class FirecrestJobs:
     async def submit(
         self, script: str, directory: str, begin: Callable[[], None] = do_nothing
     ) -> str:
-        """Submit a batch script: one request, never repeated; call `begin` when it is its turn."""
+        """Submit a batch script: one request, not repeated; call `begin` when it is its turn."""
         async with self._turns.turn():
             begin()
             answer = await self._connection.once(
@@ -75,9 +75,9 @@ class FirecrestJobs:
         return job_id
 
     async def find(self, names: Mapping[str, str], *, filters: bool) -> dict[str, list[str]]:
-        """See `Site.find`; `names` are those at the site.
+        """See `Site.find`; `names` are the jobs' names at the site, by tag.
 
-        `filters`: the scheduler can list jobs by name; otherwise every list has all jobs of the
+        With `filters` the scheduler can list jobs by name; otherwise every list has all jobs of the
         user. A job that has just started is listed with half a record, without its name.
         """
         found: dict[str, list[str]] = {tag: [] for tag in names}
@@ -88,7 +88,7 @@ class FirecrestJobs:
         return found
 
     async def _named(self, names: Sequence[str], *, filters: bool) -> list[dict[str, Any]]:
-        """List the jobs of some names, perhaps among others, with as few lists as possible."""
+        """List the jobs of some names, perhaps among others, as the site can do it most cheaply."""
         lists = list(name_lists(names))
         if not filters or (len(lists) > _FEW_LISTS and not self._too_many):
             try:
@@ -193,7 +193,7 @@ class FirecrestJobs:
         return {job_id: job for job_id, job in jobs.items() if job_id in ids}
 
     async def _list(self, kind: str, window: str, name: str = "") -> dict[str, dict[str, Any]]:
-        """List the user's jobs of `window` and those that wait or run; optionally those of a name.
+        """List the user's jobs of `window` and those that wait or run; optionally those of `name`.
 
         Not repeated after an error of the server: it has then waited 5 s for the scheduler.
         """

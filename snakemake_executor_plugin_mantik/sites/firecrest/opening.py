@@ -22,7 +22,7 @@ _MAX_OPS_BYTES: Final = 5 << 20
 """Largest file that is transferred directly if a server reports no limit (its own default)."""
 _LEAST_BYTES: Final = 4 << 10
 _DIRECT_BYTES: Final = 32 << 20
-"""A server's limit is clamped to this range: such files are in memory as a whole."""
+"""A server's limit is clamped to the range of these two: such files are in memory as a whole."""
 
 _LISTS_BY_TIME: Final = (2, 6)
 """First version whose lists of jobs can be limited to a span of time (its CHANGELOG)."""
@@ -94,6 +94,7 @@ async def read_system(connection: FirecrestConnection, name: str) -> FirecrestSy
 
     Raises:
         UserError: the server is not a firecREST v2, or has no such system.
+        SiteRejected: the system's scheduler is not supported.
     """
     where = f"site {connection.site}"
     try:
@@ -219,11 +220,13 @@ def choose_workspace(
     """Choose the workspace's absolute path.
 
     `workspace` is its path as configured: absolute, or relative to the directory that `user` has in
-    each file system; if it is None, `name` is used. `storage` is the configured kind or path of a
-    file system; by default scratch, else home.
+    each file system; without it the workspace is `mantik/name` there. `storage` is the configured
+    kind or path of a file system; by default the first of the kinds scratch, project, users and
+    store that exists, else the server's default.
 
     Raises:
-        SiteRejected: no file system fits, or `workspace` lies outside all of them.
+        SiteRejected: no file system fits, or `workspace` lies outside all of them or, if it is
+            relative, outside the user's directory.
     """
     if workspace and workspace.startswith("/"):
         path = posixpath.normpath(workspace)

@@ -28,7 +28,8 @@ def submission_body(
 
     Raises:
         UserError: the scheduler does not support a resource.
-        SiteRejected: firecREST does not support a feature of the submission.
+        SiteRejected: there are commands for a login node, the tag is not valid, or the script is
+            too large.
     """
     output = f"{workspace.rstrip('/')}/{JOBS}"
     script = scheduler_script(submission, scheduler, output)
@@ -38,11 +39,12 @@ def submission_body(
 def scheduler_script(submission: Submission, scheduler: SchedulerName, output: str) -> str:
     """Insert the scheduler's directives after the first line of a submission's script.
 
-    `output` is the absolute path of the scheduler's output of the job, without the id and `.out`.
+    `output` is the absolute path of the directory for the scheduler's output, `<id>.out`.
 
     Raises:
         UserError: the scheduler does not support a resource.
-        SiteRejected: firecREST does not support a feature of the submission.
+        SiteRejected: there are commands for a login node, the tag is not valid, or the script is
+            too large.
     """
     if submission.before_on_login or submission.after_on_login:
         raise SiteRejected(

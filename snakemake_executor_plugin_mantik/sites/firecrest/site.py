@@ -92,10 +92,11 @@ class FirecrestSite:
         `machine` is the system's name at the server. `workspace_name` is used if the workspace's
         path is not configured. `base` is the directory of a relative CA file, by default the
         current one. `account` pays for the jobs that transfer large files; by default the user's
-        own.
+        default account.
 
         Raises:
             UserError: the URL or CA file cannot be used.
+            SiteRejected: `workspace_name` is not valid.
         """
         if "/" in workspace_name or not is_expressible(workspace_name):
             raise SiteRejected(f"{workspace_name!r} is not a valid workspace name", where=name)
@@ -118,6 +119,7 @@ class FirecrestSite:
 
     @property
     def requests(self) -> Counter[str]:
+        """Number of HTTP requests so far, by kind."""
         return self._connection.requests
 
     @property

@@ -36,7 +36,7 @@ _PBS_OUT_OF_MEMORY: Final = frozenset((-27, -26))
 
 
 def firecrest_state(job: Mapping[str, Any]) -> JobState:
-    """Return the state in one job of firecREST's list.
+    """Return the state of one job in firecREST's list.
 
     Right after the start and the end of a job Slurm's accounting has half a record of it, in which
     a running job may be PENDING; an end in such a record was right each time.

@@ -53,7 +53,7 @@ _AGAIN: Final = frozenset((Reason.NODE_FAILURE, Reason.PREEMPTED))
 
 
 class SmallFiles(Protocol):
-    """The operations on small files, which are transferred directly."""
+    """The operations of `FirecrestFiles` that transfers need; small files go directly."""
 
     async def put(self, path: str, content: bytes | Path, *, private: bool) -> None: ...
     async def stat(self, path: str) -> Entry | None: ...
@@ -103,8 +103,8 @@ class FirecrestTransfers:
     async def upload(self, path: str, content: bytes | Path, size: int, small: SmallFiles) -> None:
         """Write a large file into an existing directory.
 
-        firecREST's own jobs report success also if they could not write, so the size and checksum
-        of the result are checked.
+        firecREST's own jobs report success also if they could not write, so the size of the result
+        is checked, and its checksum up to `_CHECKED_BYTES` if the site can compute it in time.
         """
         entry = await small.stat(path)
         if entry is not None and entry.directory:
@@ -199,7 +199,7 @@ class FirecrestTransfers:
                 came += len(chunk)
                 yield chunk
         except (SiteNotFound, SiteRejected):
-            self._staged.pop(path, None)  # it is gone: prepare it again
+            self._staged.pop(path, None)  # the object or a part is gone: prepare them again
             message = f"{path} was removed at the site during its download"
             raise SiteUnreachable(message, where=self._where) from None
         finally:
@@ -295,7 +295,7 @@ class FirecrestTransfers:
 
         Raises:
             SiteRejected: it ended in another way.
-            SiteUnreachable: the scheduler no longer knows it, or its node failed.
+            SiteUnreachable: the scheduler no longer knows it, its node failed, or it was preempted.
         """
         pause, unseen = FIRST_LOOK_S, 0.0
         while True:
@@ -353,7 +353,7 @@ def transfer_script(
     """Make a batch script with the directives of the site's transfer jobs.
 
     Raises:
-        SiteRejected: they need an account and there is none.
+        SiteRejected: the directives need an account and there is none.
     """
     directives = "\n".join(system.directives)
     if "{account}" in directives:

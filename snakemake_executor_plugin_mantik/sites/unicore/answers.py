@@ -75,10 +75,10 @@ _BY_STATUS = {
 
 
 def unicore_error(response: httpx.Response, site: str) -> SiteError | None:
-    """Return the error in the fully read `response`; None if it is a success.
+    """Return the error in a `response`, which is fully read unless it is a success.
 
-    An answer that is not the server's own (a web page of a proxy or a login portal) proves nothing,
-    whatever its status. pyunicore handles an expired session.
+    None for a success, and for an expired session, which pyunicore handles. An answer that is not
+    the server's own (a web page of a proxy or a login portal) proves nothing, whatever its status.
     """
     if response.status_code == SESSION_EXPIRED:
         return None

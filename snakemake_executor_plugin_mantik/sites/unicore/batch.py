@@ -68,7 +68,7 @@ def batch_file(submission: Submission, scheduler: Literal["slurm", "pbs"], *, wh
 
 
 def _script(submission: Submission) -> list[str]:
-    """Make the part that runs under the file's own name; a scheduler runs a renamed copy."""
+    """Make the part that UNICORE's script runs, by the file's own name; a scheduler renames it."""
     end = f"mantik-{submission.tag}"
     shell = "/bin/bash -l" if submission.login_shell else "/bin/bash"
     return [

@@ -77,7 +77,7 @@ class UnicoreConnection:
             "small": asyncio.Semaphore(concurrent_requests),
             "bulk": asyncio.Semaphore(concurrent_requests),
         }
-        # Nor must uploads block downloads, which end jobs.
+        # Nor must uploads block downloads, without which no job ends.
         self._uploads = asyncio.Semaphore(max(1, concurrent_requests - 1))
         self._client = HttpClient(
             look=self._check,
@@ -121,7 +121,7 @@ class UnicoreConnection:
     async def once(
         self, kind: str, method: str, path: str, *, size: int | None = None, **arguments: Any
     ) -> httpx.Response:
-        """Make one request and return its answer, which is a success.
+        """Make a request and return its successful answer; repeat it only with a new token.
 
         `kind` is its key in `requests`. `path` is below the base URL, percent-encoded. `size` is
         that of the file that it carries, if any. `arguments` are httpx's (json, content, params,

@@ -87,7 +87,7 @@ class UnicoreFiles:
         """See `Site.get`.
 
         A server may loop for ever if a request starts beyond a file's end, so the size is checked
-        where `offset` is not 0.
+        first if `offset` is not 0.
         """
         if offset:
             entry = await self.stat(path)

@@ -25,7 +25,7 @@ def hook_properties(when: Literal["pre", "post"]) -> dict[str, str]:
 def hook_file(commands: Sequence[str]) -> str:
     """Make the bash script of several commands, each run if the ones before it succeeded.
 
-    They share a shell: variables persist, and an `exit` ends all.
+    They share a shell: each sees the settings of those before it, and an `exit` ends all.
     """
     # Each between braces: a comment would swallow the next command, `||` would go on after a
     # failure of the command before, `;` and `&` would end the chain. `:` serves commands that are

@@ -56,7 +56,7 @@ class UnicoreJobs:
     async def submit(
         self, description: dict[str, Any], begin: Callable[[], None] = do_nothing
     ) -> str:
-        """Submit a job: one request, never repeated; call `begin` when it is its turn."""
+        """Submit a job: one request, not repeated; call `begin` when it is its turn."""
         for tag in description.get("Tags", ()):
             self._check_tag(tag)
         async with self._turns.turn():
@@ -146,7 +146,7 @@ class UnicoreJobs:
         return states.slurm_details(answer)
 
     async def _stderr(self, job_id: str) -> str:
-        """Return the beginning of the job's standard error; empty if it cannot be read."""
+        """Return the beginning of the job's standard error, as far as it can be read."""
         path = f"/storages/{quote(job_id, safe='')}-uspace/files/stderr"
         text = b""
         try:
@@ -205,7 +205,7 @@ class UnicoreJobs:
         return await ask_all(ids, act, self._connection.max_concurrency)
 
     def _check_tag(self, tag: str) -> None:
-        """Refuse wildcards (`_`, `%`) and characters that make two tags of one (blank, comma)."""
+        """Refuse all but letters, digits, `-`: `_` is a wildcard, a blank makes two tags of one."""
         if not _TAG.fullmatch(tag):
             raise SiteRejected(f"{tag!r} cannot be a tag", where=f"site {self._site}")
 

@@ -172,11 +172,12 @@ async def locate_workspace(
 ) -> tuple[str, str, str]:
     """Return the workspace's storage, its path in it, and its absolute path.
 
-    `workspace` is its path as configured: absolute, or relative to the storage; if it is None,
-    `name` is used. `storage` is the configured name of the storage.
+    `workspace` is its path as configured: absolute, or relative to the storage; without it the
+    workspace is `mantik/name` there. `storage` is the configured name of the storage, which by
+    default `_preferred` chooses for relative paths.
 
     Raises:
-        SiteRejected: no storage holds the workspace.
+        SiteRejected: no storage holds the workspace, or a relative path leads out of its storage.
     """
     relative = workspace or f"{_OURS}/{name}"
     if storage is not None and not relative.startswith("/"):
@@ -211,6 +212,7 @@ async def _named_storage(connection: UnicoreConnection, site: str, name: str) ->
 
 
 async def _mounts(connection: UnicoreConnection) -> dict[str, str]:
+    """Return the mount points of the storages that have one."""
     answer = await connection.get("storages", "/storages", {"num": _MOST_STORAGES})
     names = [_last(url) for url in _urls(answer, "storages")]
     answers = await asyncio.gather(*(_storage(connection, name) for name in names))
@@ -274,7 +276,7 @@ def _urls(answer: Mapping[str, Any], key: str) -> list[str]:
 
 
 def _last(url: str) -> str:
-    """Return the id at the end of a URL; the server may know itself by another host name."""
+    """Return the id at the end of a URL. The rest is not used: it may have another host name."""
     return url.rstrip("/").rsplit("/", 1)[-1]
 
 

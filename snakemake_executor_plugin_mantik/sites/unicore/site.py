@@ -88,6 +88,7 @@ class UnicoreSite:
 
         Raises:
             UserError: the URL or CA file cannot be used.
+            SiteRejected: `workspace_name` is not valid.
         """
         if "/" in workspace_name or not is_encodable(workspace_name):
             raise SiteRejected(f"{workspace_name!r} is not a valid workspace name", where=name)
@@ -111,6 +112,7 @@ class UnicoreSite:
 
     @property
     def requests(self) -> Counter[str]:
+        """Number of HTTP requests so far, by kind."""
         return self._connection.requests
 
     @property

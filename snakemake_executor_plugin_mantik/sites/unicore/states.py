@@ -28,8 +28,8 @@ from snakemake_executor_plugin_mantik.sites.slurm import (
 from snakemake_executor_plugin_mantik.sites.unicore.answers import root_cause
 
 STATUS_FIELDS: Final = "status,statusMessage,exitCode,batchSystemID,queue"
-"""The requested properties of a job: without the log, which holds the whole script, 40 bytes of
-4 kB."""
+"""Properties that are requested for a job's state: 40 bytes of the 4 kB that an answer has with the
+log, which holds the whole script."""
 EXPLAIN_FIELDS: Final = f"{STATUS_FIELDS},log"
 
 _LONGEST_DETAIL: Final = 500

@@ -1,4 +1,4 @@
-"""The journal: completed steps and steps about to be taken, written before they are taken.
+"""The journal: which steps were taken, and which are about to be taken, written beforehand.
 
 One SQLite file per workflow directory, `.snakemake/mantik/journal.sqlite`, used by one controller
 at a time (a lock that dies with its process). Every write is a transaction of its own that survives

@@ -92,7 +92,7 @@ def workflow_fact(name: str, instance: str, seat: str) -> Fact:
 
 
 def read_backup(directory: Path) -> BackupContents:
-    """Read the spare in `directory`; empty if there is none."""
+    """Read the spare in `directory`, without damaged lines; empty if it cannot be read."""
     known = BackupContents()
     over: set[str] = set()
     for fact in _facts(directory / _FILE):

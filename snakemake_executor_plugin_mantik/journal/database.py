@@ -128,7 +128,7 @@ _ADDED = {
 
 
 class Tables:
-    """The journal's open tables. Not thread-safe: they belong to the thread that opened them.
+    """The journal's open tables. Not thread-safe: they belong to one thread at a time.
 
     `path` is the journal's file, for messages.
     """
@@ -145,7 +145,11 @@ class Tables:
         )
 
     def _prepare(self) -> None:
-        """Create the tables, or migrate those of an older version."""
+        """Create the tables, or migrate those of an older version.
+
+        Raises:
+            JournalError: they have a newer version.
+        """
         version = self.db.execute("PRAGMA user_version").fetchone()[0]
         if version > JOURNAL_VERSION:
             raise JournalError(
@@ -164,7 +168,7 @@ class Tables:
         """A transaction, written completely or not at all.
 
         Raises:
-            JournalError: it cannot be written, for example because the disk is full.
+            JournalError: it is damaged or cannot be written, for example because the disk is full.
         """
         try:
             self.db.execute("BEGIN IMMEDIATE")
@@ -194,7 +198,8 @@ class JournalCopy(Tables):
         """Copy the journal in `directory`.
 
         Raises:
-            JournalError: it is damaged, or has a newer version.
+            JournalError: it cannot be read, for example because it is damaged, or has a newer
+                version.
         """
         self.path = directory / JOURNAL_FILE
         self.db = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
@@ -216,9 +221,10 @@ class Database(Tables):
 
     Attributes:
         instance: random name of this file; a copy of it gets another one.
-        seat: a digest of where the file lies: its machine, path and inode.
-        predecessor: the instance of the damaged journal that this one replaces; empty if it
-            replaces none, or if that one lay elsewhere and may be in use there.
+        seat: a digest of where the journal lies: the machine, its directory, and the inode of the
+            lock file.
+        predecessor: the instance of the damaged journal that was just replaced by this one; empty
+            if none was, or if that one lay elsewhere and may be in use there.
         remark: a notice for the user; may be empty.
     """
 
@@ -229,11 +235,12 @@ class Database(Tables):
         """Open or create the journal in `directory` and take its lock.
 
         A new directory is closed to others, unless it is `shared` with its group. A damaged journal
-        is restored from its spare, and a copy of it is kept.
+        is restored from its spare, and the damaged file is kept under another name.
 
         Raises:
-            JournalError: another controller holds it, it has a newer version, or nothing of its
-                contents can be restored.
+            JournalError: another controller holds it, it has a newer version, it cannot be locked
+                or written, or nothing of its contents can be restored.
+            OSError: the directory cannot be created, or the lock file cannot be opened.
         """
         make_private(directory, shared=shared)
         self.path = directory / JOURNAL_FILE
@@ -264,7 +271,10 @@ class Database(Tables):
         """Replace a damaged journal by a new one with the facts of the spare.
 
         Raises:
-            JournalError, sqlite3.DatabaseError, OSError: that failed; nothing has changed.
+            JournalError: it is not damaged but inaccessible, its spare names no workflow, or the
+                new one cannot be written.
+            sqlite3.DatabaseError, OSError: the new one cannot replace it. The damaged one is still
+                there, or kept under another name.
         """
         known = backup.read_backup(self.path.parent)
         if getattr(error, "sqlite_errorcode", None) not in _DAMAGE or not known.workflow:
@@ -290,7 +300,7 @@ class Database(Tables):
     def _instance(self) -> str:
         """Return the name of this file; choose a new one if it is a copy.
 
-        A copy is on another machine, at another path or in another inode.
+        A copy is on another machine, at another path, or beside another lock file.
         """
         row = self.db.execute("SELECT instance, seat FROM workflow").fetchone()
         if row["instance"] and row["seat"] == self.seat:
@@ -328,10 +338,13 @@ _DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 def _locked(directory: Path) -> ExitStack:
     """Take the locks of the journal in `directory`; its lock file names the holder.
 
-    The second lock is on the workflow's directory: it survives the removal of `.snakemake`.
+    The second lock, for a journal in a workflow's state directory, is on the workflow's directory:
+    it survives the removal of `.snakemake`.
 
     Raises:
-        JournalError: another process holds them.
+        JournalLocked: another process holds one of them.
+        JournalError: the file system does not support locks.
+        OSError: the lock file cannot be opened.
     """
     locks = ExitStack()
     lock = locks.enter_context((directory / JOURNAL_LOCK).open("a+"))
@@ -398,7 +411,7 @@ def _fill(db: sqlite3.Connection, known: backup.BackupContents) -> None:
 
 
 def _set_aside(path: Path) -> Path:
-    """Copy a damaged journal to another name; the original stays until it is replaced."""
+    """Copy a damaged journal to another name, and move its WAL there; the original stays."""
     kept = next(
         name
         for number in itertools.count(1)

@@ -15,9 +15,9 @@ MADE = ""
 
 @dataclass(frozen=True)
 class WriteConflict:
-    """A bundle, or a try that makes a file or whose script carries it, that may overwrite a file.
+    """What may overwrite a file: a bundle, or a try that makes it or whose script carries it.
 
-    `id` is that of the bundle or try.
+    `id` is that of the bundle or try; `makes` is whether the try makes it.
     """
 
     id: str
@@ -155,8 +155,9 @@ class FileLedger:
     def number(self, place: str, path: str, sha256: str, floor: int = 0) -> int:
         """Return the number of a content that is uploaded for `path`; newer ones have greater.
 
-        It is 0 unless another content may still be written there, or was numbered before. It
-        exceeds a `floor` other than 0, which is the highest that another controller may have given.
+        It is 0 unless another content may still be written there, one was numbered before, or
+        there is a `floor`: the highest number that another controller may have given. A new number
+        exceeds the floor; one that the content already has is kept if it reaches the floor.
         """
         row = self._db.execute(
             "SELECT number, sha256 FROM numbered WHERE place = ? AND path = ?", (place, path)
@@ -199,7 +200,8 @@ class FileLedger:
     def conflicts(self, place: str, path: str, sha256: str = MADE) -> list[WriteConflict]:
         """Return what may still overwrite `path`, or files below it, in the workspace at `place`.
 
-        A bundle or try that brings the content `sha256` is not included.
+        A bundle or script that brings the content `sha256` is not included. A try that makes the
+        file, or a directory above it, always is.
         """
         at_or_above = [path, *map(str, PurePosixPath(path).parents)]
         rows = self._db.execute(
@@ -224,10 +226,10 @@ class FileLedger:
 
 
 def mark_landed(db: sqlite3.Connection, try_id: str) -> None:
-    """Record, in a transaction, that a try is over and its script writes no more files.
+    """Record, in the caller's transaction, that a try's script, or a bundle, writes no more files.
 
-    If the script carried other contents than those on record, the record is deleted: either may be
-    there.
+    The records of files that the try makes, or whose carried content differs from the recorded one,
+    are deleted: either content may be there.
     """
     db.execute(
         "DELETE FROM remote_files WHERE (place, path) IN"

@@ -23,7 +23,7 @@ _ORDER = {state: rank for rank, state in enumerate(TryState)}
 
 
 class Journal:
-    """Reads and writes the journal. Not thread-safe: it belongs to the thread that made it.
+    """Reads and writes the journal. Not thread-safe: it belongs to one thread at a time.
 
     `remark` is a notice for the user, and may be empty.
     """
@@ -35,7 +35,8 @@ class Journal:
 
         Raises:
             JournalError: another controller holds it, it has a newer version, it is damaged beyond
-                repair, or its spare cannot be written.
+                repair, it cannot be locked, or it or its spare cannot be written.
+            OSError: the directory cannot be created, or the lock file cannot be opened.
         """
         self._database = Database(directory, shared=shared)
         self._db = self._database.db
@@ -105,12 +106,15 @@ class Journal:
 
     @property
     def instance(self) -> str:
-        """A random name of this journal file; a copy of it, wherever it is, has another one."""
+        """A random name of this journal file; a copy, wherever it is, gets another when opened."""
         return self._database.instance
 
     @property
     def predecessor(self) -> str:
-        """The instance of the damaged journal that this one replaces; empty if it replaces none."""
+        """The instance of the damaged journal that was just replaced by this one.
+
+        Empty if none was replaced now, or if that one lay elsewhere and may be in use there.
+        """
         return self._database.predecessor
 
     def set_site(
@@ -119,8 +123,9 @@ class Journal:
         """Record the place at which the jobs of `site` run, and the site's backend config.
 
         If the name meant another place before, the open tries there are left behind and returned,
-        to be reported. If the URL differs, the sites' ids of its jobs are deleted: on another
-        server they may mean other jobs.
+        to be reported. If only the identity of the same workspace at the same URL is new, they
+        get the new one instead. If the URL differs, the site's ids of its jobs are deleted: on
+        another server they may mean other jobs.
         """
         known = self.sites().get(site)
         left: list[TryRecord] = []
@@ -153,7 +158,7 @@ class Journal:
         return left
 
     def _unite(self, known: SiteRecord, place: str) -> None:
-        """Record that the directory of a site is at `place`, under all names it was known by."""
+        """Record that `place` identifies a site's workspace, under all names it was known by."""
         with self._database.write() as db:
             # In an older journal the path alone proves little: other servers may have the same.
             names = db.execute(
@@ -183,7 +188,7 @@ class Journal:
     # Buckets
 
     def bucket(self, place: str) -> int:
-        """Return the bucket that is being filled at a place.
+        """Return the bucket that is being filled at a place; begin a new one if it is full.
 
         Its number is random, so that a removed bucket is never used again: a job that the site
         starts late finds no directory for its claim. Random numbers also keep the buckets of two
@@ -262,7 +267,7 @@ class Journal:
     def secrets_gone(self, try_id: str) -> None:
         """Record that the try's secrets, if it had any, are no longer at the site."""
         if not self.has_secrets(try_id):
-            return  # a transaction for each job would cost more than that
+            return  # a transaction for each job would cost more than this check
         with self._database.write() as db:
             db.execute("DELETE FROM secrets WHERE try = ?", (try_id,))
 
@@ -271,7 +276,7 @@ class Journal:
         return found.fetchone() is not None
 
     def forgotten_secrets(self, site: str) -> list[TryRecord]:
-        """Return the tries that are over and whose secrets may still be at the site."""
+        """Return the final tries of a site whose secrets may still be at its present place."""
         return self._tries(
             "WHERE site = ? AND state IN ('done', 'abandoned') AND id IN (SELECT try FROM secrets)"
             " AND place = (SELECT place FROM sites WHERE site = ?)",
@@ -291,7 +296,7 @@ class Journal:
     def submitted(self, try_id: str, site_job: str, sent: float | None = None) -> None:
         """Record that the site has acknowledged the try as `site_job`, at `sent` by its clock.
 
-        Of several submissions the first one counts.
+        Of several submissions it keeps all ids, and the times of the first.
         """
         with self._database.write() as db:
             db.execute("INSERT OR IGNORE INTO submissions VALUES (?, ?)", (try_id, site_job))
@@ -316,7 +321,7 @@ class Journal:
         log: str,
         reason: str = "",
     ) -> None:
-        """Record the reported end of the try; its results are here or will not be wanted."""
+        """Record how the try has ended; it stays open, and its results may still be at the site."""
         self._advance(
             try_id, TryState.ENDED, outcome=outcome, waited=waited, ran=ran, log=log,
             reason=reason, finished=time.time(),
@@ -409,7 +414,7 @@ class Journal:
 
 
 def _read_tries(db: sqlite3.Connection, where: str, values: Sequence[object]) -> list[TryRecord]:
-    """Return the tries that match the SQL condition `where`, the oldest first."""
+    """Return the tries that match the SQL clause `where`, or all, the oldest first."""
     rows = db.execute(f"SELECT * FROM tries {where} ORDER BY rowid", tuple(values)).fetchall()  # noqa: S608
     records = []
     for row in rows:
@@ -436,9 +441,10 @@ def journal_path(directory: Path) -> Path:
 
 
 def read_history(directory: Path, name: str = "") -> list[TryRecord]:
-    """Return all tries of the workflow in `directory`, or those of the job `name` and its groups.
+    """Return all tries of a workflow, or those of the job `name` and its groups.
 
-    The oldest come first. Works beside a running controller.
+    `directory` is the workflow's state directory. The oldest come first. Works beside a running
+    controller.
 
     Raises:
         JournalError: there is no journal, or it cannot be read.

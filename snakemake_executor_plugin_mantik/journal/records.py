@@ -44,8 +44,9 @@ class TryRecord:
     Attributes:
         job: key of the job, stable over runs (rule, wildcards, outputs).
         fingerprint: of command, parameters, inputs, site and environment.
-        outcome: empty while open, else `succeeded`, `failed: …` or `cancelled`.
-        reason: why it failed, a value of `jobs.reasons.Reason`; empty if it did not, or while open.
+        outcome: empty until it is over, then `succeeded`, `failed: …` or `cancelled`; or `LEFT` and
+            a workspace, if it was left behind.
+        reason: why it failed, a value of `jobs.reasons.Reason`; empty if it did not, or not yet.
         log: local path of the job's log once it was downloaded.
         sent: when its submission was acknowledged, by the site's own clock.
         waits: the scheduler's reason why it cannot start; empty if there is none, or it started.
@@ -84,7 +85,7 @@ class TryRecord:
 
     @property
     def hindrance(self) -> str:
-        """The scheduler's reason why it cannot start, as long as it is open."""
+        """The scheduler's reason why it cannot start; empty once it has an outcome."""
         return "" if self.outcome else self.waits
 
     @property

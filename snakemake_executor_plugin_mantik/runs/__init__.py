@@ -36,15 +36,15 @@ def rerun(
         name: another name; empty: the same.
         tags: tags to create the new run with.
         key: makes the call repeatable: a second call with the same key returns the run that the
-            first one created, and starts it if the first did not. Empty: each call creates a new
-            run.
+            first one created, and starts its controller if that is gone. Empty: each call creates
+            a new run.
 
     Returns:
         The new run's MLflow id.
 
     Raises:
         UserError: no such run is on this machine, or it can no longer be submitted as it was.
-        MantikError: a request to MLflow fails.
+        MantikError: a request to MLflow fails, or the controller cannot be started.
     """
     from snakemake_executor_plugin_mantik.runs.submit import resubmit_run
 

@@ -27,7 +27,7 @@ from snakemake_executor_plugin_mantik.runs.store import (
 
 NEVER: Final = "it was never submitted"
 _STALE_S: Final = 86400.0
-"""Seconds after which a directory is removed that no run was requested from."""
+"""Seconds after which a directory is removed that has no lock file yet."""
 ARRIVES_S: Final = 300.0
 """Seconds after which a server has created a requested run, or never will."""
 GIVE_UP_S: Final = 30 * 86400.0
@@ -68,7 +68,8 @@ def remove_aborted() -> list[MantikError]:
     """End the runs whose submission was killed, and remove their directories.
 
     Returns:
-        One error per store that failed. The directories of its runs stay for the next call.
+        One error per store that failed. The directories of its runs stay for the next call, up to
+        `GIVE_UP_S`.
     """
     failed: dict[str, MantikError] = {}
     for path in runs_home().glob(f"{NEW_PREFIX}*"):
@@ -109,7 +110,7 @@ def _ended(uri: str, stage: RunDirectory, failed: dict[str, MantikError]) -> boo
 
 
 def _store(stage: RunDirectory) -> str:
-    """Return the store that the run was requested from; empty: none yet."""
+    """Return the store that the run was requested from; empty: none that is known."""
     try:
         return read_request(stage).tracking_uri
     except MantikError:

@@ -66,7 +66,11 @@ class MantikRun(SubmittedRun):  # type: ignore[misc] # mlflow is not typed
         return "UNKNOWN" if run is None else str(run.info.status)
 
     def cancel(self) -> None:
-        """Cancel the job and wait until its site has confirmed it."""
+        """Cancel the job and wait until its site has confirmed it.
+
+        Raises:
+            ExecutionException: the run is over, or it is not confirmed that its job has ended.
+        """
         try:
             cancel_run(local_runs.read_local_run(self._directory), eprint)
         except MantikError as error:
@@ -90,7 +94,8 @@ class MantikBackend(AbstractBackend):  # type: ignore[misc] # mlflow is not type
         """Submit an entry point.
 
         Raises:
-            ExecutionException: with all mistakes found; nothing was submitted.
+            ExecutionException: with all mistakes found, or because MLflow or the controller failed;
+                or the run was awaited (`wait`) and did not succeed.
         """
         try:
             chosen = config_of_values(backend_config, os.environ)

@@ -43,13 +43,14 @@ _INTERRUPTED: Final = 130
 
 
 def start_controller(directory: RunDirectory, environ: Mapping[str, str] | None = None) -> bool:
-    """Start the controller of a run; return False if one is alive.
+    """Start the controller of a run; return False if the run's lock is held.
 
     Credentials come from `environ`, by default this process's environment.
 
     Raises:
-        MantikError: the run's request cannot be read, its lock cannot be used, or no process can
-            be started.
+        MantikError: the run's request cannot be read, its lock file cannot be opened, or no process
+            can be started.
+        OSError: the file system does not support locks.
     """
     request = read_request(directory)
     lock = hold_directory(directory)
@@ -99,10 +100,13 @@ def controller_environment(
 
 
 def hold_directory(directory: RunDirectory) -> BinaryIO | None:
-    """Take the run's lock for the caller; return None if a controller holds it.
+    """Take the run's lock for the caller; return None if another process holds it.
+
+    That is a controller, a Snakemake that it started, or a command that ends or removes the run.
 
     Raises:
-        MantikError: the lock cannot be used.
+        MantikError: the lock file cannot be opened.
+        OSError: the file system does not support locks.
     """
     try:
         lock = open_private(directory.lock, "ab")
@@ -121,18 +125,21 @@ def hold_directory(directory: RunDirectory) -> BinaryIO | None:
 
 
 def is_alive(directory: RunDirectory) -> bool:
-    """Return whether a controller, or a Snakemake that it started, is alive."""
+    """Return whether the run's lock is held: by a controller or a Snakemake that it started.
+
+    A command that ends or removes the run holds it as well, for a while.
+    """
     return is_locked(directory.lock)
 
 
 def wait_for_controller(directory: RunDirectory) -> None:
-    """Wait until no controller is alive."""
+    """Wait until no process holds the run's lock (`is_alive`)."""
     with suppress(FileNotFoundError), directory.lock.open("rb") as lock:
         fcntl.flock(lock, fcntl.LOCK_SH)
 
 
 def interrupt_controller(directory: RunDirectory) -> None:
-    """Send SIGINT, as Ctrl-C does, to the controller and its Snakemake.
+    """Send SIGINT, as Ctrl-C does, to the controller and its Snakemake, if the lock names them.
 
     Raises:
         UserError: the controller is on another machine.

@@ -34,7 +34,7 @@ def runs_home(environ: Mapping[str, str] | None = None) -> Path:
 
 
 def make_runs_home(environ: Mapping[str, str] | None = None) -> Path:
-    """Return the directory of all runs; create it if needed, readable by the user alone.
+    """Return the directory of all runs; create it if needed, closed to others.
 
     Raises:
         UserError: the directory cannot be created.
@@ -68,7 +68,7 @@ class RunDirectory:
 
     @property
     def lock(self) -> Path:
-        """Locked while a controller, or a Snakemake that it started, is alive."""
+        """Locked by a controller and its Snakemake, or a command that ends or removes the run."""
         return self.path / "lock"
 
     @property
@@ -78,7 +78,7 @@ class RunDirectory:
 
     @property
     def cancelled(self) -> Path:
-        """Exists if the user has cancelled the run."""
+        """Exists if the user has asked to cancel the run since it was last started."""
         return self.path / "cancelled"
 
     @property

@@ -22,8 +22,8 @@ def cancel_run(run: LocalRun, say: Callable[[str], None]) -> None:
     `say` writes a line for the user.
 
     Raises:
-        UserError: the run is over, or its controller is on another machine.
-        MantikError: its job may still run.
+        UserError: the run is over, its controller is on another machine, or was just started again.
+        MantikError: its job may still run; or it is cancelled, but MLflow could not be told.
     """
     if run.end is not None:
         raise UserError(
@@ -73,7 +73,7 @@ def clean_run(run: LocalRun, say: Callable[[str], None]) -> None:
     """Remove the files of a run that is over from its site.
 
     Raises:
-        MantikError: files are left at the site.
+        MantikError: files are, or may be, left at the site.
     """
     if (run.workdir / STATE / JOURNAL_FILE).exists():
         for line in _smk_mantik(run, "clean", "--yes", "--force"):

@@ -74,7 +74,7 @@ def _remote(url: str) -> _Remote:
 
 
 def is_remote(uri: str) -> bool:
-    """Return whether a project's URI names no local folder: a URL, or `user@host:path`."""
+    """Return whether a URI names no local folder: a URL but for file://, or `user@host:path`."""
     return bool(_REMOTE.match(uri)) and not uri.startswith("file://")
 
 

@@ -86,7 +86,8 @@ class RunFilter:
 def list_rows(wanted: RunFilter, say: Callable[[str], None]) -> list[RunRow]:
     """List the latest runs of the user's store and of all stores of runs on this machine.
 
-    `say` receives a line about each store that does not answer.
+    First ends aborted submissions, and reports ended runs to MLflow. `say` receives a line about
+    each store that does not answer, and each run whose end cannot be reported.
 
     Raises:
         UserError: MLflow cannot express the filter, or the experiment does not exist.
@@ -240,7 +241,13 @@ def find_run(word: str) -> FoundRun:
 
 
 def refresh(found: FoundRun) -> FoundRun:
-    """Read a run again, after reporting its end to MLflow if MLflow does not know it."""
+    """Read a run again, after reporting its end to MLflow if MLflow does not know it.
+
+    A run whose directory is not on this machine is returned as it was found.
+
+    Raises:
+        MantikError: a request to MLflow fails, or the run's request cannot be read.
+    """
     if found.here is None:
         return found
     now = local_runs.read_local_run(found.here.directory)

@@ -21,7 +21,7 @@ class LocalRun:
 
     Attributes:
         alive: whether its controller is alive.
-        end: how its workflow ended (`RunDirectory.read_end`); None if it has not.
+        end: how its workflow ended (`RunDirectory.read_end`); None if it is not over.
     """
 
     directory: RunDirectory
@@ -73,6 +73,7 @@ def find_local_run(word: str) -> LocalRun | None:
 
     Raises:
         UserError: several runs match.
+        MantikError: the request of one whose id matches cannot be read.
     """
     if "/" in word:
         return None

@@ -59,7 +59,8 @@ def write_job_log(run: LocalRun, write: _Write, *, follow: bool) -> bool:
         Whether the run had a job, which may have had output.
 
     Raises:
-        MantikError: the output is at the site and cannot be read there.
+        MantikError: the output is at the site and cannot be read there. With `follow`, a failed
+            read is repeated.
     """
     return asyncio.run(_of_job(run, write, follow=follow))
 
@@ -103,7 +104,10 @@ def _rest(log: Path, shown: int, write: _Write, told: codecs.IncrementalDecoder)
 
 
 async def _there(site: Site, path: str, shown: int, *, patient: bool) -> AsyncIterator[bytes]:
-    """Yield what a log at a site has beyond `shown`; nothing while it does not exist."""
+    """Yield what a log has beyond `shown`; if `patient`, nothing if the site does not answer.
+
+    A log that does not exist yet yields nothing, either.
+    """
     try:
         entry = await site.stat(path)
         if entry is not None and entry.size > shown:

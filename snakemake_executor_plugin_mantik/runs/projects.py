@@ -26,7 +26,7 @@ from snakemake_executor_plugin_mantik.staging.sources import list_candidates
 from snakemake_executor_plugin_mantik.tracking.run import git_tags, without_user
 
 _INPUTS: Final = "mantik-inputs"
-"""The folder of a snapshot for files that parameters name outside of the project."""
+"""The folder of a snapshot for files that parameters name outside of the project or hidden."""
 
 _MLPROJECT: Final = "mlproject"
 
@@ -58,11 +58,11 @@ def take_project(
     Args:
         uri: a folder, its MLproject file or a git URL, each with `#sub` for a folder in it.
         version: a branch, tag or commit; empty: the folder as it is, or the repository's HEAD.
-        config: names the files to leave out (`Exclude`).
+        config: names the files of a folder to leave out (`Exclude`); a git version is complete.
         directory: the run directory.
 
     Raises:
-        UserError: the project does not exist or cannot be copied.
+        UserError: the project does not exist, cannot be copied, or has links that lead out of it.
     """
     where, sub = _split(uri)
     folder = None if git.is_remote(where) else _folder(where)
@@ -116,7 +116,10 @@ def project_values(
 def missing_values(
     taken: TakenProject, values: Mapping[str, str], paths: set[str]
 ) -> dict[str, Mistake]:
-    """Return a mistake by name for each parameter in `paths` that names no file."""
+    """Return a mistake by name for each parameter in `paths` that names nothing in the snapshot.
+
+    Absolute paths, and values with `:` or `{`, are not checked.
+    """
     return {
         name: Mistake(
             f"-P {name}", "", f"there is no file {value!r}, neither here nor in the project"
@@ -235,7 +238,8 @@ def _leading_out(project: Path, run: Path) -> Iterator[str]:
     """Yield the symbolic links of a repository that lead to files of this machine outside of it.
 
     Others may have written the repository. Broken links are harmless, since they are not uploaded:
-    they may mean a path at a site.
+    they may mean a path at a site. Those into the run directory are yielded, too: their targets
+    may appear later.
     """
     inside = os.path.realpath(project)
     for at, folders, files in os.walk(project):

@@ -101,7 +101,7 @@ def _versions(store: RunStore, run: Any) -> list[ModelVersion]:
 
 @contextmanager
 def only_store(store: RunStore) -> Iterator[None]:
-    """Set MLflow's global tracking URI: it looks models up there, whatever store a client has."""
+    """Set MLflow's global tracking URI for a block: any client of MLflow looks up models there."""
     before = mlflow.get_tracking_uri()
     mlflow.set_tracking_uri(store.client.tracking_uri)
     try:
@@ -138,7 +138,8 @@ def unregister_model(
     this registered model. With `force`, also removes versions with aliases, and the aliases.
 
     Raises:
-        UserError: no version is registered, or one has an alias; nothing was changed.
+        UserError: no version is registered, or one has an alias and `force` is not set; nothing
+            was changed.
         MantikError: a request to MLflow fails.
     """
     run_id = run.info.run_id
@@ -202,7 +203,7 @@ def _logged(store: RunStore, run: Any) -> list[Any]:
 
 
 def _chosen(store: RunStore, run: Any, name: str) -> Any:
-    """Return the logged model of a name, the latest of several; empty: the only one."""
+    """Return the logged model of a name, the latest of several; empty: of the only name."""
     with store.mlflow_errors():
         logged = _logged(store, run)
     names = sorted({model.name for model in logged})

@@ -127,7 +127,7 @@ class RunStore:
         return found
 
     def end(self, run_id: str, status: str, reason: str = "") -> None:
-        """Set a run's final status, unless it already has one."""
+        """Set a run's final status, unless it has one, and a tag with the reason of a failure."""
         with self.mlflow_errors():
             if self.client.get_run(run_id).info.status in ENDED:
                 return

@@ -69,7 +69,7 @@ class SubmitRequest:
         uri: the project: a folder or a git URL, with `#sub` for a folder in it.
         chosen: the backend config.
         version: a branch, tag or commit.
-        experiment, experiment_id: of the run; empty: from MLflow's variables.
+        experiment, experiment_id: of the run; if both are empty, from MLflow's variables.
         name: the run's name; empty: MLflow makes one up.
         account: the compute budget account; empty: the environment's.
         tags: further tags of the run.
@@ -93,8 +93,9 @@ def submit_run(asked: SubmitRequest) -> str:
     """Submit a run and return its MLflow id. Needs mlflow.
 
     Raises:
-        UserError: with all mistakes found; no run was created or submitted.
-        MantikError: a request to MLflow fails, or the controller cannot be started.
+        UserError: with all mistakes found; nothing was submitted.
+        MantikError: a request to MLflow fails; or the controller cannot be started, but the run
+            exists.
     """
     with _staging() as stage:
         taken = take_project(asked.uri, asked.version, asked.chosen.config, stage)
@@ -136,7 +137,8 @@ def resubmit_run(
 
     Args:
         run_id: the MLflow id of a run whose directory is on this machine.
-        parameters: new values of declared parameters; an undeclared one is a mistake.
+        parameters: new values of declared parameters; an undeclared one is a mistake, unless the
+            entry point is a script, which accepts any.
         site: another backend config.
         extra: new values of undeclared parameters.
         account: another account; empty: the same, or for another site the environment's.
@@ -147,7 +149,8 @@ def resubmit_run(
 
     Raises:
         UserError: no such run is on this machine, or with all mistakes found.
-        MantikError: a request to MLflow fails, or the controller cannot be started.
+        MantikError: the run's request cannot be read, or a request to MLflow fails; or the
+            controller cannot be started, but the new run exists.
     """
     old = RunDirectory(runs_home() / run_id)
     if not old.request.exists():
@@ -259,7 +262,10 @@ def _kept(tags: Mapping[str, str]) -> dict[str, str]:
 
 
 def _of_key(uri: str, key: str) -> str:
-    """Return the run of an earlier call with this key; end one that has no directory."""
+    """Return the run of an earlier call with this key; empty if there is none.
+
+    Start its controller if that is gone; end runs of this key that have no directory here.
+    """
     store = RunStore(uri)
     for run_id in (
         str(run.info.run_id) for run in store.search(f"tags.`{KEY}` = {quote_filter(key)}")
@@ -344,6 +350,9 @@ def _check(stage: RunDirectory, request: RunRequest) -> None:
     """Check whether the run can be submitted, as far as this machine can know.
 
     A process of its own runs the check, since paths are relative to the snapshot.
+
+    Raises:
+        UserError: with all mistakes found.
     """
     workdir = stage.path / request.folder
     site = f"{request.site}={stage.path / request.config}"
@@ -368,7 +377,7 @@ def _check(stage: RunDirectory, request: RunRequest) -> None:
 
 
 class _ToldError(UserError):
-    """Mistakes in the words of another process, shown as they are."""
+    """Mistakes that another process has put into words, shown as they are."""
 
     def __str__(self) -> str:
         return self.what
@@ -377,6 +386,8 @@ class _ToldError(UserError):
 @contextmanager
 def delay_signals() -> Iterator[None]:
     """Delay the first Ctrl-C until the block ends; a second one interrupts at once.
+
+    If the block raises an exception, the first Ctrl-C has no effect.
 
     An interrupt in the middle of a transaction would leave it open: a SQLite file would stay locked
     while the exception propagates, so nothing could be corrected in it.

@@ -109,7 +109,7 @@ class Ledger:
 
         Args:
             open_tries: tries that may be known at a site, or have results there.
-            but: an identity whose workflows may be continued.
+            but: an identity whose workflows may be continued; they are left out.
         """
         rows = self._db.execute(
             "SELECT id FROM workflows WHERE ended IS NULL AND identity != ? ORDER BY created",
@@ -180,7 +180,7 @@ class Ledger:
         )
 
     def started(self, try_id: str) -> None:
-        """Record that a try runs."""
+        """Record that a try has been seen to run."""
         self._outbox.execute(
             "UPDATE jobs SET started = COALESCE(started, ?) WHERE try = ?", (time.time(), try_id)
         )

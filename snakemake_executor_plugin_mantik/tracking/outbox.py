@@ -2,8 +2,9 @@
 
 It is one SQLite file per workflow directory, written by the controller and by one worker at a time.
 Each tracked try has a row, and so does each workflow with a run of its own, under a key that is no
-try's id. The events of a row are published in order. A write survives kill -9 once the method has
-returned. `ledger.py` stores the records of a workflow's jobs in the same file.
+try's id. The events of a row are published in order, except that those of kind LIVE have a lane of
+their own. A write survives kill -9 once the method has returned. `ledger.py` stores the records of
+a workflow's jobs in the same file.
 """
 
 import json
@@ -75,7 +76,7 @@ class EventKind(StrEnum):
 
 
 _REPEATED = (EventKind.SUBMITTED, EventKind.WAITING, EventKind.LIVE, EventKind.UPDATE)
-"""Kinds that may repeat; a new event replaces an unpublished one of its kind."""
+"""Kinds that may repeat; a new event replaces the last one of its kind, published or not."""
 LATE = (EventKind.UPDATE, EventKind.END)
 """Kinds that may take long to publish: they have a lane of their own."""
 
@@ -86,7 +87,7 @@ class Event:
 
     Attributes:
         seq: grows with time.
-        attempts: how often its publication was begun.
+        attempts: how often its publication was begun, or that of an event that it replaced.
     """
 
     seq: int
@@ -217,7 +218,7 @@ class Outbox:
         )
 
     def give_own_id(self, try_id: str, own_id: str, experiment_id: str, experiment: str) -> None:
-        """Store our own id and experiment for a job, unless MLflow has created its run."""
+        """Store the id and experiment given to a job, unless MLflow has created its run."""
         self.execute(
             "UPDATE runs SET own_id = ?, own_experiment_id = ?, experiment = ? WHERE try = ?"
             " AND run_id = ''",
@@ -242,7 +243,7 @@ class Outbox:
         return str(row["try"]) if row else ""
 
     def pending(self) -> int:
-        """Return the number of tries with unpublished events."""
+        """Return the number of tries and workflows with unpublished events."""
         row = self._db.execute("SELECT COUNT(DISTINCT try) FROM events WHERE done IS NULL")
         return int(row.fetchone()[0])
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 DIRECTORY = ".snakemake/mantik/tracking"
-"""The directory of all stores, relative to both the working directory and the workspace."""
+"""The directory of all tries' stores, relative to both the working directory and the workspace."""
 _STORE = "mlruns"
 GROWING = "^[^/]+/(models/)?[^/]+/metrics/"
 """Matches the paths of metrics in a store, which grow by a line per value. Also valid in bash."""
@@ -31,7 +31,7 @@ def store_directory(try_id: str) -> str:
 
 
 def copy_directory(try_id: str) -> str:
-    """Return the directory for copies of a running job's store, below the working directory."""
+    """Return the directory for the copy of a running job's store, below the working directory."""
     return f"{try_directory(try_id)}/live"
 
 
@@ -40,7 +40,7 @@ class RunIdentity:
     """A run as the job sees it.
 
     Attributes:
-        run_id: MLflow's id of the run, or one of ours if MLflow did not answer in time.
+        run_id: MLflow's id of the run, or one of ours if MLflow had not created it in time.
         experiment_id, experiment: the id and name of the run's experiment.
     """
 
@@ -81,7 +81,7 @@ def store_skeleton(
     the epoch.
 
     Returns:
-        The store's files by their paths; None stands for an empty directory.
+        The contents of the store's files by path in the store; None stands for an empty directory.
     """
     place = f"{store_directory(try_id)}/{identity.experiment_id}"
     moment = int(now * 1000)

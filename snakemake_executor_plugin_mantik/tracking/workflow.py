@@ -22,7 +22,7 @@ WORKFLOW: Final = "mantik.workflow"
 """The tag that identifies a workflow's run."""
 PARENT_RUN_TAG: Final = "mlflow.parentRunId"
 ARTIFACT_FOLDER: Final = "mantik"
-"""The folder of a run's artifacts for the executor's files: script, log, backend config."""
+"""The folder of a run's artifacts for the executor's files, such as script, log and pictures."""
 _VALUE_LENGTH: Final = 6000
 """The longest value of a parameter that MLflow (3.17) accepts, in characters."""
 _NAME_LENGTH: Final = 250

@@ -58,7 +58,7 @@ class Identities:
         return RunIdentity(*known.given, known.experiment)
 
     async def _made(self, record: TryRecord) -> None:
-        """Wait for a run, longer behind other waiting jobs: the site's pace delays it anyway."""
+        """Wait for a run, longer behind others that wait: the site's pace delays the job anyway."""
         turn_s = self._waiting[record.site] / self._paces.get(record.site, math.inf)
         self._waiting[record.site] += 1
         try:

@@ -78,7 +78,8 @@ class Invocation:
     def record(self, request: JobRequest, record: TryRecord) -> JobRow:
         """Record a job that is about to be submitted or adopted, and return its row.
 
-        The job joins this workflow unless it belongs to an earlier one.
+        A new job joins this workflow. One of an earlier workflow stays with that one, which is
+        continued if it is the same workflow and has not ended.
         """
         job = self._ledger.job(record.id)
         if job is None:
@@ -193,10 +194,10 @@ def settle_invocations(outbox: Outbox, open_tries: Collection[str], but: str = "
     Args:
         outbox: the outbox of the directory.
         open_tries: tries that may be known at a site, or have results there.
-        but: the identity of a workflow that may be continued.
+        but: the identity of a workflow that may be continued, and is left out.
 
     Returns:
-        The number of runs ended.
+        The number of workflows ended.
     """
     ledger = Ledger(outbox)
     over = ledger.over(open_tries, but)

@@ -92,7 +92,7 @@ class Tracker(Observer):
             workflow: the workflow to run; None to end only earlier workflows.
             direct: variables for jobs that log to the server directly (`controller.direct`); empty:
                 this machine forwards what jobs log.
-            wait_s: the most seconds that a job waits for its run before it is submitted.
+            wait_s: the most seconds by which waiting for its run delays a job's submission.
             paces: the most jobs per second that are submitted to each site.
         """
         self._direct = dict(direct or {})
@@ -142,7 +142,8 @@ class Tracker(Observer):
     def set_pipeline(self, pipeline: Mapping[str, object]) -> None:
         """Set the workflow's jobs and their dependencies (see `picturing.make_picture`).
 
-        May be called again, and from any thread.
+        May be called again, and from any thread; the last call counts. Has no effect before there
+        is something to track.
         """
         if self._invocation is not None:
             self._invocation.pipeline = pipeline
@@ -228,7 +229,11 @@ class Tracker(Observer):
     async def prepare(
         self, request: JobRequest, record: TryRecord, workspace: str
     ) -> JobExtras | None:
-        """Return the job's own store, and variables with its run's id."""
+        """Return a tracked job's own store, and variables with its run's id.
+
+        A job that logs to the server directly gets no store, but the variables to reach the server.
+        None for a job without a run, or if tracking has failed.
+        """
         run = request.subject if isinstance(request.subject, TrackedRun) else None
         if run is None and not self._recording:
             return None

@@ -38,7 +38,8 @@ class WorkerClient:
             log: the file for the worker's own output.
             notify: writes a line to the user's log.
             tracked: the keys in the outbox of this process's jobs and workflow; it grows.
-            wait_s: the most seconds that a job waits for its run, worker's start included.
+            wait_s: the most seconds that a job waits for its run, worker's start included; see
+                `made`.
         """
         self._workdir = workdir
         self._log = log
@@ -54,7 +55,7 @@ class WorkerClient:
         self._earlier_told = False
 
     def wake(self) -> None:
-        """Have new events published; start a worker if none is alive.
+        """Have new events published; start a worker if none is alive, at most `WORKERS` in all.
 
         Raises:
             OSError: the worker cannot be started.
@@ -71,6 +72,9 @@ class WorkerClient:
 
         If MLflow creates no run at all in that time, later jobs do not wait until it does again.
         The limit is extended by `turn_s`, the seconds until the try could be submitted anyway.
+
+        Raises:
+            OSError: the worker cannot be started.
         """
         self._loop = asyncio.get_running_loop()
         future = self._waiting[try_id] = self._loop.create_future()

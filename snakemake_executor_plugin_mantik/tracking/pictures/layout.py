@@ -44,7 +44,7 @@ def layer_graph(nodes: Sequence[str], edges: Iterable[tuple[str, str]]) -> Layou
     """Lay out a graph.
 
     Args:
-        nodes: in the order that decides where nothing else does.
+        nodes: in the order that they have in a layer unless their edges decide.
         edges: edges with unknown ends, from a node to itself, or closing a cycle are left out
             (rules may have cycles, jobs cannot).
     """
@@ -149,7 +149,7 @@ def _sort(
 def _crossings(
     layers: Sequence[Sequence[Position]], below: Mapping[Position, Sequence[Position]]
 ) -> int:
-    """Count the edges that cross between neighbouring layers."""
+    """Count the crossings of edges between neighbouring layers."""
     at = {place: index for layer in layers for index, place in enumerate(layer)}
     found = 0
     for layer in layers:

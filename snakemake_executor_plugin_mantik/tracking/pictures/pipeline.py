@@ -182,7 +182,7 @@ def _placed(boxes: Mapping[str, Box], layout: Layout) -> tuple[list[Box], _Ports
 
 
 def _heights(layout: Layout, size: _Size) -> dict[Position, float]:
-    """Return the middle height of each position, near its neighbours and without overlaps."""
+    """Return the height of each position's middle, near its neighbours and without overlaps."""
     near = defaultdict[Position, list[Position]](list)
     for route in layout.routes.values():
         for one, other in pairwise(route):

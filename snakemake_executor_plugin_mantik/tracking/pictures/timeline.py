@@ -1,4 +1,4 @@
-"""Draw the timeline by site: when each job waited and ran, or for thousands, counts per rule."""
+"""Draw the timeline by site: when each job waited and ran, or of many jobs, counts per rule."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -86,7 +86,7 @@ def average_use(spans: Sequence[tuple[float, float]], axis: Axis, bins: int) -> 
 
 
 MOST_BARS: Final = 300
-"""The number of jobs above which only the failed and the longest have a bar."""
+"""The number of tries above which only the failed, killed and longest have a bar."""
 SOME_BARS: Final = 40
 """The number of bars then."""
 _MOST_NAMES: Final = 100

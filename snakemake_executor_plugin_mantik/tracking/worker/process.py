@@ -4,8 +4,8 @@ It works through the outbox of the working directory in lanes (`Lane`): creating
 wait for and the other lanes give way to; the states of jobs; what jobs log; and the ends of runs.
 
 Input only wakes the worker up. The end of its input means that the controller has ended. Then the
-worker ends as soon as everything is published, or MLflow does not answer. The next worker publishes
-what is left; `smk-mantik track` starts one for that.
+worker ends as soon as everything is published, or MLflow does not answer, and after `DRAIN_S` at
+the latest. The next worker publishes what is left; `smk-mantik track` starts one for that.
 
 It answers with JSON, one object per line: `{"try": …, "run": …}` when MLflow has created a run,
 `{"down": WHY, "tries": […]}` when MLflow cannot be updated for these tries, and `{"tell": TEXT}`
@@ -56,7 +56,7 @@ SETTINGS: Mapping[str, str] = {
 }
 """The settings of the worker's MLflow, unless the user has set them."""
 _BEFORE: Mapping[Lane, Lane] = {Lane.STATES: Lane.MAKING, Lane.ENDING: Lane.STATES}
-"""The lane whose end a lane waits for, since it passes tries on."""
+"""The lane whose end a lane waits for, since that one passes its tries on."""
 
 
 class RunTarget(NamedTuple):
@@ -91,7 +91,7 @@ class _Round:
 
 
 class Worker:
-    """Works through the outbox until nothing is left and the input has ended."""
+    """Works through the outbox until the input has ended, and then once more."""
 
     def __init__(self, workdir: Path, answer: Callable[[Mapping[str, Any]], None]) -> None:
         """Prepare; `answer` is called with each answer to the controller."""
@@ -169,9 +169,9 @@ class Worker:
     ) -> bool:
         """Publish the events of a lane once; return whether all were published.
 
-        A destination that fails is skipped until the next round, and then comes last, so that
-        others neither wait for it nor stay unpublished. Keeps `failing` up to date, the tries and
-        destinations that failed the last time.
+        A destination that fails repeatedly is skipped for the rest of the round. One that fails
+        comes last in the next round, so that others neither wait for it nor stay unpublished.
+        Keeps `failing` up to date, the tries and destinations that failed the last time.
         """
         places = {try_id: _place(outbox.run(try_id)) for try_id in oldest_first}
         newest = {place: number for number, place in enumerate(places.values())}

@@ -247,7 +247,7 @@ class Publisher:
     # Later events
 
     def _go_on(self, run: RunRecord, event: Event) -> None:
-        """Publish an event of an existing run. If MLflow refuses, report that and give up."""
+        """Publish an event of an existing run; if MLflow refuses, report that and drop it."""
         client = self._client(run.uri)
         try:
             if event.kind is EventKind.CREATE:

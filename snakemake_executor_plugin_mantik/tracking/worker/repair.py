@@ -100,7 +100,9 @@ def repair_store(
 
 
 def exclude_in_turn(store: Path, run_id: str, experiment_id: str) -> Iterator[str]:
-    """Remove one kind of content from a store after the other, the job's own run last.
+    """Remove one kind of content from a store after the other.
+
+    The job's own run stays; its tags and parameters are removed last.
 
     Yields:
         The kind that was just removed.

@@ -133,7 +133,7 @@ def check_workflow(workflow: Any, dag: Any, options: Any, logger: Any) -> Checke
     configs = _configs(options.backend_config, workdir)
     for config in configs.values():
         for warning in config.warnings:
-            logger.warning(f"{config.path}: {warning}")
+            logger.warning(warning)
     here = frozenset(workflow.deployment_settings.deployment_method)
     wanted = deployment.parse_methods(options.software_deployment)
     context = RuleContext(configs, workdir, wanted, options=run_options)

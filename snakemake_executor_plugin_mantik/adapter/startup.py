@@ -31,7 +31,7 @@ from snakemake_executor_plugin_mantik.engine.observer import Observers
 from snakemake_executor_plugin_mantik.engine.plan import Planner
 from snakemake_executor_plugin_mantik.journal import Journal, sent_try_ids
 from snakemake_executor_plugin_mantik.rules import preflight
-from snakemake_executor_plugin_mantik.rules.resources import TRACK_RESOURCE
+from snakemake_executor_plugin_mantik.rules.resources import SITE_RESOURCE, TRACK_RESOURCE
 from snakemake_executor_plugin_mantik.rules.tracked import (
     Which,
     is_tracked,
@@ -160,7 +160,9 @@ def _report_expiry(
         if expiry is None:
             continue
         walltimes = [planners[name].config.resources.runtime_s or 0]
-        runtimes = [str(job.resources.get("runtime", "")) for job in jobs]
+        first = next(iter(planners))
+        here = [job for job in jobs if job.resources.get(SITE_RESOURCE, first) == name]
+        runtimes = [str(job.resources.get("runtime", "")) for job in here]
         walltimes += [int(minutes) * 60 for minutes in runtimes if minutes.isdigit()]
         left = expiry - time.time()
         if left < max(walltimes):

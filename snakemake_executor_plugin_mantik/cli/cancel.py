@@ -113,7 +113,7 @@ async def _cancel(
         unconfirmed = {record.id for record in left}
         for record in records:
             if record.id not in unconfirmed:
-                _say(_ended(now[record.id]))
+                _say(_ended(record.state, now[record.id]))
     return left
 
 
@@ -147,7 +147,9 @@ async def cancel_tries(
     return [*beyond, *unconfirmed]
 
 
-def _ended(record: TryRecord) -> str:
+def _ended(before: TryState, record: TryRecord) -> str:
+    if before is TryState.PLANNED:
+        return f"{record.name}: it was not submitted yet, and will not be."
     if record.outcome == "cancelled":
         return f"{record.name}: cancelled at {record.site}, which has confirmed it."
     return f"{record.name}: it had succeeded at {record.site}; the next run fetches its outputs."

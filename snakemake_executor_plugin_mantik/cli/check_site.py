@@ -212,7 +212,10 @@ def _account(account: str | None, details: SiteDetails) -> Iterator[Finding]:
         yield Finding("account", "ok", f"{account} pays{left and f', {left} left'}")
     else:
         text = f"{account} is not among those that the site reports: {known}"
-        yield Finding("account", "wrong", f"{text}; correct MANTIK_COMPUTE_BUDGET_ACCOUNT")
+        yield Finding(
+            "account", "wrong",
+            f"{text}; correct MANTIK_COMPUTE_BUDGET_ACCOUNT, or the variable of this site alone",
+        )  # fmt: skip
 
 
 def _space(free_bytes: int | None) -> Iterator[Finding]:

@@ -55,7 +55,7 @@ def plan(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Show what `snakemake` with the same arguments would submit; connects to no site."""
+    """Show what `snakemake` with the same arguments would submit; submit nothing."""
     if importlib.util.find_spec("snakemake") is None:
         raise UserError(
             "snakemake is not installed beside this command", where="smk-mantik plan",

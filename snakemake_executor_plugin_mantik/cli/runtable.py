@@ -107,8 +107,11 @@ def run_lines(found: Mapping[str, Any]) -> Iterator[str]:
         f"{v['name']}, version {v['version']}{_in_brackets(', '.join(v['aliases']))}"
         for v in found.get("registered", ())
     )
-    for job in found.get("jobs", ()):
-        shown["job"] = ", ".join(v for v in (job["id"], job["queue"], job["outcome"]) if v)
+    jobs = [
+        ", ".join(v for v in (job["id"], job["queue"], job["outcome"]) if v)
+        for job in found.get("jobs", ())
+    ]
+    shown["job" if len(jobs) == 1 else "jobs"] = "; ".join(jobs)
     yield from (f"  {name}: {value}" for name, value in shown.items() if value)
     given = {**request.get("parameters", {}), **request.get("extra", {})}
     for title, values in (

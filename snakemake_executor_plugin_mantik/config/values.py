@@ -131,7 +131,8 @@ def parse_integer(value: object, lowest: int) -> int:
     if isinstance(value, str) and _INTEGER.fullmatch(value.strip()):
         number = int(value)
     if number is None or not lowest <= number < 10**9:
-        raise not_allowed(f"a whole number of {lowest} or more", value)
+        most = " and below a billion" if number is not None and number >= 10**9 else ""
+        raise not_allowed(f"a whole number of {lowest} or more{most}", value)
     return int(number)
 
 
@@ -153,7 +154,8 @@ def _rate(value: object) -> float:
         except OverflowError:
             number = 0.0
     if isinstance(value, bool) or not 0 < number < 10**6:
-        raise not_allowed("a number above zero", value)
+        most = " and below a million" if number >= 10**6 else ""
+        raise not_allowed(f"a number above zero{most}", value)
     return number
 
 

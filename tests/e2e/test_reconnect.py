@@ -1,9 +1,11 @@
 """Without Snakemake: what a run that was killed left at the sites is seen, cancelled, removed."""
 
 import re
+from contextlib import closing
 
 import pytest
 
+from snakemake_executor_plugin_mantik.journal import Journal
 from snakemake_executor_plugin_mantik.sandbox.faults import Fault
 from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
 from tests.support.command import smk_mantik
@@ -48,6 +50,19 @@ def running(project: Project) -> Running:
 
 def outcomes(project: Project) -> dict[str, str]:
     return {record.name: record.outcome for record in project.tries}
+
+
+def test_a_job_that_was_not_submitted_is_not_said_to_be_cancelled_at_a_site(
+    project: Project,
+) -> None:
+    project.write("Snakefile", "rule quick:\n    output: 'a'\n    shell: 'echo > a'\n")
+    project.run().ok()
+    with closing(Journal(project.directory / ".snakemake/mantik")) as journal:
+        (site,) = journal.sites()
+        journal.new_try(site=site, job="j", rule="late", name="late", fingerprint="f", members={})
+    said = smk_mantik(project, "cancel", "--all").ok().output
+    tells(said, "late: it was not submitted yet, and will not be.")
+    assert "confirmed" not in said
 
 
 def test_cancel(either: Project) -> None:

@@ -51,6 +51,15 @@ def test_resources_reach_the_scheduler(
     assert asked(project) == result
 
 
+def test_a_warning_of_a_config_names_its_file_once(project: Project) -> None:
+    text = project.place.config.replace("  Queue: batch", "  Queue: batch\n  Memory: 100M")
+    project.config.write_text(text)
+    project.write("Snakefile", SHOW.format(resources="runtime=5"))
+    said = project.run().ok().output
+    (line,) = [line for line in said.splitlines() if "Resources.Memory: is read as" in line]
+    assert line.count(project.config.name) == 1
+
+
 def test_resources_that_follow_from_a_file_that_is_still_to_be_made(project: Project) -> None:
     project.write(
         "Snakefile",

@@ -207,6 +207,14 @@ def test_why_a_job_cannot_start_is_listed_until_it_is_over(
         assert listed() == [("SCHEDULED", "")]
 
 
+def test_each_job_of_a_run_is_shown() -> None:
+    jobs = [{"id": i, "queue": "batch", "outcome": "succeeded"} for i in ("1", "2")]
+    run = {"run_id": "r", "state": "FINISHED", "note": ""}
+    both = run_lines(run | {"jobs": jobs})
+    assert "  jobs: 1, batch, succeeded; 2, batch, succeeded" in both
+    assert "  job: 1, batch, succeeded" in run_lines(run | {"jobs": jobs[:1]})
+
+
 def test_a_job_that_may_run_is_no_end(run: LocalRun, monkeypatch: pytest.MonkeyPatch) -> None:
     with closing(Journal(run.workdir / STATE)) as journal:
         sent = journal.new_try(site="alps", job="j", rule="main", name="main", fingerprint="f")

@@ -43,7 +43,9 @@ def script_mistake(job: Job) -> str | None:
     if job.rule.is_notebook and job.dag.is_edit_notebook_job(job):
         return "has a notebook to edit (--edit-notebook), which needs --executor local"
     if file.language != "python" and file.language not in LANGUAGES:
-        known = ".ipynb of Python or R" if job.rule.is_notebook else ".py .R .Rmd .jl .rs .sh .xsh"
+        known = (
+            ".ipynb of Python or R" if job.rule.is_notebook else ".py .R .Rmd .jl .rs .sh .xsh .hy"
+        )
         return f"has {file.name}, whose language Snakemake does not know: it takes {known}"
     if file.language.startswith("jupyter") is not job.rule.is_notebook:
         return f"has {file.name} under the wrong directive: notebook: takes .ipynb, script: others"

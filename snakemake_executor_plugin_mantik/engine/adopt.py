@@ -33,11 +33,11 @@ def choose_tries(
     *,
     already: bool = False,
 ) -> TakeoverChoice:
-    """Choose among a job's open tries, the oldest first.
+    """Choose the try to adopt: the newest that fits of a job's open `tries`, given oldest first.
 
-    A try is adopted if it would give the same result: it has the same command, parameters, inputs,
-    site and environment. A try that was only planned was never submitted and can be used as it is.
-    A try that has ended is not adopted for a job that the user forced.
+    A try fits if it would give the same result: it has the same command, parameters, inputs, site
+    and environment. A try that was only planned was never submitted and can be used as it is. A try
+    that has failed is not adopted, nor one that has ended if the user forced the job.
 
     With `already` the local updated outputs are as the job at the site left them: a run that
     fetched them was killed before it could record that.
@@ -94,7 +94,10 @@ def encode_basis(made_of: Mapping[str, str], resources: Mapping[str, str], sourc
 
 
 def why_unwanted(request: JobRequest, record: TryRecord, made_of: Mapping[str, str]) -> str:
-    """Return the message about an open try that is not adopted; empty if the user knows already."""
+    """Return the message about a try that is not adopted but given up.
+
+    Empty if the try was never submitted, or if the user knows already.
+    """
     if record.left_behind:
         why = "since it was left there when the workflow used another site"
     elif record.state is TryState.PLANNED or record.outcome not in ("", "succeeded"):

@@ -60,17 +60,18 @@ class Watched:
     Attributes:
         sent: how often it was submitted; some ids may still be unknown.
         wait_s: how long to wait for a trace of it.
-        denied_since: since when the scheduler does not know it.
-        waited: seconds since its submission.
-        silent: seconds since its last sign of life.
+        denied_since: since when the scheduler has not reported it as waiting or running, or since
+            the start of watching; None while the scheduler does.
+        waited: seconds since the start of watching.
+        silent: seconds since its last sign of life, or since the start of watching.
         seen: time of the last listing, or of the start of watching.
         looked: whether it has been looked for in a listing since the start of watching.
         owner: the owner of the claim, once it was read.
         revoked: whether we have revoked it.
-        live: whether it shows its logged files while it runs.
+        live: whether it reports what it logs while it runs.
         detailed: when the scheduler's details of it were last requested.
         waits: the scheduler's reason why it cannot start.
-        ended_since: since when the scheduler reports that it ended.
+        ended_since: since when the scheduler reports that it ended; None if it does not.
         word: the job id and state with which the scheduler reported its end.
     """
 
@@ -144,8 +145,8 @@ class Attempt:
         """Return the seconds that the job waited, where known, and ran.
 
         It waited from its submission, by the clock of the site's server, to its start, by the
-        node's clock. The time to notice and fetch it is no part of that. If the two clocks must
-        differ, the waiting time is unknown.
+        node's clock. The time to notice and fetch it is no part of that. If the two clocks
+        evidently differ, the waiting time is unknown.
         """
         if self.sent_at is None or marker.started is None:
             return None, runtime_of(marker)
@@ -156,7 +157,7 @@ class Attempt:
 
 
 def runtime_of(marker: Marker) -> float:
-    """Return the seconds that the job ran, by the node's own clock."""
+    """Return the seconds that the job ran, by the node's own clock; 0 if unknown."""
     if marker.started is None or marker.ended is None:
         return 0.0
     return max(0.0, marker.ended - marker.started)

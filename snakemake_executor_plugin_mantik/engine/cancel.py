@@ -70,7 +70,7 @@ class _Signs:
     nameless: float | None = None
 
     def see(self, now: float, size: int | None) -> None:
-        """Record the present size of the claim. A claim that has disappeared is no silence."""
+        """Record the present size of the claim; any change ends the silence, also its removal."""
         self.silent += min(now - self.looked, 2 * _CONFIRM_LONGEST_S)
         self.looked = now
         if size != self.bytes:
@@ -117,10 +117,10 @@ class Canceller:
     async def done(
         self, try_id: str, ids: Sequence[str], *, let_end: bool = False, succeeded: bool = False
     ) -> None:
-        """Close a committed try, and let the site forget it in the background.
+        """Close a try that is over, and let the site forget its jobs `ids` in the background.
 
         With `let_end` the site still runs a command after the job's end, which forgetting the job
-        would end.
+        would end. `succeeded` says whether the try's job succeeded.
         """
         self._journal.done(try_id)
         if ids:
@@ -144,7 +144,7 @@ class Canceller:
     async def remove_secrets(self, record: TryRecord) -> None:
         """Remove the secrets of a finished try that did not remove them itself.
 
-        Secrets that the site does not remove now are removed at the end of a run (`settle`).
+        If the site does not remove them now, `settle` tries again at the end of a run.
         """
         if self._journal.has_secrets(record.id):
             with suppress(SiteError, JournalError):
@@ -164,7 +164,7 @@ class Canceller:
             await salvage_files(self._site, leftover, self._workdir)
 
     def _drop_leftover(self, try_id: str) -> None:
-        # At the end of the run, one request removes most of them.
+        # Removed at the end of the run, where one request can remove those of all tries.
         if leftover := self._observer.leftover(try_id):
             self._leftovers.add(leftover)
 
@@ -184,7 +184,7 @@ class Canceller:
             SiteRejected: the site does not allow making certain that a try never runs.
         """
         for record in records:
-            # A try that was only planned or has ended never runs again.
+            # A try that was only planned, or has ended, will not run any more.
             if record.state not in (TryState.PLANNED, TryState.ENDED):
                 await self._stop(record)
             await self.remove_secrets(record)
@@ -246,7 +246,9 @@ class Canceller:
         return found
 
     async def _stop(self, record: TryRecord) -> int | None:
-        """Revoke a try, or cancel it and wait until it is over; return its marker's exit code.
+        """Revoke and cancel a try; if it has started, wait until it is over.
+
+        Returns the exit code from its marker, None without a marker.
 
         Raises:
             SiteRejected: the site does not allow making certain that the try never runs.
@@ -303,11 +305,11 @@ class Canceller:
     async def _is_over(
         self, record: TryRecord, ids: Sequence[str], begun: float, signs: _Signs
     ) -> tuple[bool, int | None]:
-        """Check whether a started try has ended; also return the exit code from its marker.
+        """Check whether a started try has ended; also return its marker's exit code, if any.
 
         Without a marker, the scheduler's state of the job that holds the claim counts. `begun` is
         the time of the cancellation. A site that does not know the job is believed as late as by
-        the watcher: not while the job's heartbeats go on.
+        the watcher: not while the job's heartbeats continue.
         """
         try:
             seen = await self._looks.look(record.paths.tries)
@@ -334,7 +336,10 @@ class Canceller:
         return signs.denied and signs.silent > self._silent_s, None
 
     async def settle(self) -> None:
-        """Wait at the end of a run until the site has forgotten its finished tries."""
+        """Wait until the site has forgotten finished tries, and remove secrets that are left there.
+
+        Called at the end of a run; gives up after `_SETTLE_WAIT_S`, or if the site does not answer.
+        """
         with suppress(TimeoutError, SiteError):
             async with asyncio.timeout(_SETTLE_WAIT_S):
                 await asyncio.gather(*self._tidying, return_exceptions=True)
@@ -342,7 +347,7 @@ class Canceller:
                     await self.remove_secrets(record)
 
     async def close(self) -> None:
-        """Stop tidying up; the next run or the site's own expiry does the rest."""
+        """Stop letting the site forget tries; its own expiry removes the rest."""
         for task in self._tidying:
             task.cancel()
         await asyncio.gather(*self._tidying, return_exceptions=True)

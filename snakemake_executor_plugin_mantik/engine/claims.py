@@ -20,7 +20,7 @@ _FRESH_S = 1.0
 
 @dataclass(frozen=True)
 class ClaimOwner:
-    """The owner of a claim, as the job that made it wrote.
+    """The owner of a claim, as written by the job that made it.
 
     Attributes:
         site_job: the site's id of the job, where the job can know it.
@@ -43,7 +43,7 @@ class ClaimOwner:
 
 
 async def list_claims(site: Site, retry: SiteRetry, directory: str) -> dict[str, Entry]:
-    """List a directory of claims; return nothing if the site answers twice that it does not exist.
+    """List a directory of claims; return {} if the site answers twice that it does not exist.
 
     A missing claim counts as a missing sign of life, so that a single false "not found", for
     example from a proxy, must not count.
@@ -84,7 +84,7 @@ class ClaimLooks:
         self._last: dict[str, tuple[float, asyncio.Task[ClaimSeen]]] = {}
 
     async def look(self, directory: str) -> ClaimSeen:
-        """Return a listing of a directory that is less than a second old.
+        """Return a listing of a directory that was requested less than a second ago.
 
         Raises:
             SiteError: the directory cannot be listed.

@@ -50,8 +50,8 @@ class Clearer:
         """Make a clearer for an opened site.
 
         `place` is the identity of its place, which the workflow owns. `shared` says whether the
-        workspace's path was configured, so that it may contain files of others: only files in the
-        journal then count.
+        workspace's path was configured, so that it may contain files of others: only `.mantik` and
+        the files in the journal then count.
         """
         self._site = site
         self._place = place
@@ -59,7 +59,7 @@ class Clearer:
         self._shared = shared
 
     async def measure(self) -> dict[str, WorkspacePart]:
-        """Return the files there, by kind."""
+        """Return the numbers and sizes of the files there, by kind."""
         found: dict[str, WorkspacePart] = {}
         level = [""]
         if self._shared:
@@ -88,10 +88,11 @@ class Clearer:
         return found
 
     async def remove(self) -> list[str]:
-        """Remove all but the directory itself; return the paths that could not be removed.
+        """Remove all files there that count, but not the workspace's directory itself.
 
-        First the journal forgets the files. Then the tries are removed, so that a job that the site
-        starts late cannot make a claim.
+        Returns the paths that could not be removed, each with the reason. First the journal forgets
+        the files. At the site the tries are removed first, so that a job that it starts late cannot
+        make a claim.
         """
         known, place = self._known(), self._place
         for bucket in self._journal.retire_buckets(place):

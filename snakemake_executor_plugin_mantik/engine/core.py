@@ -1,7 +1,7 @@
-"""Run the engine: one thread with one event loop does all the I/O.
+"""Run the engine: one thread with one event loop does all the I/O, with helpers for local files.
 
-The executor hands over requests, collects outcomes and commits them. These calls return at once and
-may come from any thread.
+The executor hands over requests and collects outcomes: these calls return at once. A commit waits
+for the journal. All calls may come from any thread.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ from snakemake_executor_plugin_mantik.staging.sources import Sources
 _T = TypeVar("_T")
 
 OPEN_WAIT_S = 60.0
-"""Seconds that a site has to answer when a run starts; later a run waits as long as it takes."""
+"""Seconds that a site has to answer when it is opened; then a run waits as long as it takes."""
 AT_ONCE_S = 5.0
 """Seconds to cancel all jobs at the sites, for a user who does not want to wait."""
 _MOST_TOLD = 5
@@ -165,12 +165,12 @@ class Engine:
         """Cancel all jobs; return those that did not confirm their end.
 
         It may be called again while it waits, for example from a handler of Ctrl-C. With `at_once`
-        it waits only `AT_ONCE_S`.
+        it waits only `AT_ONCE_S`, and some more for hundreds of jobs.
         """
         return self._call(self._cancel(AT_ONCE_S if at_once else CANCEL_WAIT_S)).result()
 
     def close(self, *, tidy: bool = True) -> None:
-        """End the thread; running jobs go on. With `tidy`, tidy up at the sites first."""
+        """End the thread; jobs at the sites continue. With `tidy`, tidy up at the sites first."""
         if not self._thread.is_alive():
             return
         closing = self._call(self._close(tidy))

@@ -37,7 +37,8 @@ from snakemake_executor_plugin_mantik.staging.transfers import (
 )
 
 _LOG_ALONE_BYTES = 64 << 20
-"""Largest log that is downloaded whole; of a larger one only the end is kept."""
+"""Largest log that is downloaded whole. Of a larger one only the end in the marker is kept; without
+a marker, only its first part, as much as `read_file` reads."""
 
 
 def _through_links(entries: Sequence[OutputEntry]) -> Iterator[FileRecord]:
@@ -134,7 +135,8 @@ class Fetcher:
 
         Raises:
             OutputMissing: the job succeeded without one of its outputs.
-            OutputsLost: an output is gone at the site, or was changed there.
+            OutputsLost: an output is gone at the site, was changed there, or is none of the rule's;
+                or the site had no room for the list of outputs or for an archive.
             TransferError, SiteRejected: a download kept failing, but may succeed later.
             OSError: an output cannot be written here.
         """
@@ -217,10 +219,12 @@ class Fetcher:
         )  # fmt: skip
 
     async def log(self, record: TryRecord, marker: Marker | None, target: Path) -> bytes:
-        """Write the job's log to the local path `target` and return it, or its end if it is large.
+        """Write the job's log to the local path `target`, and return what was written.
 
-        Without a marker, or if the marker holds only the log's end, download the log itself. If
-        there is none (the job never started), the result is empty and no file is made.
+        If the marker holds only the log's end, download the log itself, unless it is too large
+        (`_LOG_ALONE_BYTES`): then the end is all. If no marker holds any of it, download the log,
+        or its first part if it is large. If there is none (the job never started), or if it is
+        empty, the result is empty and no file is made.
         """
         tail = marker.log if marker is not None else b""
         if marker is None or marker.bare or _LOG_ALONE_BYTES >= marker.log_bytes > len(tail):

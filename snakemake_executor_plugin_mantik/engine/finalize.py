@@ -97,7 +97,7 @@ class Finalizer:
             return None
         self._journal.files.landed(record.id)
         self._journal.secrets_gone(record.id)  # its script removes them however it ends
-        # Of several submissions, which one ran and what it unpacked is unknown.
+        # It is unknown which of several submissions ran, and so what it unpacked.
         if marker.failed_step not in _BEFORE_INPUTS and attempt.sent == len(attempt.staged) == 1:
             self._stager.confirm(attempt.staged[0])
         if marker.exit_code != 0:
@@ -110,7 +110,7 @@ class Finalizer:
     ) -> Outcome:
         record = attempt.record
         # If this process dies after the download, the next one recognises the outputs as this job's
-        # (`SiteRunner._updated_already`), and does not update them a second time.
+        # (`SiteRunner._is_already_updated`), and does not update them a second time.
         self._stager.made(_updated(request, attempt, marker))
         try:
             fetched = await self._outputs(request, attempt, marker)
@@ -281,7 +281,10 @@ class Finalizer:
         return bool(bundles)
 
     async def _log(self, record: TryRecord, marker: Marker | None, path: Path) -> bytes:
-        """Return the end of the job's log; trouble with it does not change how the job ended."""
+        """Write the job's log to `path`, and return it or its end.
+
+        Trouble with the log does not change how the job ended.
+        """
         try:
             return await self._fetcher.log(record, marker, path)
         except (SiteError, OSError) as error:

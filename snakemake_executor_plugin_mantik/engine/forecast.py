@@ -28,7 +28,7 @@ class UploadForecast:
     Attributes:
         files: files to upload.
         bytes: total size of these.
-        at_site: files that are there or being uploaded already.
+        at_site: files that are there already, or in an uploaded bundle.
         later: files that are still to be made elsewhere and are uploaded then.
         made_there: files that are still to be made at the same site.
     """
@@ -81,7 +81,7 @@ class Total:
     Attributes:
         jobs: number of jobs.
         core_hours, gpu_hours: of the jobs with a known walltime, if each uses all of it.
-        without_cores: number of these jobs whose cores are unknown.
+        without_cores: number of jobs with a known walltime whose cores are unknown.
         without_runtime: number of jobs that request no walltime, or an unknown one.
         uploads: files to upload, each once: inputs, images and sources.
         unchecked: names of requested resources for which the site reports no limits, if the site

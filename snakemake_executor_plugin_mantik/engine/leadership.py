@@ -15,7 +15,7 @@ class Leadership:
     """This controller's lead of a place, from `Leases.take` to the end of the run.
 
     Attributes:
-        deposed: the error to raise if another controller has taken over.
+        deposed: the error to raise once another controller has taken over; None before.
     """
 
     def __init__(self, lease: Lease, leases: Leases) -> None:
@@ -89,7 +89,7 @@ class Leadership:
         return error
 
     async def keep(self) -> None:
-        """Answer other controllers' questions even while no job runs, until cancelled."""
+        """Answer other controllers' questions even without jobs, until cancelled or deposed."""
         while self.deposed is None:
             await asyncio.sleep(self._lease.wait_s / 4)
             if self._clock() - self._seen > self._lease.wait_s / 3:

@@ -115,7 +115,8 @@ class Leases:
             fresh: whether the journal has no record of the workspace.
 
         Raises:
-            PlaceTaken: another workflow owns it, or another controller leads it.
+            PlaceTaken: another workflow owns it, another controller leads it, or tries are there
+                that this journal does not know.
             TimeoutError: the site does not answer.
         """
         journal = self._journal
@@ -163,10 +164,10 @@ class Leases:
         )
 
     async def _unused(self) -> None:
-        """Check that the workspace holds no tries: their journal is not here.
+        """Check that the workspace holds no tries of a journal that is not here.
 
         Raises:
-            PlaceTaken: there are directories of tries.
+            PlaceTaken: it has directories of tries.
         """
         if await self._buckets():
             raise PlaceTaken(
@@ -180,9 +181,9 @@ class Leases:
     async def settle(self, mine: Lease) -> Lease:
         """Write a lease and check that no other controller has done the same.
 
-        Each controller writes first and then lists, so that at least one of two sees the other. The
-        one with the smaller name waits for the other to step back; the other does so unless it has
-        not seen the first.
+        Each controller writes first and then lists, so that at least one of two sees the other. In
+        the same term, the one with the smaller instance waits for the other to step back; the other
+        does so unless it has not seen the first.
 
         Raises:
             PlaceTaken: another controller holds the place.
@@ -211,7 +212,8 @@ class Leases:
         The question stays in the buckets for a leader that comes back.
 
         Raises:
-            PlaceTaken: it is alive, or jobs of it run that the journal does not know.
+            PlaceTaken: it is alive, a third controller leads by now, or jobs run that the journal
+                does not know.
         """
         me = self._journal.instance
         clock = asyncio.get_running_loop().time
@@ -276,7 +278,7 @@ class Leases:
         return growing
 
     async def answer(self, asker: str, directory: str) -> None:
-        """Tell another controller that this one leads."""
+        """Tell another controller that this one leads, and remove its question."""
         await self._site.put(f"{PLACE}/{HERE_PREFIX}{asker}", b"!\n")
         await self._site.remove(f"{directory}/{ASK_PREFIX}{asker}")
 
@@ -293,7 +295,7 @@ class Leases:
         await self._retry(lambda: self._site.remove(path))
 
     async def _description(self, lease: Lease) -> str:
-        """Return how the holder of a lease describes itself."""
+        """Return how the holder of a lease describes itself, or that its lease cannot be read."""
         try:
             content = await read_file(self._site, lease.path, _TEXT_BYTES)
         except SiteError:

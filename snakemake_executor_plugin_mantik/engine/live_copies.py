@@ -148,7 +148,7 @@ async def _to_its_end(act: Callable[[], None]) -> None:
 
 
 def _take(copy: _Copy, content: bytes) -> None:
-    """Add the packs to a copy that it does not contain yet.
+    """Add to a copy those packs in `content` that it lacks.
 
     Raises:
         PackDamaged: something is no pack, or does not fit the packs before it.
@@ -169,7 +169,11 @@ def _take(copy: _Copy, content: bytes) -> None:
 
 
 def _begin(copy: _Copy) -> None:
-    """Make a copy with the files that the job started with."""
+    """Make a copy with the files that the job started with.
+
+    Raises:
+        PackDamaged: there was a copy, which has been removed here.
+    """
     if copy.read:
         raise PackDamaged("the copy here is gone")
     shutil.rmtree(copy.place, ignore_errors=True)

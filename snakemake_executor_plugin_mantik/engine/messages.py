@@ -87,8 +87,8 @@ class LastWords:
     """The last output of a failed job.
 
     Attributes:
-        output: the end of its output.
-        path: local path of its whole output, if it was downloaded.
+        output: its output, or the end of it.
+        path: local path of its log, which lacks a part of a very long output; None without one.
         logs: paths and ends of the rule's own log files.
     """
 

@@ -80,7 +80,7 @@ class JobEnd:
     Attributes:
         how: the kind of end.
         words: one line that describes it, empty after a success.
-        exit_code: of the command, where known.
+        exit_code: of the command, or of a step that failed before it, where known.
         log: local path of the job's log, if it was downloaded.
         waited, ran: seconds, where known.
         cpu: seconds of CPU time that its processes used, where known.
@@ -124,7 +124,7 @@ class Observer:
         """Note that the site has accepted a try under the id `site_job`."""
 
     def waiting(self, record: TryRecord, why: str) -> None:
-        """Note the scheduler's new reason why a try cannot start; empty: it may start."""
+        """Note the scheduler's new reason why a try cannot start; empty if there is none now."""
 
     def started(self, record: TryRecord) -> None:
         """Note that a try has begun to run; may be left out for one that ended soon after."""

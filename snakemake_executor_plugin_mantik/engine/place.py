@@ -47,6 +47,8 @@ class Place:
     """One workspace directory that this controller leads.
 
     Attributes:
+        id: its identity.
+        scratch: a local directory for files in transfer.
         lead: this controller's lead of it.
         stager: uploads missing files.
         cleanup: removes files there that no longer exist here.
@@ -87,7 +89,7 @@ class Place:
                 self.sources = await send_sources(wanted, self._local, self.stager, self._notify)
 
     async def look_again(self, path: str) -> None:
-        """Read a source that may have changed again; the next job uploads the new content."""
+        """Read a source again that may have changed: jobs that name it bring the new content."""
         if path in self.sources:
             with suppress(UserError):  # it is gone
                 for file in await self._local.look_at([(path, None)], source=True):
@@ -99,8 +101,9 @@ class Place:
     async def tidy(self) -> None:
         """Remove files that are no longer needed at the end of a run, as far as the site answers.
 
-        These are the files of our own journal, once no try is open there, and the place's copies of
-        files that no longer exist here (`temp()` outputs, mostly).
+        These are the directories of our journal's tries and bundles, once no try is open there, an
+        observer's leftovers, and the place's copies of files that no longer exist here (`temp()`
+        outputs, mostly).
         """
         if self.lead.deposed is not None:
             return
@@ -151,7 +154,7 @@ class Places:
     async def at(self, site: Site, facts: SiteFacts, settings: SiteSettings, url: str) -> Place:
         """Return the place of an opened site.
 
-        `url` is the address of the site's API in the journal.
+        `url` is the address of the site's API, by which the journal knows it.
 
         Raises:
             PlaceTaken: another workflow or controller uses its workspace.

@@ -105,7 +105,7 @@ class Planner:
         *,
         term: int = 0,
     ) -> JobSpec:
-        """Return the complete try, for a controller that leads its place with the lease `term`."""
+        """Return the spec of a try, for a controller that leads the place in the term `term`."""
         resources = self.resources(request.resources, request.threads)
         environment = job_environment(self.config, self.project, resources.cpus_per_task)
         if request.own_environment:
@@ -142,7 +142,7 @@ ACCOUNT: Final = "account"
 
 @dataclass(frozen=True)
 class Misfit:
-    """A requested resource that the site does not have.
+    """A requested resource that the site does not have or allow.
 
     Attributes:
         key: the key of the config's Resources that requests it, or `ACCOUNT`.
@@ -156,9 +156,9 @@ class Misfit:
 
 
 def find_misfits(resources: Resources, facts: SiteFacts) -> Iterator[Misfit]:
-    """Yield the requests that exceed what the site reports of its accounts and queues."""
+    """Yield the requests that do not fit what the site reports of its accounts and queues."""
     account = resources.account
-    # Slurm does not distinguish capital letters in them.
+    # Slurm ignores case in names of accounts.
     if account and facts.accounts and account.lower() not in map(str.lower, facts.accounts):
         yield Misfit(
             ACCOUNT,
@@ -240,7 +240,7 @@ def _memory(mib: int) -> str:
 
 
 def _chosen(resources: Resources) -> Iterator[tuple[str, str, str, str]]:
-    """Yield the requests with a text: config key, name in messages, attribute and value."""
+    """Yield requests whose value is a text: config key, name in messages, attribute, value."""
     for key, name, attribute in (
         ("QoS", "QoS", "qos"),
         ("NodeConstraints", "constraint", "constraint"),

@@ -34,11 +34,11 @@ class Preview:
 
     Attributes:
         resources: the requested resources, normalised.
-        environment: the environment of the command.
+        environment: what the command runs in.
         image_type: where the image is; None without one.
         variables: the variables that are set for the command, as its process sees them.
         submission: UNICORE's job description, or the body of firecREST's `POST …/jobs`.
-        script: the job script, with the scheduler's directives after its first line.
+        script: the job script, with the scheduler's directives, if any, after its first line.
         uploads: files to upload, as paths in the workspace, which mirrors the project folder.
         warnings: settings that are allowed but probably unintended.
     """
@@ -142,8 +142,8 @@ def _submission(
 ) -> tuple[dict[str, Any], str]:
     """Return the submission, and the script with the scheduler's directives after its first line.
 
-    UNICORE gets a batch file that begins with the directives and writes the script; firecREST gets
-    both in one.
+    UNICORE gets a batch file that begins with the directives and writes the script, or the script
+    alone without a scheduler; firecREST gets both in one.
     """
     scheduler = config.site.scheduler
     if config.api == "firecrest":

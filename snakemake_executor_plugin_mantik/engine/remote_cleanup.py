@@ -59,7 +59,11 @@ class RemoteCleanup:
         await self._remove(self._ledger.remote_files(self._place))
 
     async def _remove(self, files: Iterable[FileRecord]) -> None:
-        """Remove those of `files` that are no sources and no longer exist here."""
+        """Remove those of `files` that no longer exist here, and directories that become empty.
+
+        Sources, files below hidden directories except `.mantik/outside`, and names that the file
+        API cannot carry stay.
+        """
         gone = [
             file.path
             for file in files

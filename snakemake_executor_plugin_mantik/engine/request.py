@@ -51,8 +51,8 @@ class JobGroup:
 
     Attributes:
         members: in the order of their numbers.
-        report: the output of kind `log` with a line for each failed member: its number and exit
-            code.
+        report: the output of kind `log` with a line for each member that failed by itself: its
+            number and exit code.
     """
 
     members: tuple[GroupJob, ...]
@@ -193,12 +193,12 @@ class Outcome:
 
     Attributes:
         number: that of the request.
-        try_id: the try that ended; empty if there was none.
+        try_id: the try to commit; empty if there was none, or if it stays open for the next run.
         succeeded: whether the job succeeded and all its outputs are local.
         message: for a failure: what happened, where, and what to do now.
         log: local path of the job's log, if it was downloaded.
         site_job: the site's ids of the job, separated by blanks; empty if it has none.
-        reason: why it failed.
+        reason: why it failed; SUCCESS if it did not.
         site: name of the site at which it ran or was to run; empty if the engine did not get it.
         failed: the members of a group that are known to have failed (`GroupJob.job`).
     """

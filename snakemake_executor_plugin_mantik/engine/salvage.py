@@ -14,7 +14,7 @@ from snakemake_executor_plugin_mantik.jobs.paths import MAX_PATH_DEPTH
 from snakemake_executor_plugin_mantik.sites.base import Site, is_rest_safe
 
 SALVAGE_WAIT_S = 60.0
-"""Most seconds for it: the end of the job waits for it."""
+"""Most seconds for the download: the report of the job's end waits for it."""
 MAX_SALVAGED_BYTES = 4 << 30
 """Most bytes to download: a file at a site may be endless (a link to /dev/zero)."""
 _SUFFIX = ".mantik-salvage"
@@ -24,7 +24,8 @@ async def salvage_files(site: Site, directory: str, workdir: Path) -> None:
     """Download `directory`, relative to the workspace and to `workdir`, as far as possible.
 
     Local entries of the same names are replaced after the whole download. A file whose download
-    fails stays incomplete; after a timeout or a failed listing, nothing is replaced.
+    fails stays incomplete; after a timeout or a failed listing, nothing is replaced. Beyond
+    `MAX_SALVAGED_BYTES` the rest is left out.
     """
     target = workdir / directory
     part = target.with_name(target.name + _SUFFIX)

@@ -1,11 +1,13 @@
 """Query the scheduler about tries that have no marker.
 
 Its state counts only if the job can write nothing any more, or never started. An unknown, missing
-or unreachable state never ends a try.
+or unreachable state alone never ends a try: without heartbeats a started try counts as lost after
+half an hour, and one without any trace is submitted again.
 
-The first query about a try comes when it has no claim soon, or misses its first heartbeat. The
-interval of further queries depends on how long the try has been waiting and on how many others are
-queried. With the defaults an end without a marker is known within half a minute.
+The first query about a try comes when it has had no claim for some seconds, or misses its first
+heartbeat. The interval of further queries depends on how long the try has been waiting and on how
+many others are queried. With the defaults, an end of a running job without a marker is usually
+known within half a minute if the scheduler reports it as abnormal.
 """
 
 import asyncio
@@ -31,7 +33,8 @@ from snakemake_executor_plugin_mantik.sites.base import JobState, Phase, Site
 
 _CHECK_GROWTH = 3.0
 _CHECK_S = 20.0
-"""Seconds between two queries about a try, after the first few."""
+"""Seconds between two queries about a try after the first few, unless it has waited for long or
+many tries are queried."""
 SPACING_S = 0.5
 """Seconds between two queries if each try takes a request of its own: the load on a site must not
 grow with the number of jobs."""
@@ -69,7 +72,7 @@ class PollTarget(Protocol):
     """The watcher's methods that the poller calls."""
 
     async def look(self, records: Iterable[TryRecord]) -> None:
-        """List the markers of `records` again."""
+        """List the buckets of `records` again."""
 
     def alive(self, watched: Watched) -> None:
         """Record a sign of life."""
@@ -113,7 +116,7 @@ class SchedulerPoller:
         """Query the scheduler about those of `tries` that are overdue.
 
         Raises:
-            SiteError: the site did not answer; nothing has changed.
+            SiteError: the site did not answer; the tries that this concerns are still watched.
         """
         now = self._clock()
         tries = list(tries)
@@ -144,7 +147,8 @@ class SchedulerPoller:
     ) -> list[Watched]:
         """Call `act` for all tries; return those for which it returns True.
 
-        An error of one does not stop the others.
+        An error of one does not stop the others. Errors other than the site's are raised after all
+        have been called.
         """
         answers = await asyncio.gather(*map(act, tries), return_exceptions=True)
         for answer in answers:
@@ -231,6 +235,7 @@ class SchedulerPoller:
         """Check whether the scheduler has reported the try as ended for the grace period.
 
         A job that the site does not know proves nothing: wait, and longer if the job has started.
+        After that wait, end the try as lost, or as vanished if it has not started.
         """
         known = dict(states)
         if watched.claimed and watched.owner is not None:
@@ -326,7 +331,10 @@ class SchedulerPoller:
 
 
 def _is_silent(error: SiteError) -> bool:
-    """Check whether a site did not answer or refused our credentials, which proves nothing."""
+    """Check whether a site gave no answer, was busy or refused our credentials: proves nothing.
+
+    An error with an HTTP status, such as 500, is an answer.
+    """
     if isinstance(error, SiteUnreachable):
         return error.status is None
     return isinstance(error, SiteBusy | SiteUnauthorized)

@@ -101,10 +101,10 @@ class SiteRetry:
                 return result
 
     async def found(self, act: Callable[[], Awaitable[_T]], *, at_once: bool = False) -> _T:
-        """Call `act`, and believe "not found" only after half a minute.
+        """Call `act`, and believe "not found" only after `missing_s`, at least half a minute.
 
         Slow file systems give that answer for new files, and servers for everything while they
-        start; wait for such a server as long as it takes. With `at_once`, wait only for servers.
+        start; wait for such a server as long as it takes. With `at_once`, wait only for that.
 
         Raises:
             SiteNotFound: the site has repeated the answer, and does not give it to all requests.
@@ -125,7 +125,7 @@ class SiteRetry:
                 waited, wait = waited + wait, min(2 * wait, LONGEST_MISSING_WAIT_S)
 
     async def insist(self, act: Callable[[], Awaitable[_T]]) -> _T:
-        """Call `found`, but believe a refusal only after `insist_s`.
+        """Call `found`, but believe a refusal or a damaged download only after `insist_s`.
 
         Use it for the outputs of a succeeded job. A newly mounted file system denies permission for
         a moment, a gateway answers with a page of its own, and a download may be damaged.

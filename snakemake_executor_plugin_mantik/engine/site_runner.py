@@ -110,10 +110,12 @@ class SiteRunner:
         self._slots = asyncio.Semaphore(settings.max_jobs)
 
     async def run(self, request: JobRequest) -> Outcome:
-        """Run a job; return when its end is known and its outputs are local.
+        """Run a job; return when its end is known and, after a success, its outputs are local.
 
         Raises:
-            MantikError: the job cannot be run at all; nothing of it is left at the site.
+            MantikError: the job cannot be run at all; or this controller cannot follow it any more,
+                because another one leads (PlaceTaken) or the journal cannot be written: then a
+                try of it may still run.
         """
         async with self._slots:
             resent, pause, before = 0, 0.0, frozenset[FileRecord]()
@@ -197,11 +199,11 @@ class SiteRunner:
         await self.place.lead.assure()
 
     def _unfetch(self, request: JobRequest, record: TryRecord) -> None:
-        """Remove outputs of a finished try that a killed run had already downloaded."""
+        """Remove the temporary files of outputs that a killed run had begun to download."""
         OutputStaging(self._workdir, record.id, [o.path for o in request.outputs]).clear()
 
     async def _wait_to_submit(self, attempt: Attempt, state: JobState, pause: float) -> None:
-        """End this try and sleep until the site may take the next one."""
+        """Close this try, and sleep until the site may take the next one."""
         if state.reason is Reason.REJECTED:
             self._retry.note(
                 f"it takes no more jobs just now ({state.detail}); they are submitted again until"
@@ -218,7 +220,7 @@ class SiteRunner:
         await asyncio.sleep(pause * random.uniform(1.0, 1.25))  # noqa: S311
 
     def _waiting(self, record: TryRecord, why: str) -> None:
-        """Record why a job cannot start, or with an empty `why` that it is merely queued."""
+        """Record why a job cannot start, or with an empty `why` that nothing hinders it now."""
         self._journal.waiting(record.id, why)
         self._observer.waiting(record, why)
         if why:
@@ -235,7 +237,7 @@ class SiteRunner:
         return [*await self.local.look_at(wanted), *starmap(LocalFile.holding, made)]
 
     async def _try(self, request: JobRequest, files: list[LocalFile]) -> TryRecord:
-        """Return an open try of an earlier run to adopt, or a new one."""
+        """Return an open try of an earlier run to adopt, or a new one; give up the other ones."""
         inputs = {file.path: file.sha256 for file in files}
         code = self._code(request, inputs)
         made_of = request.made_of(inputs, self.planner.environment, code)
@@ -391,7 +393,10 @@ class SiteRunner:
             self._observer.submitted(attempt.record, site_job, spec.resources.queue or "")
 
     def _abandon_if_unsent(self, attempt: Attempt, error: MantikError) -> None:
-        """End a try that was never submitted; the next run makes another one."""
+        """Close a try that a user's mistake kept from being submitted; the next run makes another.
+
+        A try that was ever submitted, and one with another error, stays open.
+        """
         if (
             isinstance(error, UserError)
             and not attempt.sent
@@ -432,7 +437,7 @@ class SiteRunner:
 
 
 def _text(request: JobRequest) -> str:
-    """Return the commands and generated files of a job as one text."""
+    """Return the command and the generated files of a job as one text."""
     made = [u.content.decode(errors="replace") for u in request.uploads if u.content is not None]
     return "\n".join([request.command, *made])
 

@@ -1,4 +1,4 @@
-"""Stage in: upload what a job needs and the workspace lacks, each content once."""
+"""Stage in: upload what a job needs and the workspace lacks; large files only once."""
 
 import asyncio
 import uuid
@@ -44,12 +44,12 @@ class Staged:
 class Stager:
     """Upload the files that one place lacks.
 
-    Attributes:
-        sent: the bundles whose upload this run has begun.
-
     A file counts as present when a job has reported unpacking or making it. Until then, small
     files travel in the script of each job that needs them, and large ones in one uploaded bundle
     that each such job names.
+
+    Attributes:
+        sent: the bundles whose upload this run has begun.
     """
 
     def __init__(
@@ -96,7 +96,8 @@ class Stager:
     async def send_sources(self, sources: Sequence[LocalFile]) -> int:
         """Upload new sources in one bundle; return the number of files in it.
 
-        Remove sources of an earlier run that no longer exist here, so that no job imports them.
+        Remove sources that no longer exist here from the site, so that no job imports them, and
+        bundles with outdated sources.
         """
         self._source_files = {file.path: file for file in sources}
         here = {file.path: file.sha256 for file in sources}
@@ -210,7 +211,7 @@ class Stager:
         return self._ledger.conflicts(self._place, path, sha256)
 
     def _outdated_bundles(self, files: Sequence[LocalFile], makes: Iterable[str]) -> Iterator[str]:
-        """Yield pending bundles that differ from `files`, or that hold outputs of the job."""
+        """Yield pending bundles with other contents of `files`, or with outputs of the job."""
         for path, sha256 in (
             dict.fromkeys(makes, MADE) | {f.path: f.sha256 for f in files}
         ).items():
@@ -250,7 +251,11 @@ class Stager:
             self._ledger.set_bundle(bundle, "gone")
 
     def purged(self) -> None:
-        """Check every record with the site again, after the workspace has lost files."""
+        """Note that the workspace has lost files.
+
+        Records are compared with the site again before they count; what pending bundles hold, and
+        the sources, are uploaded again.
+        """
         self._distrust()
         self.gone(list(self._ledger.pending_bundles(self._place)))
         self._sources_lost = True
@@ -258,7 +263,7 @@ class Stager:
     def lost(self, paths: Sequence[str]) -> None:
         """Forget the records of these paths and of all paths below them.
 
-        They are not pending any more, either: a bundle that held them is unpacked.
+        The paths themselves are not pending any more, either: a bundle that held them is unpacked.
         """
         for path in paths:
             self._pending.pop(path, None)
@@ -328,7 +333,8 @@ class Stager:
     async def _check(self, files: Sequence[LocalFile]) -> None:
         """Compare the manifest's records from earlier runs with the site, once per directory.
 
-        Centres purge scratch. Records whose names the file API cannot carry are dropped.
+        Centres purge scratch. Records below directories whose names the file API cannot carry are
+        dropped.
         """
         named = dict.fromkeys(_directory(file.path) for file in files)
         directories = [directory for directory in named if directory in self._old]

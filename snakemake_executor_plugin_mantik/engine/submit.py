@@ -26,7 +26,7 @@ def make_submission(spec: JobSpec) -> Submission:
     """Return the submission of a try: its script and resources.
 
     Raises:
-        UserError: a script cannot contain some part of it.
+        UserError: no script can contain some part of it.
     """
     return Submission(
         tag=spec.paths.try_id,
@@ -81,11 +81,11 @@ class Submitter:
         return site_job
 
     def purged(self) -> None:
-        """Make all directories again, after the workspace has lost files."""
+        """Let the next submission make its directories again: the workspace has lost files."""
         self._directories.clear()
 
     async def _directory(self, path: str, *, private: bool = False) -> None:
-        """Make a directory that jobs need, once per run."""
+        """Make a directory that jobs need, once per run, and again after `purged`."""
         if path not in self._directories:
             self._directories[path] = asyncio.create_task(
                 self._retry.found(lambda: self._site.make_directory(path, private=private))

@@ -1,8 +1,8 @@
 """Watch the tries at one site with one listing per cycle, however many tries there are.
 
 The marker decides how a try ended. The scheduler is queried only about overdue tries: those that
-have had no claim for a while, or miss a heartbeat. An unknown, missing or unreachable state never
-ends a try. Long jobs get a longer lifetime at the site, whose default may be a day.
+have had no claim for a while, or miss a heartbeat. An unknown, missing or unreachable state alone
+never ends a try. Long jobs get a longer lifetime at the site, whose default may be a day.
 """
 
 import asyncio
@@ -58,14 +58,14 @@ class Watcher:
 
         Args:
             site: where the tries are.
-            settings: waits and limits.
+            settings: the site's waits and limits.
             retry: records whether the site answers.
             on_found: called with a try's id and a job id of the site that was found for it.
             clock: seconds, monotonic.
             on_seen: called with each listed directory of claims and its entries.
             on_started: called with a try when it is first seen to run.
             on_waiting: called with a waiting try and the scheduler's reason why it cannot start,
-                whenever that changes; the reason is empty if the try only waits its turn.
+                whenever that changes; empty if the try only waits its turn, or has started.
             on_logged: called at each look with each try that logs live, and the bytes logged.
         """
         self._site = site
@@ -96,13 +96,13 @@ class Watcher:
         live: bool = False,
         interrupted: bool = False,
     ) -> "asyncio.Future[TryEnd]":
-        """Watch a try until its end.
+        """Watch a try; return a future of its end.
 
         Args:
             record: the try.
             ids: the site's ids of it; empty if the submission's fate is unknown.
             sent: how often it was submitted.
-            live: whether it shows its logged files while it runs.
+            live: whether it reports what it logs while it runs.
             interrupted: whether an earlier process submitted it and may have died meanwhile.
         """
         now = self._clock()
@@ -184,10 +184,10 @@ class Watcher:
         self._in_bucket.clear()
 
     async def cycle(self) -> None:
-        """List the open buckets once, then query the scheduler about overdue tries.
+        """List the open buckets once, query the scheduler about overdue tries, extend lifetimes.
 
         Raises:
-            SiteError: the site did not answer for some tries; these are unchanged.
+            SiteError: the site did not answer for some tries; these are still watched.
         """
         self.cycles += 1
         await self.look(w.record for w in list(self._watched.values()))
@@ -195,7 +195,11 @@ class Watcher:
         await self._extender.extend(list(self._watched.values()))
 
     async def look(self, records: Iterable[TryRecord]) -> None:
-        """List the buckets of `records`, each once."""
+        """List the buckets of `records`, each once.
+
+        Raises:
+            SiteError: a bucket could not be listed; the others have been.
+        """
         failed: SiteError | None = None
         for bucket, directory in {r.bucket: r.paths.tries for r in records}.items():
             try:
@@ -259,12 +263,13 @@ class Watcher:
 _EXTEND_AFTER_S = 60.0
 _EXTEND_BY_S = 30 * 86400.0
 _EXTEND_AGAIN_S = 7 * 86400.0
-"""Seconds between extensions of a job's lifetime at the site, whose default may be a day: the site
-then cancels the job. Each extension looks up ids that are still unknown."""
+"""Seconds before the first extension of a job's lifetime at the site, length of the new lifetime,
+and seconds between extensions. The site's default may be a day, after which it cancels the job.
+Each extension looks up ids that are still unknown."""
 _EXTEND_AT_ONCE = 500
-"""Most tries that one cycle extends: the next look at all of them waits for it."""
+"""Most tries that one cycle extends: the next listing of all tries waits for this."""
 _EXTEND_REFUSED_S = 3600.0
-"""Seconds before the next request if a site refused one, or did not return all ids."""
+"""Seconds before the next request if the site refused one, or while ids are still unknown."""
 
 
 class _Extender:

@@ -1,4 +1,4 @@
-"""The workflow, for the engine."""
+"""Define what all parts of the engine share of a workflow."""
 
 import os
 import platform
@@ -16,7 +16,8 @@ class WorkflowContext:
     Attributes:
         state: our own local directory: files in transfer, logs.
         notify: writes a line to the user's log.
-        give_up: ends tries, at whatever site, and makes certain that they never run.
+        give_up: ends tries, at whatever site of this run, and makes certain that they never run;
+            tries at other sites are left behind there, with a message.
     """
 
     journal: Journal
@@ -32,5 +33,5 @@ class WorkflowContext:
 
     @property
     def about(self) -> str:
-        """Describe this controller for messages: directory, host and process."""
+        """Describe this controller to people, here and in leases: directory, host and process."""
         return f"{self.workdir} on {platform.node()}, process {os.getpid()}"

@@ -41,7 +41,7 @@ class WriteConflicts:
         self._clearing = asyncio.Lock()
 
     def own(self, record: TryRecord) -> None:
-        """Except a try of this run from the conflicts."""
+        """Note that a try belongs to this run, so that it is no conflict."""
         self._own.add(record.id)
 
     async def make_way(self, files: Iterable[LocalFile], makes: Iterable[str]) -> list[str]:
@@ -71,7 +71,7 @@ class WriteConflicts:
         return messages
 
     def _among(self, path: str, sha256: str, *, makes: bool) -> list[TryRecord]:
-        """Return the tries of earlier runs that make `path`, or carry another content for it."""
+        """Return tries of earlier runs that make `path`, or those with another content of it."""
         conflicts = [r for r in self._stager.conflicts(path, sha256) if not r.bundle]
         return self._journal.tries(
             r.id for r in conflicts if r.makes is makes and r.id not in self._own

@@ -94,7 +94,7 @@ class Image:
 
 
 def wrap_modules(modules: Sequence[str], command: str, *, rule: str) -> str:
-    """Run the command after `module purge` and `module load`, as Snakemake does."""
+    """Return bash that runs the command after `module purge` and `module load`, as in Snakemake."""
     words = [word for name in modules for word in name.split()]
     setup = load_template("envmodules.sh.j2").render(
         who=_who(rule),
@@ -112,9 +112,10 @@ def wrap_conda(
     blocked: Iterable[str] = (),
     times: Times | None = None,
 ) -> str:
-    """Run the command in a conda environment: one to make, or the name or path of one at the site.
+    """Return bash that runs the command in a conda environment.
 
-    `blocked` variables, which would lead the environment's programs elsewhere, are unset.
+    `environment` is one to make, or the name or path of one at the site. `blocked` variables, which
+    would lead the environment's programs elsewhere, are unset.
     """
     values: dict[str, object]
     label = environment if isinstance(environment, str) else environment.label
@@ -150,9 +151,10 @@ def wrap_conda(
 
 
 def wrap_container(image: Image, start: str, *, rule: str, times: Times | None = None) -> str:
-    """Run a program in a container whose home and working directory are the workspace's.
+    """Return bash that runs a program in a container, with the workspace as its home.
 
-    `start` holds the program and its arguments, quoted.
+    The working directory stays the same: the workspace, or a shadow directory. `start` holds the
+    program and its arguments, quoted.
     """
     arguments = [quote_expandable(word) for word in image.options]
     if image.arguments:

@@ -88,8 +88,10 @@ class GroupProgram:
 
     Attributes:
         members, teams: in the order of their numbers.
-        report: file that lists the members that failed: number and exit code, one member a line.
-        limits: what the teams that run at the same time may take together, CPUs first.
+        report: file that lists the members that failed by themselves: number and exit code, one
+            member a line.
+        limits: what the teams that run at the same time may take together, CPUs first; a team that
+            takes more runs alone.
         pipes: named pipes between members.
         temporary: files and directories to remove.
         keep_going: whether members that do not depend on a failed one still start.

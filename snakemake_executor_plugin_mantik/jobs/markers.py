@@ -1,10 +1,10 @@
 """Read a marker: how a try ended, which files it made, and its small outputs.
 
-A marker is a gzipped tar that a job script writes last (`script.sh.j2`): `meta` (lines of
+A marker is a gzipped tar that a job script writes last (`marker.sh.j2`): `meta` (lines of
 key=value), `missing` (inputs) and `lacking` (outputs), `files` (records of what the job made, all
 separated by NUL), `times` (modification times), `log` (the end of the log) and small outputs. If
-the file system is full, a marker holds only `meta`, or nothing: then only the exit code in its name
-is known.
+the file system is full, a marker holds less: no small outputs, or only `meta`, or nothing (or the
+claim's content), so that only the exit code in its name is known.
 
 A marker may hold anything, because the job's own user can write it. Nothing is unpacked to disk:
 members are looked up by the paths in `files`, and only regular files count.
@@ -77,13 +77,15 @@ class Marker:
         bare: whether the script had room only for the exit code and perhaps `meta`: nothing is
             known about files then.
         failed_step: the step before the command that failed (`script.STEPS`); empty if the command
-            started.
-        signal: the signal that the job received (`TERM`, `INT`, `HUP`); empty for none.
+            started, but `inputs` if inputs were replaced while it ran.
+        signal: the signal that a job which failed had received (`TERM`, `INT`, `HUP`); empty for
+            none.
         started, ended: when the try won its claim; when the command and the clean-up were over.
         host: name of the node.
         scheduler_job: the scheduler's id of the job, or node and process id.
         site_job: last part of the directory that the job was started in: for UNICORE its job id.
-        missing_inputs: inputs that were missing or had another size.
+        missing_inputs: inputs that were missing, had another content, or were replaced by another
+            one while the command ran.
         missing_outputs: outputs that a successful command did not make.
         files: files that the job made, in the order of the declared outputs, each directory with
             everything below it.

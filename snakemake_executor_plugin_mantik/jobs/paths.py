@@ -22,7 +22,7 @@ The workspace mirrors the workflow's working directory; the executor's own files
 
 One listing of a bucket of `tries` shows the state of all its tries: claimed, alive (the claim
 grows), revoked, or ended with an exit code. A bucket whose tries are all done is removed with two
-requests.
+or three requests.
 """
 
 import hashlib

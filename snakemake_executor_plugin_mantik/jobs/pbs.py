@@ -31,7 +31,8 @@ def pbs_directives(
     `longest_name`.
 
     Raises:
-        UserError: a value that PBS has no option for, or would not read as one word.
+        UserError: PBS has no option for a value or would not read it as one word, or tasks or CPUs
+            cannot be divided among the nodes.
     """
     if resources.qos is not None:
         raise UserError(
@@ -58,7 +59,7 @@ def pbs_directives(
 
 
 def _chunks(resources: Resources) -> str | None:
-    """Return the chunks of a job, one for each node; None if it requests none of their parts."""
+    """Return the chunks of a job, one for each node; None if it requests nothing of them."""
     nodes = resources.nodes or 1
     tasks = _share(resources.tasks, nodes, "tasks") if resources.tasks else 1
     cpus = resources.cpus_per_task and resources.cpus_per_task * tasks

@@ -9,8 +9,8 @@ from snakemake_executor_plugin_mantik.common.errors import UserError
 class Reason(StrEnum):
     """Why a job ended.
 
-    Workflows (`mantik_retry_on`, `retry.grows`) and the journal use the values. A site can report
-    the first seven; the executor determines the others.
+    Workflows (`mantik_retry_on`, `retry.grows`) and the journal use the values. Only the executor
+    can know SET_UP and OUTPUTS; a site can report the others.
 
     - TIME_LIMIT, OUT_OF_MEMORY: the job needed more than it had requested.
     - NODE_FAILURE, PREEMPTED: no fault of the job; it may succeed if submitted again.
@@ -19,7 +19,8 @@ class Reason(StrEnum):
     - EXIT_CODE: the command failed by itself.
     - REJECTED: the executor, the site or its scheduler refuses to run the job.
     - SET_UP: the job failed before its command (modules, environment, inputs).
-    - OUTPUTS: the command succeeded, but outputs are missing on this machine.
+    - OUTPUTS: the command succeeded, but outputs are missing on this machine; or the job's marker
+      could not be read.
     - UNKNOWN: no reason is known.
     - SUCCESS: the job did not fail.
     """

@@ -88,7 +88,8 @@ def merge_resources(base: Resources, rule: Mapping[str, object], threads: int) -
         base: resources of the backend config.
         rule: the rule's resources without Snakemake's built-in defaults; values are numbers or
             texts, None counts as absent; unknown names are ignored.
-        threads: the rule's threads; more than one become the CPUs of a task.
+        threads: the rule's threads; more than one become the CPUs of a task, unless the rule sets
+            `cpus_per_task`.
 
     Raises `UserError` that names the resource if a value has the wrong type, is too small,
     contradicts another one, or is not supported.
@@ -125,8 +126,9 @@ def suggest_resource(name: str) -> str | None:
 def resolve_total_cpus(resources: Resources) -> Resources:
     """Derive `nodes` and `cpus_per_task` from `total_cpus`, as the job will have them.
 
-    The total is divided among the nodes (one, if no number is given). If all three are given and
-    disagree, the total becomes the product of the other two.
+    The total is divided among the nodes (one, if no number is given). If `cpus_per_task` is given,
+    too, the total becomes its product with the nodes. Without a total, or with tasks, nothing
+    changes.
 
     Raises `UserError` for CPUs that cannot be divided among the nodes.
     """
@@ -144,7 +146,10 @@ def resolve_total_cpus(resources: Resources) -> Resources:
 
 
 def total_cpus(resources: Resources) -> int | None:
-    """Return the CPUs over all nodes: as given, or tasks times CPUs of a task; None if unknown."""
+    """Return the CPUs over all nodes: as given, or tasks times CPUs of a task; None if unknown.
+
+    A job that requests no tasks has one on each node.
+    """
     if resources.total_cpus is not None:
         return resources.total_cpus
     if resources.cpus_per_task is None:

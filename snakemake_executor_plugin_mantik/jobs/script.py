@@ -31,7 +31,8 @@ STEPS: Final = (
     "image",  # find Apptainer and its image
     "own",  # set up the rule's own environment; the command reports this in MANTIK_STATE
 )
-"""The steps before the command, in order; a marker names the one that failed."""
+"""The steps before the command, in order, except that variables are set before modules are loaded;
+a marker names the one that failed."""
 
 COMMAND_BYTES: Final = 100_000
 """A longer command is written to a file: Linux accepts no argument of 128 KiB or more."""
@@ -73,8 +74,8 @@ _PARTS = re.compile(
 def render_script(spec: JobSpec) -> str:
     """Render the bash script that runs the try `spec`; the same spec gives the same script.
 
-    Raises `UserError` for a NUL character, an invalid name of a variable, and a variable of
-    128 KiB or more.
+    Raises `UserError` for a NUL character, an invalid name of a variable, and a variable of more
+    than `VARIABLE_BYTES`.
     """
     paths, environment = spec.paths, spec.environment
     temporary = [n for n in ("TMP", "TEMPDIR", "TEMP") if n not in environment.variables]
@@ -197,7 +198,10 @@ def _lines(items: Iterable[str]) -> str:
 
 
 def path_argument(path: str) -> str:
-    """Prefix a relative path with `./`, so that no program takes it for an option."""
+    """Prefix a relative path with `./`, so that no program takes it for an option.
+
+    Slashes at its end are removed.
+    """
     path = path.rstrip("/") or "/"
     return path if path.startswith("/") else f"./{path.removeprefix('./')}"
 

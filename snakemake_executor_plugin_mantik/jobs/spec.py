@@ -64,7 +64,8 @@ class Environment:
 
     At most one of `apptainer` and `python` is set. `python` is a virtual environment's directory,
     relative to the workspace or absolute at the site. The commands are bash and run in the order of
-    the fields, with the job's command in the middle. The site runs those on the login node.
+    the fields, with the job's command in the middle. The site itself runs the commands on the login
+    node.
     """
 
     apptainer: Apptainer | None = None
@@ -105,7 +106,8 @@ class OutputFile:
         kind: an `output` is required, a `log` is optional; a `touched` output is made by Snakemake
             itself, and is neither required nor fetched if the job did not make it.
         directory: whether it is a directory, which includes everything below it.
-        keep: whether an existing version is kept when the job starts (`update()`, logs no).
+        keep: whether an existing version is kept when the job starts: that of an `update()` output,
+            or an observer's directory, but not that of a log.
     """
 
     path: str
@@ -153,10 +155,12 @@ class ScriptLimits:
         visible_s: seconds to wait for a missing input or output: network file systems show what
             another node wrote with a delay.
         marker_bytes: outputs up to this total size are put into the marker.
-        archive_file_bytes: single outputs up to this size are put into the archive.
+        archive_file_bytes: single outputs up to this size are put into the archive, and larger ones
+            whose names a file API cannot carry.
         log_tail_bytes: maximum size of the log's end in the marker.
         live_s: seconds between two checks of a `LiveDirectory`.
-        live_file_bytes: files up to this size are reported while the job runs.
+        live_file_bytes: files up to this size are reported while the job runs; of a growing file,
+            at most this much at each check.
         live_bytes: maximum packed size of all reports while the job runs.
     """
 

@@ -86,6 +86,7 @@ class Executor(RemoteExecutor):
         from snakemake.exceptions import RuleException, format_exception_to_string
 
         from snakemake_executor_plugin_mantik.adapter import caching
+        from snakemake_executor_plugin_mantik.engine.messages import describe_os_error
         from snakemake_executor_plugin_mantik.engine.request import Outcome
         from snakemake_executor_plugin_mantik.rules.paths import storage
         from snakemake_executor_plugin_mantik.rules.units import list_members
@@ -110,6 +111,15 @@ class Executor(RemoteExecutor):
         except (RuleException, WorkflowError) as error:
             # For example an unknown name in the command: fails this job only, as it does locally.
             self._refuse(job, format_exception_to_string(error, self.workflow.linemaps))
+        except OSError as error:
+            if is_disk_full(error):
+                raise
+            # Raised further, it would end Snakemake, which would cancel all jobs.
+            self._refuse(
+                job,
+                "not submitted: the files for its outputs and logs cannot be prepared here"
+                f" ({describe_os_error(error)}). Correct that and start again",
+            )
         else:
             if cached:
                 run.requested.discard(job.jobid)

@@ -6,6 +6,7 @@ asks the user. A lost connection or a shutdown (SIGHUP, SIGTERM) leaves the jobs
 next run takes them up.
 """
 
+import asyncio
 import errno
 import os
 import signal
@@ -13,6 +14,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
+from typing import Any
 
 from snakemake_executor_plugin_mantik.common.errors import JournalError
 
@@ -44,6 +46,17 @@ def is_disk_full(error: BaseException | None) -> bool:
             return True
         error = error.__cause__ or error.__context__
     return False
+
+
+def _end_silently() -> None:
+    """Keep asyncio from printing a traceback for a task of Snakemake's that our exit ends."""
+    with suppress(RuntimeError):  # no event loop runs in this thread just now
+        asyncio.get_running_loop().set_exception_handler(_without_exits)
+
+
+def _without_exits(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    if not isinstance(context.get("exception"), SystemExit | KeyboardInterrupt):
+        loop.default_exception_handler(context)
 
 
 class Interruption:
@@ -79,11 +92,13 @@ class Interruption:
     def _detach(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
         self.detached = True
         self._notify(_DETACHED)
+        _end_silently()
         raise SystemExit(128 + number)
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         if self._cancelling:
             self.at_once = True
+            _end_silently()
             raise KeyboardInterrupt
         self._cancelling = True  # for a second Ctrl-C while the question is open
         answer = self._ask() if self._choice == "ask" else self._choice[0]
@@ -93,6 +108,7 @@ class Interruption:
             self._cancelling = False
             self._notify("Going on.")
             return
+        _end_silently()
         raise KeyboardInterrupt
 
     @staticmethod

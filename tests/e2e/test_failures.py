@@ -2,7 +2,7 @@
 
 import re
 
-from tests.support.workflows import Project, until
+from tests.support.workflows import Project, tells, until
 
 SNAKEFILE = r"""
     rule all:
@@ -68,6 +68,39 @@ def test_failing_jobs_are_told_and_the_others_go_on(both: Project) -> None:
     for missing in ("bad.txt", "after.txt", "pipe.txt", "unset.txt", "killed.txt"):
         assert not both.exists(missing), f"{missing}: {said}"
     assert len(both.tries) == 6
+
+
+def test_what_cannot_be_prepared_here_fails_its_own_job(project: Project) -> None:
+    project.write(
+        "Snakefile",
+        """
+        localrules: clear
+
+        onstart:
+            open("out", "w").close()  # where rule a needs a directory
+
+        rule all:
+            input: "out/a.txt", "b.txt", "cleared"
+
+        rule a:
+            output: "out/a.txt"
+            shell: "echo a > {output}"
+
+        rule b:
+            output: "b.txt"
+            shell: "echo b > {output}"
+
+        rule clear:
+            input: "b.txt"
+            output: "cleared"
+            shell: "rm out; touch {output}"
+        """,
+    )
+    ran = project.run("--keep-going")
+    assert ran.code == 1
+    tells(ran.output, "cannot be prepared here (Not a directory: out/a.txt)", "b: done at")
+    assert project.read("b.txt") == "b\n"
+    assert "Traceback" not in ran.output
 
 
 def test_retries_really_try_again(project: Project) -> None:

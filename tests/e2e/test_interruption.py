@@ -4,7 +4,9 @@ import fcntl
 import os
 import pty
 import re
+import signal
 import subprocess
+import sys
 import termios
 import threading
 from collections.abc import Callable, Iterator
@@ -176,3 +178,27 @@ def test_unknown_choice(project: Project) -> None:
     said = project.run("--mantik-on-interrupt", "panic").output
     assert "invalid choice: 'panic'" in said
     assert "Traceback" not in said
+
+
+IN_A_TASK = """
+import asyncio, os
+from snakemake_executor_plugin_mantik.adapter.signals import Interruption
+
+async def end(number):
+    os.kill(os.getpid(), number)
+    await asyncio.sleep(60)
+
+async def main(number):
+    await asyncio.gather(end(number), asyncio.sleep(60))
+
+Interruption("cancel", print).handle()
+asyncio.run(main(int(os.sys.argv[1])))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_while_snakemake_runs_tasks_prints_no_traceback(number: signal.Signals) -> None:
+    command = [sys.executable, "-c", IN_A_TASK, str(int(number))]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False)
+    assert (ran.returncode, ran.stderr) == (128 + number, "")
+    assert "Detached" in ran.stdout

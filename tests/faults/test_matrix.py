@@ -146,13 +146,18 @@ def test_controller_killed(
 ) -> None:
     step, kind, after = when
     with make_cell(api, tmp_path, slots=1 if step == "watch" else 2) as cell:
-        pid: Future[int] = Future()
-        deadly = calling(lambda: os.kill(pid.result(), signal.SIGKILL), after=after)
-        # One job alone is asked about by its id.
-        rule = Rule("kill", {kind, "status"} if kind == "find" else {kind}, deadly)
+        killed: Future[Running] = Future()
+
+        def kill() -> None:
+            killed.result().process.kill()
+
+        deadly = calling(kill, after=after)
+        # One job alone is asked about by its id. Not only the first request: a busy server may
+        # answer that too late, and it is given up.
+        rule = Rule("kill", {kind, "status"} if kind == "find" else {kind}, deadly, None)
         if step == "cancel":
             running = busy(cell)
-            pid.set_result(running.process.pid)
+            killed.set_result(running)
             cell.proxy.add(rule)
             os.kill(running.process.pid, signal.SIGINT)
         else:
@@ -160,7 +165,7 @@ def test_controller_killed(
             if step != "watch":
                 cell.open_gate()
             running = cell.start()
-            pid.set_result(running.process.pid)
+            killed.set_result(running)
         first = cell.end(running)
         assert first.code == -signal.SIGKILL, f"{cell.proxy.counted()}\n{first.output}"
         # What was cancelled is told as that first.

@@ -92,7 +92,7 @@ def test_a_due_time_is_one_run_whoever_looks_and_whatever_is_killed(scheduling: 
     first = scheduling.claim()
     loop, other = scheduling.start("run"), scheduling.start("run", "--once")
     assert loop.stdout is not None
-    assert "Ctrl-C ends this" in loop.stdout.readline(), "it hears signals from here on"
+    assert "Press Ctrl-C to stop" in loop.stdout.readline(), "it hears signals from here on"
     until(lambda: scheduling.store.history(first.schedule)[0].attempts, "a submission", WAIT_S)
     assert is_present(scheduling.data)
     loop.send_signal(signal.SIGTERM)

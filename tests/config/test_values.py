@@ -5,7 +5,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from snakemake_executor_plugin_mantik.config.values import split_words
+from snakemake_executor_plugin_mantik.config.values import parse_integer, split_words
 
 
 def bash(line: str) -> list[str]:
@@ -64,3 +64,8 @@ def test_splitting_is_bash_s_own(text: str) -> None:
 def test_what_would_end_the_command_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="has a"):
         split_words(text)
+
+
+def test_a_number_that_is_too_large_is_refused_as_that() -> None:
+    with pytest.raises(ValueError, match="a whole number of 1 or more and below a billion"):
+        parse_integer(10**9, 1)

@@ -9,6 +9,7 @@ from snakemake_executor_plugin_mantik.common.errors import one_line, printable
 from snakemake_executor_plugin_mantik.common.humanize import humanize_duration
 from snakemake_executor_plugin_mantik.jobs.markers import Marker
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
+from snakemake_executor_plugin_mantik.jobs.script import PREDECESSORS
 from snakemake_executor_plugin_mantik.sites.base import JobState
 
 _TAIL_LINES = 20
@@ -27,6 +28,10 @@ _ADVICE = {
     Reason.LAUNCH_FAILURE: "The site could not start it. See the site's message above",
 }
 _STEPS = {
+    PREDECESSORS: (
+        "because the jobs that make its inputs had not succeeded",
+        "Start again",
+    ),
     "workspace": (
         "when it entered the workspace",
         "Check whether that is full or was purged, and start again",

@@ -6,9 +6,9 @@ so that workflows work unchanged. docs/resources.md has the table.
 
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.jobs.spec import Resources
@@ -209,6 +209,18 @@ def slurm_directives(
     ]
     words = [f"--{option}={_word(option, value)}" for option, value in options if value is not None]
     return (*words, "--no-requeue")
+
+
+def after_directive(scheduler: Literal["slurm", "pbs"], after: Sequence[str]) -> tuple[str, ...]:
+    """Return the option that lets a job start only once the jobs `after` have ended; none for none.
+
+    `after` are the scheduler's ids. Slurm takes a dependency on a job that it has forgotten for
+    fulfilled.
+    """
+    if not after:
+        return ()
+    ids = ":".join(after)
+    return (f"--dependency=afterany:{ids}" if scheduler == "slurm" else f"-W depend=afterany:{ids}",)
 
 
 def is_single_word(text: str) -> bool:

@@ -17,8 +17,11 @@ from snakemake_executor_plugin_mantik.jobs.paths import bundle_done_path, bundle
 from snakemake_executor_plugin_mantik.jobs.spec import Apptainer, JobSpec
 from snakemake_executor_plugin_mantik.jobs.templates import load_template
 
+PREDECESSORS: Final = "predecessors"
+
 STEPS: Final = (
     "workspace",  # enter the workspace
+    PREDECESSORS,  # check that the tries that make inputs have succeeded
     "secrets",  # read and remove the file of secrets
     "bundles",  # unpack uploaded and inline bundles
     "inputs",  # check that all inputs have the content that the job was submitted for
@@ -101,6 +104,13 @@ def render_script(spec: JobSpec) -> str:
             (shell_quote(path_argument(p), "an input"), n) for p, n in sorted(spec.numbers.items())
         ],
         term=spec.term,
+        predecessors=[
+            (
+                shlex.quote(f"./{one.paths.claim}"),
+                " ".join(shell_quote(path_argument(path), "an input") for path in one.makes),
+            )
+            for one in spec.after
+        ],
         sum_digits=_SUM_DIGITS,
         small_bytes=SMALL_BYTES,
         secrets=" ".join(_name(name) for name in spec.secrets),

@@ -131,6 +131,19 @@ class Benchmark:
 
 
 @dataclass(frozen=True)
+class Predecessor:
+    """A try that has to succeed before another one runs, because it makes some of its inputs.
+
+    Attributes:
+        paths: its own paths.
+        makes: the inputs that it makes, files or directories, relative to the workspace.
+    """
+
+    paths: TryPaths
+    makes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class LiveDirectory:
     """A directory whose new content is reported while the job runs (`jobs/bash/live.sh.j2`).
 
@@ -203,6 +216,8 @@ class JobSpec:
         shared: whether the workspace's group may read the executor's files in it, except secrets.
         incomplete: whether the outputs of a failed command are fetched.
         live: a directory whose new content is reported while the job runs.
+        after: the tries that make inputs which did not exist when the try was submitted. The
+            command starts only if all of them have succeeded.
     """
 
     paths: TryPaths
@@ -226,5 +241,6 @@ class JobSpec:
     launches: bool = False
     incomplete: bool = False
     live: LiveDirectory | None = None
+    after: tuple[Predecessor, ...] = ()
     cores: int | None = None
     limits: ScriptLimits = ScriptLimits()

@@ -96,6 +96,7 @@ class BatchRequest:
         account: as requested, else the default account, if there is one.
         comment, constraint, qos, reservation: as requested, empty if absent.
         blocked: the reason why the job never starts, empty if it does.
+        after: the ids of the jobs that have to end before it starts.
     """
 
     partition: str
@@ -116,6 +117,7 @@ class BatchRequest:
     qos: str = ""
     reservation: str = ""
     blocked: str = ""
+    after: tuple[int, ...] = ()
 
     @property
     def cpus(self) -> int:
@@ -216,6 +218,7 @@ def _request(options: dict[str, str], default: Partition) -> BatchRequest:
         qos=options.get("qos", ""),
         reservation=options.get("reservation", ""),
         blocked="JobHeldUser" if "hold" in options else "",
+        after=_dependency(text("dependency")),
     )
     if "time" in taken:
         request = replace(request, time_s=parse_sbatch_time(taken.pop("time")))
@@ -228,6 +231,14 @@ def _request(options: dict[str, str], default: Partition) -> BatchRequest:
         if name not in _IGNORED | _FLAGS:
             raise _unrecognized(f"--{name}={options[name]}")
     return request
+
+
+def _dependency(text: str) -> tuple[int, ...]:
+    """Return the job ids of `afterany:ID:ID…`, the only kind of dependency that is simulated."""
+    kind, *ids = text.split(":")
+    if text and (kind != "afterany" or not all(map(str.isdigit, ids))):
+        raise SbatchError(f"{_REFUSED}Job dependency problem")
+    return tuple(map(int, ids))
 
 
 def _unrecognized(word: str) -> SbatchError:

@@ -184,6 +184,7 @@ class LocalScheduler(BatchScheduler):
         job.verdict = job.verdict or verdict
         if job.state is BatchState.PENDING:
             self._set(job, job.verdict)
+            self._dispatch()
         elif job.pid is not None:
             text = _cancelled(number, time_limit=verdict is BatchState.TIMEOUT)
             _append_error(job.stderr, text)
@@ -227,7 +228,9 @@ class LocalScheduler(BatchScheduler):
     def _dispatch(self) -> None:
         for job in self.jobs.values():
             if job.state is BatchState.PENDING and not job.request.blocked:
-                if job.slots <= self._free:
+                if self._waits(job):
+                    job.reason = "Dependency"
+                elif job.slots <= self._free:
                     self._free -= job.slots
                     job.started = time.time()
                     job.starts += 1
@@ -235,6 +238,11 @@ class LocalScheduler(BatchScheduler):
                     self._tasks[job.id] = asyncio.create_task(self._run(job))
                 else:
                     job.reason = "Resources"
+
+    def _waits(self, job: LocalJob) -> bool:
+        """Return whether a job depends on one that has not ended. Forgotten jobs do not count."""
+        before = map(self.jobs.get, job.request.after)
+        return any(other is not None and not other.state.final for other in before)
 
     async def _run(self, job: LocalJob) -> None:
         try:

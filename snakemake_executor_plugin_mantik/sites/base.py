@@ -92,6 +92,7 @@ class Submission:
         script: the complete bash script; exits with 0 in any case if `after_on_login` is set.
         before_on_login, after_on_login: commands run on the login node, outside the job.
         login_shell: whether the script needs what a login shell has (environment modules).
+        after: the scheduler's ids of jobs that have to end, in whatever way, before this one starts.
     """
 
     tag: str
@@ -101,6 +102,7 @@ class Submission:
     before_on_login: tuple[str, ...] = ()
     after_on_login: tuple[str, ...] = ()
     login_shell: bool = False
+    after: tuple[str, ...] = ()
 
 
 class Phase(Enum):

@@ -40,7 +40,7 @@ TOO_MANY_JOBS: Final = re.compile(
 """Errors of sbatch and qsub about a limit on submitted jobs; other limits stay exceeded."""
 
 _ITS_TURN: Final = re.compile(
-    r"None|Priority|Resources|Licenses|BeginTime|Cleaning|Prolog|(QOS|Assoc)MaxJobs\w*Limit"
+    r"None|Priority|Dependency|Resources|Licenses|BeginTime|Cleaning|Prolog|(QOS|Assoc)MaxJobs\w*Limit"
 )
 """Pending reasons that pass by themselves."""
 _NEVER: Final = re.compile(

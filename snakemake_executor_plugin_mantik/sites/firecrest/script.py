@@ -6,7 +6,11 @@ from typing import Any, Final, Literal
 
 from snakemake_executor_plugin_mantik.common.errors import SiteRejected
 from snakemake_executor_plugin_mantik.jobs.pbs import pbs_directives
-from snakemake_executor_plugin_mantik.jobs.resources import JOB_NAME_LENGTH, slurm_directives
+from snakemake_executor_plugin_mantik.jobs.resources import (
+    JOB_NAME_LENGTH,
+    after_directive,
+    slurm_directives,
+)
 from snakemake_executor_plugin_mantik.sites.base import Submission
 from snakemake_executor_plugin_mantik.sites.firecrest.paths import JOBS
 
@@ -65,6 +69,7 @@ def scheduler_script(submission: Submission, scheduler: SchedulerName, output: s
         directives = pbs_directives(submission.resources, name, longest_name=JOB_NAME_LENGTH)
         lines = [*directives, f'-o "{output}/"', "-j oe"]
         variables = []  # PBS writes it after the end of the job
+    lines += after_directive(scheduler, submission.after)
     first, _, rest = submission.script.partition("\n")
     if not first.startswith("#!"):
         first, rest = "#!/bin/bash", submission.script

@@ -9,7 +9,7 @@ again for the job's script. A server in embedded mode, which has no scheduler, d
 from typing import Final, Literal
 
 from snakemake_executor_plugin_mantik.jobs.pbs import pbs_directives
-from snakemake_executor_plugin_mantik.jobs.resources import slurm_directives
+from snakemake_executor_plugin_mantik.jobs.resources import after_directive, slurm_directives
 from snakemake_executor_plugin_mantik.sites.base import Submission
 
 BATCH_FILE: Final = "bss.sh"
@@ -99,4 +99,5 @@ def batch_directives(submission: Submission, scheduler: Literal["slurm", "pbs"])
     else:
         mark, lines = "#SBATCH", slurm_directives(submission.resources, submission.name)
         lines = (*lines, "--output=stdout", "--error=stderr")
+    lines = (*lines, *after_directive(scheduler, submission.after))
     return ["#!/bin/bash", *(f"{mark} {line}" for line in lines)]

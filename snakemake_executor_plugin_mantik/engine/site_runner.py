@@ -3,42 +3,37 @@
 import asyncio
 import random
 import time
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
-from itertools import chain, starmap
-from pathlib import Path
+from dataclasses import replace
+from itertools import chain
 
 from snakemake_executor_plugin_mantik.common.errors import (
     MantikError,
-    SiteRejected,
     UserError,
 )
-from snakemake_executor_plugin_mantik.engine import claims
 from snakemake_executor_plugin_mantik.engine.adopt import (
     choose_tries,
-    encode_basis,
     kept_message,
-    named_checksums,
     stale_message,
     why_unwanted,
 )
 from snakemake_executor_plugin_mantik.engine.attempt import Attempt, TryEnd, TryEndKind
 from snakemake_executor_plugin_mantik.engine.cancel import Canceller
+from snakemake_executor_plugin_mantik.engine.dispatch import Dispatcher
 from snakemake_executor_plugin_mantik.engine.failure_classifier import FailureClassifier
 from snakemake_executor_plugin_mantik.engine.fetch import Fetcher
 from snakemake_executor_plugin_mantik.engine.finalize import Finalizer
 from snakemake_executor_plugin_mantik.engine.live_copies import LiveCopies
-from snakemake_executor_plugin_mantik.engine.observer import JobEnd, Observer
+from snakemake_executor_plugin_mantik.engine.observer import Observer
 from snakemake_executor_plugin_mantik.engine.place import Place, Places, make_retry
 from snakemake_executor_plugin_mantik.engine.plan import Planner
 from snakemake_executor_plugin_mantik.engine.request import JobRequest, Outcome, fingerprint_of
 from snakemake_executor_plugin_mantik.engine.site_retry import LONGEST_BUSY_S
-from snakemake_executor_plugin_mantik.engine.submit import Submitter, make_submission
+from snakemake_executor_plugin_mantik.engine.submit import Submitter
 from snakemake_executor_plugin_mantik.engine.watch import Watcher
-from snakemake_executor_plugin_mantik.jobs.paths import display_path, local_path
+from snakemake_executor_plugin_mantik.jobs.paths import display_path
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
-from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
 from snakemake_executor_plugin_mantik.journal import FileRecord, TryRecord, TryState
 from snakemake_executor_plugin_mantik.sites.base import JobState, Site, SiteFacts
 from snakemake_executor_plugin_mantik.staging.bundle import FileChanged
@@ -98,6 +93,10 @@ class SiteRunner:
             site, workflow, self.watcher, fetcher, place.leftovers,
             settings=settings, retry=retry, observer=self._observer,
         )  # fmt: skip
+        self._dispatcher = Dispatcher(
+            site, facts, planner, place, places, submitter=self._submitter,
+            canceller=self.canceller, retry=retry, observer=self._observer,
+        )  # fmt: skip
         self._finalizer = Finalizer(
             workflow,
             stager=place.stager,
@@ -120,7 +119,7 @@ class SiteRunner:
         async with self._slots:
             resent, pause, before = 0, 0.0, frozenset[FileRecord]()
             while resent <= _MAX_RESENDS:
-                files = await self._files(request)
+                files = await self._dispatcher.look_at_files(request)
                 contents = frozenset(file.record for file in files)
                 # Inputs that the user has edited meanwhile are no sign of trouble at the site.
                 resent, before = (resent if contents == before else 0), contents
@@ -154,7 +153,7 @@ class SiteRunner:
         submitted_at = record.submitted or time.time()
         attempt = Attempt(record, list(record.site_jobs), submitted_at, times, record.sent)
         try:
-            whole, own = await self._observed(request, attempt)
+            whole, own = await self._dispatcher.observe(request, attempt)
             self._live.follow(record, attempt.extras)
             end = await self._submit_and_watch(whole, attempt, files, own)
         except FileChanged as error:
@@ -169,7 +168,7 @@ class SiteRunner:
                 )
             return None, None
         except MantikError as error:
-            self._abandon_if_unsent(attempt, error)
+            self._dispatcher.abandon_if_unsent(attempt, error)
             raise
         finally:
             await self._live.stop(record)
@@ -226,22 +225,10 @@ class SiteRunner:
         if why:
             self._notify(f"{record.name}: waits at {record.site} and cannot start: {why}.")
 
-    async def _files(self, request: JobRequest) -> list[LocalFile]:
-        kept = [o.path for o in request.updated if local_path(o.path, self._workdir).exists()]
-        wanted: list[tuple[str, Path | None]] = []
-        wanted += [(path, None) for path in dict.fromkeys([*request.inputs, *kept])]
-        if (image := self.planner.image) is not None and not request.own_environment:
-            wanted.append((image[1], image[0]))
-        wanted += [(u.path, u.local) for u in request.uploads if u.content is None]
-        made = [(u.path, u.content) for u in request.uploads if u.content is not None]
-        return [*await self.local.look_at(wanted), *starmap(LocalFile.holding, made)]
-
     async def _try(self, request: JobRequest, files: list[LocalFile]) -> TryRecord:
         """Return an open try of an earlier run to adopt, or a new one; give up the other ones."""
         inputs = {file.path: file.sha256 for file in files}
-        code = self._code(request, inputs)
-        made_of = request.made_of(inputs, self.planner.environment, code)
-        resources, sources = self._requested_resources(request), fingerprint_of(self.place.sources)
+        made_of = self._dispatcher.made_of(request, inputs)
         choice = choose_tries(
             request, fingerprint_of(made_of), self._journal.open_tries(*request.jobs),
             already=self._is_already_updated(request, files),
@@ -256,21 +243,13 @@ class SiteRunner:
         for record in gone:
             self._unfetch(request, record)
         if choice.adopted is not None:
+            resources = self._dispatcher.requested_resources(request)
             if message := kept_message(choice.adopted, resources):
                 self._notify(message)
-            if message := stale_message(choice.adopted, sources):
+            if message := stale_message(choice.adopted, fingerprint_of(self.place.sources)):
                 self._retry.note(message)
             return choice.adopted
-        return self._journal.new_try(
-            site=request.site, job=request.job, rule=request.rule, name=request.name,
-            fingerprint=fingerprint_of(made_of), members=request.members,
-            made_of=encode_basis(made_of, resources, sources),
-        )  # fmt: skip
-
-    def _code(self, request: JobRequest, inputs: Container[str]) -> dict[str, str]:
-        """Return the checksums of the sources that a job's command names, without its inputs."""
-        sources = {p: sha for p, sha in self.place.sources.items() if p not in inputs}
-        return named_checksums(_text(request), sources)
+        return self._dispatcher.new_try(request, made_of)
 
     def _is_already_updated(self, request: JobRequest, files: list[LocalFile]) -> bool:
         """Check that the local updated outputs are as the last job at the site left them."""
@@ -282,10 +261,6 @@ class SiteRunner:
         below = tuple(f"{output.path}/" for output in request.updated)
         here = {f.record for f in files if not f.directory and f"{f.path}/".startswith(below)}
         return bool(here) and _contents(here) == _contents(there)
-
-    def _requested_resources(self, request: JobRequest) -> dict[str, str]:
-        resources = self.planner.resources(request.resources, request.threads)
-        return {name: str(value) for name, value in asdict(resources).items() if value is not None}
 
     async def _report_changed(self, request: JobRequest, files: Sequence[LocalFile]) -> None:
         """Warn if inputs have changed since the job was submitted."""
@@ -305,27 +280,6 @@ class SiteRunner:
                 f" snakemake --forcerun {request.rule}"
             )
 
-    async def _observed(
-        self, request: JobRequest, attempt: Attempt
-    ) -> tuple[JobRequest, list[LocalFile]]:
-        """Return the request with an observer's additions, and the observer's files."""
-        attempt.extras = added = await self._observer.prepare(
-            request, attempt.record, self.facts.workspace
-        )
-        if added is None:
-            return request, []
-        whole = replace(
-            request,
-            variables={**request.variables, **added.variables},
-            secrets={**request.secrets, **added.secrets},
-        )
-        if not added.directory:
-            return whole, []
-        output = OutputFile(added.directory, "log", directory=True, keep=True)
-        whole = replace(whole, outputs=(*request.outputs, output))
-        made = [(f"{added.directory}/{path}", content) for path, content in added.files.items()]
-        return whole, list(starmap(LocalFile.holding, made))
-
     async def _submit_and_watch(
         self, request: JobRequest, attempt: Attempt, files: list[LocalFile], own: list[LocalFile]
     ) -> TryEnd:
@@ -333,7 +287,7 @@ class SiteRunner:
         submit = attempt.sent == 0
         while True:
             if submit:
-                await self._submit(request, attempt, files, own)
+                await self._dispatcher.submit(request, attempt, files, own)
             end = await self.watcher.watch(
                 attempt.record, attempt.ids, sent=attempt.sent, live=attempt.live is not None,
                 interrupted=not submit,
@@ -348,68 +302,6 @@ class SiteRunner:
 
     def _runtime_s(self, request: JobRequest) -> int | None:
         return self.planner.resources(request.resources, request.threads).runtime_s
-
-    async def _submit(
-        self, request: JobRequest, attempt: Attempt, files: list[LocalFile], own: list[LocalFile]
-    ) -> None:
-        await self.place.lead.assure()
-        await self.place.cleanup.follow()
-        outputs = [output.path for output in request.outputs]
-        made = [output.path for output in request.outputs if output.kind == "output"]
-        code = self._code(request, {file.path for file in files})
-        files = [*files, *self.place.stager.code(code)]
-        for message in await self.place.conflicts.make_way(files, made):
-            self._notify(message)
-        limit = self.planner.config.site.inline_limit_bytes
-        staged = await self.place.stager.stage(
-            files, request.inputs, outputs, own, inline_limit=limit
-        )
-        spec = self.planner.spec(
-            request, attempt.record, self.facts, staged, term=self.place.lead.term
-        )
-        spec = replace(spec, live=attempt.live)
-        submission = make_submission(spec)
-        # From now on the job may change its outputs at the site, whether it succeeds or not.
-        self.place.stager.lost(outputs)
-        self.place.stager.carry(attempt.record.id, staged, made)
-        if not attempt.sent:
-            attempt.submitted_at = time.time()
-        self._observer.submitting(attempt.record, spec, submission.script)
-        try:
-            site_job = await self._submitter.submit(attempt.record, submission, request.secrets)
-        except SiteRejected as error:
-            if attempt.sent and not await self._revoke(attempt.record):
-                return  # an earlier submission of it has started after all
-            self._abandon(attempt, error)
-            await self.canceller.remove_secrets(attempt.record)
-            raise
-        attempt.sent += 1
-        attempt.staged.append(staged)
-        if site_job:
-            if attempt.sent_at is None:
-                attempt.sent_at = self.site.clock
-            # Earlier ids stay: any of them may be the one that runs.
-            attempt.ids.append(site_job)
-            self._observer.submitted(attempt.record, site_job, spec.resources.queue or "")
-
-    def _abandon_if_unsent(self, attempt: Attempt, error: MantikError) -> None:
-        """Close a try that a user's mistake kept from being submitted; the next run makes another.
-
-        A try that was ever submitted, and one with another error, stays open.
-        """
-        if (
-            isinstance(error, UserError)
-            and not attempt.sent
-            and attempt.record.state is TryState.PLANNED
-        ):
-            self._abandon(attempt, error)
-
-    def _abandon(self, attempt: Attempt, error: MantikError) -> None:
-        self._observer.ended(attempt.record, JobEnd("failed", error.what, reason=Reason.REJECTED))
-        self._journal.abandoned(attempt.record.id, f"failed: {error.what}")
-
-    async def _revoke(self, record: TryRecord) -> bool:
-        return await self._retry.found(lambda: claims.revoke_try(self.site, record))
 
     async def commit(self, outcome: Outcome, request: JobRequest, *, taken: bool = True) -> None:
         """Close a try whose outcome Snakemake knows.
@@ -434,12 +326,6 @@ class SiteRunner:
         files = [ledger.remote_file(place, output.path) for output in request.outputs]
         below = [ledger.remote_files(place, below=o.path) for o in request.outputs if o.directory]
         return [*filter(None, files), *chain.from_iterable(below)]
-
-
-def _text(request: JobRequest) -> str:
-    """Return the command and the generated files of a job as one text."""
-    made = [u.content.decode(errors="replace") for u in request.uploads if u.content is not None]
-    return "\n".join([request.command, *made])
 
 
 def _contents(files: Iterable[FileRecord]) -> set[tuple[str, int, str]]:

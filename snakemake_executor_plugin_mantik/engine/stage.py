@@ -11,7 +11,13 @@ from snakemake_executor_plugin_mantik.common.errors import SiteNotFound, SiteRej
 from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
 from snakemake_executor_plugin_mantik.jobs.paths import bundle_path
 from snakemake_executor_plugin_mantik.jobs.spec import InputFile
-from snakemake_executor_plugin_mantik.journal import MADE, FileRecord, Journal, WriteConflict
+from snakemake_executor_plugin_mantik.journal import (
+    MADE,
+    FileRecord,
+    Journal,
+    WriteConflict,
+    is_utf8,
+)
 from snakemake_executor_plugin_mantik.sites.base import Entry, Site, is_rest_safe
 from snakemake_executor_plugin_mantik.staging.bundle import pack, pack_to
 from snakemake_executor_plugin_mantik.staging.local import LocalFile
@@ -239,7 +245,7 @@ class Stager:
         """Record that a job unpacked or made these files in the workspace."""
         for file in files:
             self._pending.pop(file.path, None)
-        self._ledger.set_remote_files(self._place, [f for f in files if _is_utf8(f.path)])
+        self._ledger.set_remote_files(self._place, [f for f in files if is_utf8(f.path)])
 
     def gone(self, bundles: Sequence[str]) -> None:
         """Record that bundles are gone; their files are uploaded again."""
@@ -392,8 +398,3 @@ def _matches(file: FileRecord, entries: Mapping[str, Entry]) -> bool:
 
 def _directory(path: str) -> str:
     return path.rpartition("/")[0]
-
-
-def _is_utf8(path: str) -> bool:
-    """Check that the journal can hold a path: it must be UTF-8, without surrogate escapes."""
-    return path.isascii() or not any("\ud800" <= c <= "\udfff" for c in path)

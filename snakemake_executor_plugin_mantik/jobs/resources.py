@@ -220,7 +220,9 @@ def after_directive(scheduler: Literal["slurm", "pbs"], after: Sequence[str]) ->
     if not after:
         return ()
     ids = ":".join(after)
-    return (f"--dependency=afterany:{ids}" if scheduler == "slurm" else f"-W depend=afterany:{ids}",)
+    return (
+        f"--dependency=afterany:{ids}" if scheduler == "slurm" else f"-W depend=afterany:{ids}",
+    )
 
 
 def is_single_word(text: str) -> bool:

@@ -21,6 +21,7 @@ from snakemake_executor_plugin_mantik.journal.records import (
     SiteRecord,
     TryRecord,
     TryState,
+    is_utf8,
     job_name,
     sent_try_ids,
 )
@@ -37,6 +38,7 @@ __all__ = [
     "TryRecord",
     "TryState",
     "WriteConflict",
+    "is_utf8",
     "job_name",
     "journal_path",
     "read_history",

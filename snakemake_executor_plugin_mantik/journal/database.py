@@ -18,7 +18,7 @@ from snakemake_executor_plugin_mantik.common.state_directory import STATE, make_
 from snakemake_executor_plugin_mantik.journal import backup
 from snakemake_executor_plugin_mantik.journal.records import TryState
 
-JOURNAL_VERSION = 8
+JOURNAL_VERSION = 9
 JOURNAL_FILE = "journal.sqlite"
 JOURNAL_LOCK = "lock"
 
@@ -81,6 +81,15 @@ CREATE TABLE local_files (
 """Until a site is opened again, files and bundles of an older journal have no place: they are
 listed under the site's name (`Journal.set_site`)."""
 
+_ADDED_IN_9 = """
+ALTER TABLE tries ADD COLUMN after TEXT NOT NULL DEFAULT '';
+CREATE INDEX tries_after ON tries (after)
+    WHERE after <> '' AND state NOT IN ('done', 'abandoned');
+CREATE TABLE made (
+    try TEXT NOT NULL, path TEXT NOT NULL, sha256 TEXT NOT NULL, PRIMARY KEY (try, path)
+);
+"""
+
 _SCHEMA = f"""
 {_ADDED_IN_2}
 CREATE TABLE sites (
@@ -119,11 +128,12 @@ CREATE TABLE bundle_files (
 {_ADDED_IN_6}
 {_ADDED_IN_7}
 {_ADDED_IN_8}
+{_ADDED_IN_9}
 """
 
 _ADDED = {
     2: _ADDED_IN_2, 3: _ADDED_IN_3, 4: _ADDED_IN_4, 5: _ADDED_IN_5, 6: _ADDED_IN_6, 7: _ADDED_IN_7,
-    8: _ADDED_IN_8,
+    8: _ADDED_IN_8, 9: _ADDED_IN_9,
 }  # fmt: skip
 
 

@@ -1,5 +1,6 @@
 """Every step of every try, written before it is taken."""
 
+import json
 import sqlite3
 import time
 import uuid
@@ -14,7 +15,14 @@ from snakemake_executor_plugin_mantik.journal import backup
 from snakemake_executor_plugin_mantik.journal.backup import JournalBackup
 from snakemake_executor_plugin_mantik.journal.database import JOURNAL_FILE, Database
 from snakemake_executor_plugin_mantik.journal.files import FileLedger, mark_landed
-from snakemake_executor_plugin_mantik.journal.records import LEFT, SiteRecord, TryRecord, TryState
+from snakemake_executor_plugin_mantik.journal.records import (
+    LEFT,
+    FileRecord,
+    SiteRecord,
+    TryRecord,
+    TryState,
+    is_utf8,
+)
 
 BUCKET_SIZE = 500
 """Tries per bucket: small enough for one listing, large enough that few buckets are open."""
@@ -45,6 +53,7 @@ class Journal:
         self.files = FileLedger(self._database)
         self._spared: set[str] = set()
         try:
+            self._forget_made()
             self._backup = JournalBackup(directory, self._facts())
         except OSError as error:
             self._database.close()
@@ -74,7 +83,7 @@ class Journal:
         found = f"SELECT try, job, name FROM members WHERE try IN ({these})"  # noqa: S608
         for row in self._db.execute(found, values):
             members.setdefault(row["try"], {})[row["job"]] = row["name"]
-        columns = "id, site, place, bucket, job, rule, name, fingerprint, made_of, created"
+        columns = "id, site, place, bucket, job, rule, name, fingerprint, made_of, created, after"
         found = f"SELECT {columns} FROM tries WHERE {which} ORDER BY created"  # noqa: S608
         for row in self._db.execute(found, values):
             yield backup.try_fact(dict(row), members.get(row["id"], {}))
@@ -235,11 +244,13 @@ class Journal:
         fingerprint: str,
         members: Mapping[str, str] | None = None,
         made_of: str = "",
+        makers: Mapping[str, str] | None = None,
     ) -> TryRecord:
         """Decide to run a job: make a try with a new UUID in the bucket that is being filled.
 
         The arguments are those of `TryRecord`; `members` maps the jobs of a group to their names.
         """
+        after = json.dumps(makers) if makers else ""
         row = self._db.execute("SELECT place FROM sites WHERE site = ?", (site,)).fetchone()
         place = row["place"] if row is not None else site
         bucket = self.bucket(place)
@@ -247,17 +258,48 @@ class Journal:
             record = TryRecord(
                 id=str(uuid.uuid4()), site=site, bucket=bucket, job=job, rule=rule, name=name,
                 fingerprint=fingerprint, state=TryState.PLANNED, created=time.time(),
-                made_of=made_of, place=place,
+                made_of=made_of, place=place, after=after,
             )  # fmt: skip
             db.execute(
                 "INSERT INTO tries (id, site, bucket, job, rule, name, fingerprint, state, created,"
-                " made_of, place) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                " made_of, place, after) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (record.id, site, bucket, job, rule, name, fingerprint, record.state,
-                 record.created, made_of, place),
+                 record.created, made_of, place, after),
             )  # fmt: skip
             rows = [(record.id, *member) for member in (members or {}).items()]
             db.executemany("INSERT INTO members VALUES (?, ?, ?)", rows)
         return record
+
+    def dependents(self, try_id: str) -> list[TryRecord]:
+        """Return the open tries that were submitted ahead of their inputs and wait for a try."""
+        return self._tries(
+            "WHERE after <> '' AND state NOT IN ('done', 'abandoned') AND after LIKE ?",
+            (f'%"{try_id}"%',),
+        )
+
+    def open_ahead(self) -> list[TryRecord]:
+        """Return the open tries that were submitted ahead of their inputs."""
+        return self._tries("WHERE after <> '' AND state NOT IN ('done', 'abandoned')", ())
+
+    def note_made(self, try_id: str, files: Iterable[FileRecord]) -> None:
+        """Record what a try has made, if tries that were submitted ahead read it."""
+        if self.dependents(try_id):
+            with self._database.write() as db:
+                db.executemany(
+                    "INSERT OR REPLACE INTO made VALUES (?, ?, ?)",
+                    [(try_id, f.path, f.sha256) for f in files if is_utf8(f.path)],
+                )
+
+    def made(self, try_id: str) -> dict[str, str]:
+        """Return the checksums of the files that a try has made, by path; see `note_made`."""
+        found = self._db.execute("SELECT path, sha256 FROM made WHERE try = ?", (try_id,))
+        return {row["path"]: row["sha256"] for row in found}
+
+    def _forget_made(self) -> None:
+        """Delete the records of `note_made` once no try needs them."""
+        if self._db.execute("SELECT 1 FROM made").fetchone() and not self.open_ahead():
+            with self._database.write() as db:
+                db.execute("DELETE FROM made")
 
     def secrets_sent(self, try_id: str) -> None:
         """Record that the try's secrets are about to be uploaded, and count as present from now."""

@@ -1,5 +1,6 @@
 """The values in the journal."""
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -51,6 +52,8 @@ class TryRecord:
         sent: when its submission was acknowledged, by the site's own clock.
         waits: the scheduler's reason why it cannot start; empty if there is none, or it started.
         made_of: what it was made of, to name changes later (`engine.adopt.encode_basis`).
+        after: the inputs that did not exist when it was made, and the try that makes each, as JSON:
+            try's id by path; empty for a try whose inputs existed.
         place: the place that it was submitted to; empty in a journal of an older version until one
             of its sites is opened again.
     """
@@ -77,6 +80,12 @@ class TryRecord:
     sent: float | None = None
     waits: str = ""
     place: str = ""
+    after: str = ""
+
+    @property
+    def makers(self) -> dict[str, str]:
+        """The ids of the tries that make its inputs, by path, if it was submitted ahead of them."""
+        return dict(json.loads(self.after)) if self.after else {}
 
     @property
     def may_run(self) -> bool:
@@ -137,3 +146,8 @@ class FileRecord:
     size: int
     sha256: str
     source: bool = False
+
+
+def is_utf8(path: str) -> bool:
+    """Check that the journal can hold a path: it must be UTF-8, without surrogate escapes."""
+    return path.isascii() or not any("\ud800" <= c <= "\udfff" for c in path)

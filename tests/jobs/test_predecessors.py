@@ -22,7 +22,7 @@ def refused(ended: Ended) -> bool:
 
 def test_it_runs_with_what_they_have_made(trial: Trial) -> None:
     first = trial.spec(
-        f'mkdir -p d/e && echo 1 > d/e/one && echo 2 > {quote(f"d/{NASTY}")} && echo 3 > three',
+        f"mkdir -p d/e && echo 1 > d/e/one && echo 2 > {quote(f'd/{NASTY}')} && echo 3 > three",
         outputs=(OutputFile("d", directory=True), OutputFile("three")),
     )
     second = trial.spec(f"head -c {LARGE} /dev/zero > large", outputs=(OutputFile("large"),))

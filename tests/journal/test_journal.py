@@ -7,7 +7,7 @@ import sqlite3
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from snakemake_executor_plugin_mantik.journal import (
     read_history,
 )
 from snakemake_executor_plugin_mantik.journal.database import JOURNAL_VERSION
-from tests.support.older import UNDO
+from tests.support.older import UNDO, UNDO_9
 
 
 @pytest.fixture
@@ -33,8 +33,12 @@ def journal(tmp_path: Path) -> Iterator[Journal]:
         yield opened
 
 
-def new_try(journal: Journal, job: str = "job", site: str = "hpc1") -> TryRecord:
-    return journal.new_try(site=site, job=job, rule="r", name=f"r {job}", fingerprint="f")
+def new_try(
+    journal: Journal, job: str = "job", site: str = "hpc1", makers: Mapping[str, str] | None = None
+) -> TryRecord:
+    return journal.new_try(
+        site=site, job=job, rule="r", name=f"r {job}", fingerprint="f", makers=makers
+    )
 
 
 def advance(journal: Journal, try_id: str, state: TryState) -> None:
@@ -237,6 +241,39 @@ def test_older_version_is_brought_up_to_date(tmp_path: Path, versions: int) -> N
         assert [f.path for f in journal.files.remote_files("new")] == ["a"]
         assert [*journal.files.pending_bundles("new")] == ["b"]
         assert journal.retire_buckets("new") == [record.bucket]
+
+
+def test_a_journal_that_knows_no_tries_ahead_is_brought_up_to_date(tmp_path: Path) -> None:
+    with closing(Journal(tmp_path)) as journal:
+        record = new_try(journal)
+    with closing(sqlite3.connect(tmp_path / "journal.sqlite")) as db:
+        db.executescript(UNDO_9)
+    with closing(Journal(tmp_path)) as journal:
+        assert [(r.id, r.makers) for r in journal.all_open_tries()] == [(record.id, {})]
+        assert journal.open_ahead() == []
+
+
+def test_tries_that_wait_for_others_are_found(tmp_path: Path) -> None:
+    with closing(Journal(tmp_path)) as journal:
+        first = new_try(journal)
+        second = new_try(journal, job="b", makers={"d/é": first.id, "e": first.id})
+        third = new_try(journal, job="c", makers={"f": second.id})
+        assert [r.id for r in journal.dependents(first.id)] == [second.id]
+        assert [r.id for r in journal.dependents(second.id)] == [third.id]
+        assert journal.dependents(third.id) == []
+        assert [r.id for r in journal.open_ahead()] == [second.id, third.id]
+        assert journal.tries([second.id])[0].makers == {"d/é": first.id, "e": first.id}
+        journal.note_made(first.id, [FileRecord("d/é/x", 1, "1"), FileRecord("e", 2, "2")])
+        journal.note_made(third.id, [FileRecord("g", 1, "3")])
+        assert journal.made(first.id) == {"d/é/x": "1", "e": "2"}
+        assert journal.made(third.id) == {}, "nobody reads it"
+        journal.abandoned(second.id, "cancelled")
+        assert journal.dependents(first.id) == []
+    with closing(Journal(tmp_path)) as journal:
+        assert journal.made(first.id) == {"d/é/x": "1", "e": "2"}, "one is still open"
+        journal.done(third.id)
+    with closing(Journal(tmp_path)) as journal:
+        assert journal.made(first.id) == {}
 
 
 @pytest.mark.parametrize("one_server", [True, False])

@@ -1,5 +1,9 @@
 """Journals of older versions: what makes one of the newest."""
 
+UNDO_9 = """
+DROP TABLE made; DROP INDEX tries_after; ALTER TABLE tries DROP COLUMN after;
+PRAGMA user_version = 8;
+"""
 UNDO_7 = (
     "DROP TABLE secrets; ALTER TABLE tries DROP COLUMN sent; ALTER TABLE tries DROP COLUMN waits;"
     "PRAGMA user_version = 6;"
@@ -23,5 +27,5 @@ UNDO_5 = (
 UNDO_4 = "DROP TABLE members; PRAGMA user_version = 3;"
 UNDO_3 = "DROP INDEX tries_name; ALTER TABLE tries DROP COLUMN reason; PRAGMA user_version = 2;"
 UNDO_2 = "DROP TABLE workflow; DROP TABLE links; PRAGMA user_version = 1;"
-UNDO = (UNDO_8, UNDO_7, UNDO_6, UNDO_5, UNDO_4, UNDO_3, UNDO_2)
-"""The steps from each version to the one before, newest first, as SQL."""
+UNDO = (UNDO_9 + UNDO_8, UNDO_7, UNDO_6, UNDO_5, UNDO_4, UNDO_3, UNDO_2)
+"""The steps from each version to the one before, newest first, as SQL. The first undoes two."""

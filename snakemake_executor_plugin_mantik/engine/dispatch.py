@@ -1,0 +1,208 @@
+"""Make the tries of one site and submit them."""
+
+import time
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import asdict, replace
+from itertools import starmap
+from pathlib import Path
+
+from snakemake_executor_plugin_mantik.common.errors import MantikError, SiteRejected, UserError
+from snakemake_executor_plugin_mantik.engine import claims
+from snakemake_executor_plugin_mantik.engine.adopt import encode_basis, named_checksums
+from snakemake_executor_plugin_mantik.engine.attempt import Attempt
+from snakemake_executor_plugin_mantik.engine.cancel import Canceller
+from snakemake_executor_plugin_mantik.engine.observer import JobEnd, Observer
+from snakemake_executor_plugin_mantik.engine.place import Place, Places
+from snakemake_executor_plugin_mantik.engine.plan import Planner
+from snakemake_executor_plugin_mantik.engine.request import JobRequest, fingerprint_of
+from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
+from snakemake_executor_plugin_mantik.engine.submit import Submitter, make_submission
+from snakemake_executor_plugin_mantik.jobs.paths import local_path
+from snakemake_executor_plugin_mantik.jobs.reasons import Reason
+from snakemake_executor_plugin_mantik.jobs.spec import OutputFile, Predecessor
+from snakemake_executor_plugin_mantik.journal import TryRecord, TryState
+from snakemake_executor_plugin_mantik.sites.base import Site, SiteFacts
+from snakemake_executor_plugin_mantik.staging.local import LocalFile
+
+
+class Dispatcher:
+    """Make tries from requests and submit them, at one site."""
+
+    def __init__(
+        self,
+        site: Site,
+        facts: SiteFacts,
+        planner: Planner,
+        place: Place,
+        places: Places,
+        *,
+        submitter: Submitter,
+        canceller: Canceller,
+        retry: SiteRetry,
+        observer: Observer,
+    ) -> None:
+        self._site = site
+        self._facts = facts
+        self._planner = planner
+        self._place = place
+        self._local = places.local
+        self._journal = places.workflow.journal
+        self._workdir = places.workflow.workdir
+        self._notify = places.workflow.notify
+        self._submitter = submitter
+        self._canceller = canceller
+        self._retry = retry
+        self._observer = observer
+
+    async def look_at_files(
+        self, request: JobRequest, unmade: Container[str] = ()
+    ) -> list[LocalFile]:
+        """Read the files that a job needs, except its inputs that are `unmade`.
+
+        Raises:
+            UserError: a file is missing or cannot be read.
+        """
+        kept = [o.path for o in request.updated if local_path(o.path, self._workdir).exists()]
+        inputs = [path for path in request.inputs if path not in unmade]
+        wanted: list[tuple[str, Path | None]] = []
+        wanted += [(path, None) for path in dict.fromkeys([*inputs, *kept])]
+        if (image := self._planner.image) is not None and not request.own_environment:
+            wanted.append((image[1], image[0]))
+        wanted += [(u.path, u.local) for u in request.uploads if u.content is None]
+        made = [(u.path, u.content) for u in request.uploads if u.content is not None]
+        return [*await self._local.look_at(wanted), *starmap(LocalFile.holding, made)]
+
+    def made_of(self, request: JobRequest, inputs: Mapping[str, str]) -> dict[str, str]:
+        """Return what a job is made of (`JobRequest.made_of`), from the checksums of its inputs."""
+        return request.made_of(inputs, self._planner.environment, self._code(request, inputs))
+
+    def _code(self, request: JobRequest, inputs: Container[str]) -> dict[str, str]:
+        """Return the checksums of the sources that a job's command names, without its inputs."""
+        sources = {p: sha for p, sha in self._place.sources.items() if p not in inputs}
+        return named_checksums(_text(request), sources)
+
+    def requested_resources(self, request: JobRequest) -> dict[str, str]:
+        resources = self._planner.resources(request.resources, request.threads)
+        return {name: str(value) for name, value in asdict(resources).items() if value is not None}
+
+    def new_try(
+        self,
+        request: JobRequest,
+        made_of: Mapping[str, str],
+        makers: Mapping[str, str] | None = None,
+    ) -> TryRecord:
+        """Make a try; `makers` are the ids of the tries that are to make its inputs, by path."""
+        sources = fingerprint_of(self._place.sources)
+        return self._journal.new_try(
+            site=request.site, job=request.job, rule=request.rule, name=request.name,
+            fingerprint=fingerprint_of(made_of), members=request.members, makers=makers,
+            made_of=encode_basis(made_of, self.requested_resources(request), sources),
+        )  # fmt: skip
+
+    async def observe(
+        self, request: JobRequest, attempt: Attempt
+    ) -> tuple[JobRequest, list[LocalFile]]:
+        """Return the request with an observer's additions, and the observer's files."""
+        attempt.extras = added = await self._observer.prepare(
+            request, attempt.record, self._facts.workspace
+        )
+        if added is None:
+            return request, []
+        whole = replace(
+            request,
+            variables={**request.variables, **added.variables},
+            secrets={**request.secrets, **added.secrets},
+        )
+        if not added.directory:
+            return whole, []
+        output = OutputFile(added.directory, "log", directory=True, keep=True)
+        whole = replace(whole, outputs=(*request.outputs, output))
+        made = [(f"{added.directory}/{path}", content) for path, content in added.files.items()]
+        return whole, list(starmap(LocalFile.holding, made))
+
+    async def submit(
+        self,
+        request: JobRequest,
+        attempt: Attempt,
+        files: list[LocalFile],
+        own: list[LocalFile],
+        *,
+        after: Sequence[Predecessor] = (),
+        after_jobs: Sequence[str] = (),
+    ) -> None:
+        """Submit a try.
+
+        Args:
+            request: the job, with an observer's additions.
+            files: the files that the job needs.
+            own: the observer's files.
+            after: the tries that make its other inputs.
+            after_jobs: the scheduler's ids of these.
+
+        Raises:
+            SiteRejected: the site refuses it.
+        """
+        await self._place.lead.assure()
+        await self._place.cleanup.follow()
+        outputs = [output.path for output in request.outputs]
+        made = [output.path for output in request.outputs if output.kind == "output"]
+        code = self._code(request, {file.path for file in files})
+        files = [*files, *self._place.stager.code(code)]
+        for message in await self._place.conflicts.make_way(files, made):
+            self._notify(message)
+        limit = self._planner.config.site.inline_limit_bytes
+        unmade = {path for one in after for path in one.makes}
+        named = [path for path in request.inputs if path not in unmade]
+        staged = await self._place.stager.stage(files, named, outputs, own, inline_limit=limit)
+        spec = self._planner.spec(
+            request, attempt.record, self._facts, staged, term=self._place.lead.term
+        )
+        spec = replace(spec, live=attempt.live, after=tuple(after))
+        submission = replace(make_submission(spec), after=tuple(after_jobs))
+        # From now on the job may change its outputs at the site, whether it succeeds or not.
+        self._place.stager.lost(outputs)
+        self._place.stager.carry(attempt.record.id, staged, made)
+        if not attempt.sent:
+            attempt.submitted_at = time.time()
+        self._observer.submitting(attempt.record, spec, submission.script)
+        try:
+            site_job = await self._submitter.submit(attempt.record, submission, request.secrets)
+        except SiteRejected as error:
+            if attempt.sent and not await self._revoke(attempt.record):
+                return  # an earlier submission of it has started after all
+            self._abandon(attempt, error)
+            await self._canceller.remove_secrets(attempt.record)
+            raise
+        attempt.sent += 1
+        attempt.staged.append(staged)
+        if site_job:
+            if attempt.sent_at is None:
+                attempt.sent_at = self._site.clock
+            # Earlier ids stay: any of them may be the one that runs.
+            attempt.ids.append(site_job)
+            self._observer.submitted(attempt.record, site_job, spec.resources.queue or "")
+
+    def abandon_if_unsent(self, attempt: Attempt, error: MantikError) -> None:
+        """Close a try that a user's mistake kept from being submitted; the next run makes another.
+
+        A try that was ever submitted, and one with another error, stays open.
+        """
+        if (
+            isinstance(error, UserError)
+            and not attempt.sent
+            and attempt.record.state is TryState.PLANNED
+        ):
+            self._abandon(attempt, error)
+
+    def _abandon(self, attempt: Attempt, error: MantikError) -> None:
+        self._observer.ended(attempt.record, JobEnd("failed", error.what, reason=Reason.REJECTED))
+        self._journal.abandoned(attempt.record.id, f"failed: {error.what}")
+
+    async def _revoke(self, record: TryRecord) -> bool:
+        return await self._retry.found(lambda: claims.revoke_try(self._site, record))
+
+
+def _text(request: JobRequest) -> str:
+    """Return the command and the generated files of a job as one text."""
+    made = [u.content.decode(errors="replace") for u in request.uploads if u.content is not None]
+    return "\n".join([request.command, *made])

@@ -77,6 +77,16 @@ class ExecutorSettings(ExecutorSettingsBase):
             "env_var": True,
         },
     )
+    ahead: int = field(
+        default=100,
+        metadata={
+            "help": "The most jobs per site that are submitted before their inputs exist: they wait"
+            " in the site's queue for the jobs that make these, so that the pipeline goes on"
+            " without this machine. 0: a job is submitted when its inputs exist.",
+            "metavar": "N",
+            "env_var": True,
+        },
+    )
     on_interrupt: str = field(
         default="ask",
         metadata={

@@ -7,6 +7,7 @@ from typing import Any
 
 from snakemake_executor_plugin_mantik.adapter.checks import CheckedWorkflow
 from snakemake_executor_plugin_mantik.adapter.job_log import JobLog
+from snakemake_executor_plugin_mantik.adapter.look_ahead import LookAhead
 from snakemake_executor_plugin_mantik.adapter.workflow_metadata import describe_pipeline
 from snakemake_executor_plugin_mantik.engine.core import Engine
 from snakemake_executor_plugin_mantik.engine.request import JobNumber, JobRequest, Outcome
@@ -26,6 +27,7 @@ class ActiveRun:
         tracker: makes MLflow runs of jobs and of the workflow.
         notify: writes a line to the user's log.
         requested: numbers of the jobs that were requested from the engine.
+        ahead: finds jobs to submit before Snakemake requests them.
         measured: by number of a request, its jobs whose benchmark file is written on this machine,
             and the paths of their measurements.
     """
@@ -36,6 +38,7 @@ class ActiveRun:
     tracker: Tracker
     dag: Any
     notify: Callable[[str], None]
+    ahead: LookAhead
     requested: set[JobNumber] = field(default_factory=set)
     measured: dict[JobNumber, list[tuple[Any, Path]]] = field(default_factory=dict)
     _reported: set[tuple[str, str]] = field(default_factory=set)
@@ -60,6 +63,11 @@ class ActiveRun:
             if path
         ]
         return replace(request, subject=self._subject(members))
+
+    def propose(self, job: Any, secrets: Mapping[str, str]) -> None:
+        """Let the engine submit the jobs that can wait at the site for a requested one."""
+        for request in self.ahead.behind(job, secrets):
+            self.engine.propose(request)
 
     def _subject(self, members: list[Any]) -> TrackedRun | None:
         if not is_tracked(members, self.checked.settings.tracked):

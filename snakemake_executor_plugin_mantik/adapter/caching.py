@@ -17,7 +17,7 @@ async def fetch_cached(workflow: Any, job: Job) -> bool:
     """
     from snakemake.exceptions import CacheMissException
 
-    if job.is_group() or not _cached(workflow, job):
+    if job.is_group() or not is_cached(workflow, job):
         return False
     try:
         await job.rule.cache.fetch(job)
@@ -33,11 +33,12 @@ async def store_cached(workflow: Any, job: Job) -> None:
         WorkflowError: the cache cannot be written.
     """
     for member in job.jobs if job.is_group() else (job,):
-        if _cached(workflow, member) and not await member.rule.cache.exists(member):
+        if is_cached(workflow, member) and not await member.rule.cache.exists(member):
             await member.rule.cache.store(member)
 
 
-def _cached(workflow: Any, job: Job) -> bool:
+def is_cached(workflow: Any, job: Job) -> bool:
+    """Return whether Snakemake's cache serves a job."""
     from snakemake_executor_plugin_mantik.rules.paths.storage import jobs_use_storage
 
     # Jobs that use the storage themselves leave no outputs here. Without a location for the cache,

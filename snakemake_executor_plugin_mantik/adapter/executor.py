@@ -126,6 +126,7 @@ class Executor(RemoteExecutor):
                 self._finished[job.jobid] = Outcome(job.jobid, "", True)
             else:
                 run.engine.submit(request)
+                run.propose(job, self.envvars())
 
     def envvars(self) -> dict[str, str]:
         """Return the environment variables that jobs get from this machine.

@@ -16,6 +16,7 @@ from snakemake_executor_plugin_mantik.adapter.checks import (
     find_products,
 )
 from snakemake_executor_plugin_mantik.adapter.job_log import JobLog
+from snakemake_executor_plugin_mantik.adapter.look_ahead import LookAhead
 from snakemake_executor_plugin_mantik.adapter.workflow_metadata import describe_workflow
 from snakemake_executor_plugin_mantik.common.errors import MantikError
 from snakemake_executor_plugin_mantik.common.humanize import humanize_duration
@@ -91,6 +92,8 @@ def start_run(workflow: Any, dag: Any, logger: Any) -> ActiveRun:
         notify=logger.info,
         observer=Observers(states, tracker),
         configs={name: loaded.path for name, loaded in configs.items()},
+        ahead=workflow.executor_settings.ahead,
+        most_jobs=workflow.global_resources["_nodes"].value,
     )
     try:
         engine.open(used, partial(collect_sources, checked, find_products(dag), logger))
@@ -101,7 +104,9 @@ def start_run(workflow: Any, dag: Any, logger: Any) -> ActiveRun:
         raise
     context = replace(checked.context, workspace=engine.workspace)
     checked = replace(checked, context=context)
-    return ActiveRun(engine, checked, states, tracker, dag, logger.info)
+    limit = workflow.executor_settings.ahead
+    ahead = LookAhead(workflow, checked, limit)
+    return ActiveRun(engine, checked, states, tracker, dag, logger.info, ahead)
 
 
 def collect_facts(checked: CheckedWorkflow) -> dict[str, SiteFacts]:

@@ -3,7 +3,7 @@
 import json
 import posixpath
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +28,7 @@ class TakeoverChoice:
 
 def choose_tries(
     request: JobRequest,
-    fingerprint: str,
+    fingerprint_for: Callable[[TryRecord], str],
     tries: Sequence[TryRecord],
     *,
     already: bool = False,
@@ -38,6 +38,8 @@ def choose_tries(
     A try fits if it would give the same result: it has the same command, parameters, inputs, site
     and environment. A try that was only planned was never submitted and can be used as it is. A try
     that has failed is not adopted, nor one that has ended if the user forced the job.
+    `fingerprint_for` returns the job's present fingerprint, in the terms in which that of a try
+    names its inputs.
 
     With `already` the local updated outputs are as the job at the site left them: a run that
     fetched them was killed before it could record that.
@@ -46,6 +48,7 @@ def choose_tries(
     for record in reversed(tries):
         ended_unwanted = request.forced and record.state is TryState.ENDED
         failed = record.state is TryState.ENDED and record.outcome != "succeeded"
+        fingerprint = fingerprint_for(record)
         same = record.site == request.site and (
             record.fingerprint == fingerprint
             or (already and _but_updated(record.fingerprint) == _but_updated(fingerprint))
@@ -53,6 +56,37 @@ def choose_tries(
         if adopted is None and same and not ended_unwanted and not failed:
             adopted = record
     return TakeoverChoice(adopted, tuple(record for record in tries if record is not adopted))
+
+
+def name_by_makers(
+    inputs: Mapping[str, str], makers: Mapping[str, str], made: Callable[[str], Mapping[str, str]]
+) -> dict[str, str]:
+    """Return the inputs in the terms of a try that was submitted before some of them existed.
+
+    Such an input is named by the try that was to make it, if that try has made what lies there now.
+
+    Args:
+        inputs: checksums of the inputs, by path.
+        makers: ids of the tries that were to make inputs, files or directories, by path.
+        made: returns the checksums of the files that a try has made, by path.
+    """
+    named = dict(inputs)
+    for path, maker in makers.items():
+        here, there = _at(inputs, path), _at(made(maker), path)
+        if here and here == there:
+            named = {p: sha for p, sha in named.items() if p not in here}
+            named[path] = name_of_maker(maker)
+    return named
+
+
+def name_of_maker(try_id: str) -> str:
+    """Return what stands in a fingerprint for the checksum of an input that a try is to make."""
+    return f"try {try_id}"
+
+
+def _at(files: Mapping[str, str], path: str) -> dict[str, str]:
+    """Return those of `files` that are `path` or below it."""
+    return {p: sha for p, sha in files.items() if f"{p}/".startswith(f"{path}/")}
 
 
 def _but_updated(fingerprint: str) -> str:

@@ -10,7 +10,7 @@ from snakemake_executor_plugin_mantik.engine.observer import JobExtras
 from snakemake_executor_plugin_mantik.engine.stage import Staged
 from snakemake_executor_plugin_mantik.jobs.markers import Marker
 from snakemake_executor_plugin_mantik.jobs.spec import LiveDirectory
-from snakemake_executor_plugin_mantik.journal import TryRecord
+from snakemake_executor_plugin_mantik.journal import TryRecord, TryState
 from snakemake_executor_plugin_mantik.sites.base import JobState, Phase
 
 FIRST_CHECK_S = 5.0
@@ -123,6 +123,14 @@ class Attempt:
     sent_at: float | None = None
     staged: list[Staged] = field(default_factory=list)
     extras: JobExtras | None = None
+
+    @classmethod
+    def of(cls, record: TryRecord) -> "Attempt":
+        """Make the attempt of a new try, or of one that an earlier run may have submitted."""
+        # That run may have died before it recorded the id of its last submission.
+        sent = len(record.site_jobs) + 1 if record.state is not TryState.PLANNED else 0
+        submitted_at = record.submitted or time.time()
+        return cls(record, list(record.site_jobs), submitted_at, sent, record.sent)
 
     @property
     def live(self) -> LiveDirectory | None:

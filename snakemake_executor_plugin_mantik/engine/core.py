@@ -55,6 +55,8 @@ class Engine:
         notify: Callable[[str], None],
         observer: Observer | None = None,
         configs: Mapping[str, Path] | None = None,
+        ahead: int = 0,
+        most_jobs: int | None = None,
     ) -> None:
         """Start the thread.
 
@@ -66,9 +68,14 @@ class Engine:
             notify: writes a line to the user's log.
             observer: follows the tries.
             configs: paths of the sites' backend configs by site name, for the journal.
+            ahead: the most jobs per site that are submitted before they are requested.
+            most_jobs: the most jobs at once, if limited; those that are submitted before they are
+                requested count, too.
         """
         self._observer = observer or Observer()
         self._sites = sites
+        self._ahead = ahead
+        self._most_jobs = most_jobs
         self._configs = {name: str(path) for name, path in (configs or {}).items()}
 
         def notify_printable(text: str) -> None:
@@ -142,6 +149,14 @@ class Engine:
     def submit(self, request: JobRequest) -> None:
         """Start a job; `collect` returns its outcome later."""
         self._loop.call_soon_threadsafe(self._start, request)
+
+    def propose(self, request: JobRequest) -> None:
+        """Submit a job that is not requested yet, behind those that make its inputs."""
+        self._loop.call_soon_threadsafe(self._propose, request)
+
+    def orders_jobs(self, site: str) -> bool:
+        """Return whether the scheduler of an opened site can start a job after others."""
+        return self._runners[site].facts.orders_jobs
 
     def collect(self) -> list[Outcome]:
         """Return the outcomes since the last call."""
@@ -225,7 +240,15 @@ class Engine:
                 f" run are not taken up ({', '.join(record.name for record in left)}), but may"
                 " still run: see smk-mantik jobs."
             )
-        runner = SiteRunner(site, facts, planner, place, self._places, observer=self._observer)
+        runner = SiteRunner(
+            site,
+            facts,
+            planner,
+            place,
+            self._places,
+            observer=self._observer,
+            ahead=self._room_ahead,
+        )
         config = planner.config
         chosen = (place.id, str(config.exclude), config.site.source_file_limit_bytes)
         if chosen not in self._chosen:  # of names with the same choice, the first one uploads
@@ -241,6 +264,13 @@ class Engine:
             self._watching.append(asyncio.create_task(place.lead.keep()))
         self._runners[name] = runner
         return runner
+
+    def _room_ahead(self) -> int:
+        """Return how many jobs a site may have that are not requested yet."""
+        if self._most_jobs is None:
+            return self._ahead
+        active = sum(not task.done() for task in self._jobs.values())
+        return min(self._ahead, self._most_jobs - active)
 
     async def _facts(self, site: Site) -> SiteFacts:
         """Open a client, once for all names that share it, and return its facts."""
@@ -285,6 +315,11 @@ class Engine:
         self._requests[request.number] = request
         self._requested.update(request.jobs)
         self._jobs[request.number] = asyncio.create_task(self._job(request))
+
+    def _propose(self, request: JobRequest) -> None:
+        # A site whose job makes an input is open.
+        if not self._ending and request.site in self._runners:
+            self._runners[request.site].ahead.propose(request)
 
     async def _job(self, request: JobRequest) -> None:
         try:

@@ -1,14 +1,23 @@
 """Make the tries of one site and submit them."""
 
 import time
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import starmap
 from pathlib import Path
 
 from snakemake_executor_plugin_mantik.common.errors import MantikError, SiteRejected, UserError
 from snakemake_executor_plugin_mantik.engine import claims
-from snakemake_executor_plugin_mantik.engine.adopt import encode_basis, named_checksums
+from snakemake_executor_plugin_mantik.engine.adopt import (
+    choose_tries,
+    encode_basis,
+    kept_message,
+    name_by_makers,
+    name_of_maker,
+    named_checksums,
+    stale_message,
+    why_unwanted,
+)
 from snakemake_executor_plugin_mantik.engine.attempt import Attempt
 from snakemake_executor_plugin_mantik.engine.cancel import Canceller
 from snakemake_executor_plugin_mantik.engine.observer import JobEnd, Observer
@@ -20,9 +29,10 @@ from snakemake_executor_plugin_mantik.engine.submit import Submitter, make_submi
 from snakemake_executor_plugin_mantik.jobs.paths import local_path
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.jobs.spec import OutputFile, Predecessor
-from snakemake_executor_plugin_mantik.journal import TryRecord, TryState
+from snakemake_executor_plugin_mantik.journal import FileRecord, TryRecord, TryState
 from snakemake_executor_plugin_mantik.sites.base import Site, SiteFacts
 from snakemake_executor_plugin_mantik.staging.local import LocalFile
+from snakemake_executor_plugin_mantik.staging.transfers import OutputStaging
 
 
 class Dispatcher:
@@ -49,6 +59,7 @@ class Dispatcher:
         self._journal = places.workflow.journal
         self._workdir = places.workflow.workdir
         self._notify = places.workflow.notify
+        self._give_up = places.workflow.give_up
         self._submitter = submitter
         self._canceller = canceller
         self._retry = retry
@@ -72,7 +83,7 @@ class Dispatcher:
         made = [(u.path, u.content) for u in request.uploads if u.content is not None]
         return [*await self._local.look_at(wanted), *starmap(LocalFile.holding, made)]
 
-    def made_of(self, request: JobRequest, inputs: Mapping[str, str]) -> dict[str, str]:
+    def _made_of(self, request: JobRequest, inputs: Mapping[str, str]) -> dict[str, str]:
         """Return what a job is made of (`JobRequest.made_of`), from the checksums of its inputs."""
         return request.made_of(inputs, self._planner.environment, self._code(request, inputs))
 
@@ -85,13 +96,71 @@ class Dispatcher:
         resources = self._planner.resources(request.resources, request.threads)
         return {name: str(value) for name, value in asdict(resources).items() if value is not None}
 
-    def new_try(
+    async def choose_try(
+        self, request: JobRequest, files: list[LocalFile], makers: Mapping[str, str] | None = None
+    ) -> TryRecord:
+        """Return an open try to adopt, or a new one; give up the other open ones.
+
+        `files` are the files that the job needs, without those that the tries `makers` (ids by
+        path) are to make.
+        """
+        inputs = {file.path: file.sha256 for file in files}
+        inputs |= {path: name_of_maker(maker) for path, maker in (makers or {}).items()}
+
+        def made_of(record: TryRecord | None = None) -> dict[str, str]:
+            if record is None or not record.after:
+                return self._made_of(request, inputs)
+            named = name_by_makers(inputs, record.makers, self._journal.made)
+            return self._made_of(request, named)
+
+        choice = choose_tries(
+            request,
+            lambda record: fingerprint_of(made_of(record)),
+            self._journal.open_tries(*request.jobs),
+            already=self._is_already_updated(request, files),
+        )
+        left = self._journal.left_tries(request.jobs, self._place.id)
+        gone = (*choice.unwanted, *left)
+        for message in filter(
+            None, (why_unwanted(request, record, made_of(record)) for record in gone)
+        ):
+            self._notify(message)
+        await self._give_up(choice.unwanted)
+        # They are in this workspace, even if their site's name means another one now.
+        await self._canceller.give_up(left)
+        for record in gone:
+            self.unfetch(request, record)
+        if choice.adopted is not None:
+            resources = self.requested_resources(request)
+            if message := kept_message(choice.adopted, resources):
+                self._notify(message)
+            if message := stale_message(choice.adopted, fingerprint_of(self._place.sources)):
+                self._retry.note(message)
+        record = choice.adopted or self._new_try(request, made_of(), makers)
+        self._place.conflicts.own(record)
+        return record
+
+    def _is_already_updated(self, request: JobRequest, files: list[LocalFile]) -> bool:
+        """Check that the local updated outputs are as the last job at the site left them."""
+        ledger, place = self._journal.files, self._place.id
+        there: set[FileRecord] = set()
+        for output in request.updated:
+            there.update(filter(None, [ledger.remote_file(place, output.path)]))
+            there.update(ledger.remote_files(place, below=output.path))
+        below = tuple(f"{output.path}/" for output in request.updated)
+        here = {f.record for f in files if not f.directory and f"{f.path}/".startswith(below)}
+        return bool(here) and _contents(here) == _contents(there)
+
+    def unfetch(self, request: JobRequest, record: TryRecord) -> None:
+        """Remove the temporary files of outputs that a killed run had begun to download."""
+        OutputStaging(self._workdir, record.id, [o.path for o in request.outputs]).clear()
+
+    def _new_try(
         self,
         request: JobRequest,
         made_of: Mapping[str, str],
-        makers: Mapping[str, str] | None = None,
+        makers: Mapping[str, str] | None,
     ) -> TryRecord:
-        """Make a try; `makers` are the ids of the tries that are to make its inputs, by path."""
         sources = fingerprint_of(self._place.sources)
         return self._journal.new_try(
             site=request.site, job=request.job, rule=request.rule, name=request.name,
@@ -135,6 +204,7 @@ class Dispatcher:
         Args:
             request: the job, with an observer's additions.
             files: the files that the job needs.
+            attempt: the try.
             own: the observer's files.
             after: the tries that make its other inputs.
             after_jobs: the scheduler's ids of these.
@@ -170,7 +240,7 @@ class Dispatcher:
         except SiteRejected as error:
             if attempt.sent and not await self._revoke(attempt.record):
                 return  # an earlier submission of it has started after all
-            self._abandon(attempt, error)
+            self._abandon(attempt, error, silent=bool(after))
             await self._canceller.remove_secrets(attempt.record)
             raise
         attempt.sent += 1
@@ -194,8 +264,9 @@ class Dispatcher:
         ):
             self._abandon(attempt, error)
 
-    def _abandon(self, attempt: Attempt, error: MantikError) -> None:
-        self._observer.ended(attempt.record, JobEnd("failed", error.what, reason=Reason.REJECTED))
+    def _abandon(self, attempt: Attempt, error: MantikError, *, silent: bool = False) -> None:
+        end = JobEnd("failed", error.what, reason=Reason.REJECTED)
+        self._observer.ended(attempt.record, JobEnd("killed", error.what) if silent else end)
         self._journal.abandoned(attempt.record.id, f"failed: {error.what}")
 
     async def _revoke(self, record: TryRecord) -> bool:
@@ -206,3 +277,7 @@ def _text(request: JobRequest) -> str:
     """Return the command and the generated files of a job as one text."""
     made = [u.content.decode(errors="replace") for u in request.uploads if u.content is not None]
     return "\n".join([request.command, *made])
+
+
+def _contents(files: Iterable[FileRecord]) -> set[tuple[str, int, str]]:
+    return {(file.path, file.size, file.sha256) for file in files}

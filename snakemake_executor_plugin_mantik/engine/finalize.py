@@ -25,7 +25,7 @@ from snakemake_executor_plugin_mantik.engine.workflow_context import WorkflowCon
 from snakemake_executor_plugin_mantik.jobs.markers import Marker, MarkerInvalid
 from snakemake_executor_plugin_mantik.jobs.paths import display_path, local_path
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
-from snakemake_executor_plugin_mantik.jobs.script import STEPS
+from snakemake_executor_plugin_mantik.jobs.script import PREDECESSORS, STEPS
 from snakemake_executor_plugin_mantik.journal import FileRecord, TryRecord, TryState
 
 _MAX_NAMED_FILES = 5
@@ -85,14 +85,7 @@ class Finalizer:
             return self._failed(
                 request, attempt, f"{words}. {error}\n", path, None, reason=Reason.OUTPUTS
             )
-        if self._inputs_unusable(attempt, marker):
-            others = ", ".join(map(display_path, marker.missing_inputs[:_MAX_NAMED_FILES]))
-            if others:
-                self._notify(
-                    f"{record.name}: its inputs changed while it waited or ran ({others}), or the"
-                    " site has lost them; it is submitted again with their present contents."
-                )
-            why = f"its inputs changed: {others}" if others else "files were purged at the site"
+        if (why := self._not_started(attempt, marker)) is not None:
             await self.again(attempt, why)
             return None
         self._journal.files.landed(record.id)
@@ -266,6 +259,21 @@ class Finalizer:
         self._submitter.purged()
         return "the workspace was purged"
 
+    def _not_started(self, attempt: Attempt, marker: Marker) -> str | None:
+        """Return why a job is to be submitted again whose inputs were not there; None if not."""
+        if marker.failed_step == PREDECESSORS:
+            return "the jobs that make its inputs had not succeeded"
+        if not self._inputs_unusable(attempt, marker):
+            return None
+        others = ", ".join(map(display_path, marker.missing_inputs[:_MAX_NAMED_FILES]))
+        if not others:
+            return "files were purged at the site"
+        self._notify(
+            f"{attempt.record.name}: its inputs changed while it waited or ran ({others}), or the"
+            " site has lost them; it is submitted again with their present contents."
+        )
+        return f"its inputs changed: {others}"
+
     def _inputs_unusable(self, attempt: Attempt, marker: Marker) -> bool:
         """Check whether files for the job were missing or changed; mark them for a new upload."""
         if marker.missing_inputs:
@@ -301,6 +309,7 @@ class Finalizer:
     ) -> Outcome:
         waited, ran = attempt.times(marker)
         self._stager.made(files)
+        self._journal.note_made(attempt.record.id, files)
         log = path if path.exists() else None
         self._observer.ended(
             attempt.record,

@@ -88,6 +88,8 @@ class JobRequest:
         full: whether the command runs a Snakemake at the site.
         incomplete: whether to download the outputs of a failed job.
         subject: data for an observer; the engine does not use it.
+        unmade: the inputs that other jobs are about to make, and the identity of the job that makes
+            each (`job`), by path. Such a job can be submitted ahead (`engine.ahead`).
     """
 
     number: JobNumber
@@ -114,6 +116,7 @@ class JobRequest:
     full: bool = False
     incomplete: bool = False
     subject: object = None
+    unmade: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def members(self) -> Mapping[str, str]:

@@ -2,8 +2,7 @@
 
 import asyncio
 import random
-import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
@@ -12,12 +11,7 @@ from snakemake_executor_plugin_mantik.common.errors import (
     MantikError,
     UserError,
 )
-from snakemake_executor_plugin_mantik.engine.adopt import (
-    choose_tries,
-    kept_message,
-    stale_message,
-    why_unwanted,
-)
+from snakemake_executor_plugin_mantik.engine.ahead import AheadJobs
 from snakemake_executor_plugin_mantik.engine.attempt import Attempt, TryEnd, TryEndKind
 from snakemake_executor_plugin_mantik.engine.cancel import Canceller
 from snakemake_executor_plugin_mantik.engine.dispatch import Dispatcher
@@ -28,7 +22,7 @@ from snakemake_executor_plugin_mantik.engine.live_copies import LiveCopies
 from snakemake_executor_plugin_mantik.engine.observer import Observer
 from snakemake_executor_plugin_mantik.engine.place import Place, Places, make_retry
 from snakemake_executor_plugin_mantik.engine.plan import Planner
-from snakemake_executor_plugin_mantik.engine.request import JobRequest, Outcome, fingerprint_of
+from snakemake_executor_plugin_mantik.engine.request import JobRequest, Outcome
 from snakemake_executor_plugin_mantik.engine.site_retry import LONGEST_BUSY_S
 from snakemake_executor_plugin_mantik.engine.submit import Submitter
 from snakemake_executor_plugin_mantik.engine.watch import Watcher
@@ -38,7 +32,6 @@ from snakemake_executor_plugin_mantik.journal import FileRecord, TryRecord, TryS
 from snakemake_executor_plugin_mantik.sites.base import JobState, Site, SiteFacts
 from snakemake_executor_plugin_mantik.staging.bundle import FileChanged
 from snakemake_executor_plugin_mantik.staging.local import LocalFile
-from snakemake_executor_plugin_mantik.staging.transfers import OutputStaging
 
 _FULL_FIRST_S = 30.0
 """Seconds before resubmitting a job that exceeded a limit on jobs; doubled each time, up to
@@ -63,7 +56,9 @@ class SiteRunner:
         places: Places,
         *,
         observer: Observer | None = None,
+        ahead: Callable[[], int] = lambda: 0,
     ) -> None:
+        """Prepare; `ahead` returns how many jobs may be submitted before they are requested."""
         self._observer = observer or Observer()
         settings = planner.config.site
         self.site = site
@@ -107,6 +102,11 @@ class SiteRunner:
             observer=self._observer,
         )
         self._slots = asyncio.Semaphore(settings.max_jobs)
+        self._running = 0
+        self.ahead = AheadJobs(
+            site, self._dispatcher, journal, self.canceller, retry,
+            room=lambda: min(ahead(), settings.max_jobs - self._running),
+        )  # fmt: skip
 
     async def run(self, request: JobRequest) -> Outcome:
         """Run a job; return when its end is known and, after a success, its outputs are local.
@@ -117,21 +117,30 @@ class SiteRunner:
                 try of it may still run.
         """
         async with self._slots:
-            resent, pause, before = 0, 0.0, frozenset[FileRecord]()
-            while resent <= _MAX_RESENDS:
-                files = await self._dispatcher.look_at_files(request)
-                contents = frozenset(file.record for file in files)
-                # Inputs that the user has edited meanwhile are no sign of trouble at the site.
-                resent, before = (resent if contents == before else 0), contents
-                outcome, later = await self._run_try(request, files)
-                if outcome is not None:
-                    return outcome
-                if later is None:
-                    resent += 1
-                    continue
-                first = _FULL_FIRST_S if later[1].reason is Reason.REJECTED else _AWAY_FIRST_S
-                pause = min(max(2 * pause, first), LONGEST_BUSY_S)
-                await self._wait_to_submit(*later, pause)
+            self._running += 1
+            try:
+                return await self._run(request)
+            finally:
+                self._running -= 1
+                self.ahead.forget(request)
+
+    async def _run(self, request: JobRequest) -> Outcome:
+        ahead = await self.ahead.take(request)
+        resent, pause, before = 0, 0.0, frozenset[FileRecord]()
+        while resent <= _MAX_RESENDS:
+            files = await self._dispatcher.look_at_files(request)
+            contents = frozenset(file.record for file in files)
+            # Inputs that the user has edited meanwhile are no sign of trouble at the site.
+            resent, before = (resent if contents == before else 0), contents
+            outcome, later = await self._run_try(request, files, ahead)
+            if outcome is not None:
+                return outcome
+            if later is None:
+                resent += 1
+                continue
+            first = _FULL_FIRST_S if later[1].reason is Reason.REJECTED else _AWAY_FIRST_S
+            pause = min(max(2 * pause, first), LONGEST_BUSY_S)
+            await self._wait_to_submit(*later, pause)
         raise MantikError(
             "files that the job needs keep disappearing or changing at the site",
             where=f"{request.name} at {request.site}",
@@ -140,24 +149,24 @@ class SiteRunner:
         )
 
     async def _run_try(
-        self, request: JobRequest, files: list[LocalFile]
+        self, request: JobRequest, files: list[LocalFile], ahead: Attempt | None
     ) -> tuple[Outcome | None, tuple[Attempt, JobState] | None]:
         """Run one try: return its outcome, or the attempt and the state that delays the next one.
 
-        Both are None if the job is to be submitted again at once.
+        Both are None if the job is to be submitted again at once. `ahead` is the attempt that was
+        submitted before the job was requested, if any.
         """
-        record = await self._try(request, files)
-        self.place.conflicts.own(record)
-        # An earlier run may have died before it recorded the id of its last submission.
-        times = len(record.site_jobs) + 1 if record.state is not TryState.PLANNED else 0
-        submitted_at = record.submitted or time.time()
-        attempt = Attempt(record, list(record.site_jobs), submitted_at, times, record.sent)
+        record = await self._dispatcher.choose_try(request, files)
+        if ahead is not None and ahead.record.id == record.id:
+            attempt, attempt.record = ahead, record
+        else:
+            attempt = Attempt.of(record)
         try:
             whole, own = await self._dispatcher.observe(request, attempt)
             self._live.follow(record, attempt.extras)
             end = await self._submit_and_watch(whole, attempt, files, own)
         except FileChanged as error:
-            self._unfetch(request, record)
+            self._dispatcher.unfetch(request, record)
             await self.place.look_again(error.path)
             if attempt.sent:  # it left no trace, but may still start; `record` is from before
                 sent = replace(record, state=TryState.SUBMITTED, site_jobs=tuple(attempt.ids))
@@ -175,7 +184,20 @@ class SiteRunner:
         if end.exit_code is None:  # another controller may have adopted it and removed its marker
             await self._assure()
         if end.state is not None and end.state.later and not end.claimed:
+            self.ahead.ended(request, record, succeeded=False)
             return None, (attempt, end.state)
+        return await self._conclude(request, whole, files, attempt, end), None
+
+    async def _conclude(
+        self,
+        request: JobRequest,
+        whole: JobRequest,
+        files: list[LocalFile],
+        attempt: Attempt,
+        end: TryEnd,
+    ) -> Outcome | None:
+        """Fetch what a try has made; return its outcome, None if it is to be submitted again."""
+        record = attempt.record
         outcome = await self._finalizer.conclude(whole, attempt, end, self._runtime_s(request))
         if outcome is None:
             self.place.lead.doubt()
@@ -184,9 +206,12 @@ class SiteRunner:
             await self._report_changed(request, files)
         elif not outcome.try_id:  # another controller may have changed its outputs
             await self._assure()
+        if outcome is None or outcome.try_id:
+            succeeded = outcome is not None and outcome.succeeded
+            self.ahead.ended(request, record, succeeded=succeeded)
         if outcome is None or not outcome.succeeded:
-            self._unfetch(request, record)
-        return outcome, None
+            self._dispatcher.unfetch(request, record)
+        return outcome
 
     async def _assure(self) -> None:
         """Check with the site that this controller still leads, however recent the last listing.
@@ -196,10 +221,6 @@ class SiteRunner:
         """
         self.place.lead.doubt()
         await self.place.lead.assure()
-
-    def _unfetch(self, request: JobRequest, record: TryRecord) -> None:
-        """Remove the temporary files of outputs that a killed run had begun to download."""
-        OutputStaging(self._workdir, record.id, [o.path for o in request.outputs]).clear()
 
     async def _wait_to_submit(self, attempt: Attempt, state: JobState, pause: float) -> None:
         """Close this try, and sleep until the site may take the next one."""
@@ -224,43 +245,6 @@ class SiteRunner:
         self._observer.waiting(record, why)
         if why:
             self._notify(f"{record.name}: waits at {record.site} and cannot start: {why}.")
-
-    async def _try(self, request: JobRequest, files: list[LocalFile]) -> TryRecord:
-        """Return an open try of an earlier run to adopt, or a new one; give up the other ones."""
-        inputs = {file.path: file.sha256 for file in files}
-        made_of = self._dispatcher.made_of(request, inputs)
-        choice = choose_tries(
-            request, fingerprint_of(made_of), self._journal.open_tries(*request.jobs),
-            already=self._is_already_updated(request, files),
-        )  # fmt: skip
-        left = self._journal.left_tries(request.jobs, self.place.id)
-        gone = (*choice.unwanted, *left)
-        for message in filter(None, (why_unwanted(request, record, made_of) for record in gone)):
-            self._notify(message)
-        await self._give_up(choice.unwanted)
-        # They are in this workspace, even if their site's name means another one now.
-        await self.canceller.give_up(left)
-        for record in gone:
-            self._unfetch(request, record)
-        if choice.adopted is not None:
-            resources = self._dispatcher.requested_resources(request)
-            if message := kept_message(choice.adopted, resources):
-                self._notify(message)
-            if message := stale_message(choice.adopted, fingerprint_of(self.place.sources)):
-                self._retry.note(message)
-            return choice.adopted
-        return self._dispatcher.new_try(request, made_of)
-
-    def _is_already_updated(self, request: JobRequest, files: list[LocalFile]) -> bool:
-        """Check that the local updated outputs are as the last job at the site left them."""
-        ledger, place = self._journal.files, self.place.id
-        there: set[FileRecord] = set()
-        for output in request.updated:
-            there.update(filter(None, [ledger.remote_file(place, output.path)]))
-            there.update(ledger.remote_files(place, below=output.path))
-        below = tuple(f"{output.path}/" for output in request.updated)
-        here = {f.record for f in files if not f.directory and f"{f.path}/".startswith(below)}
-        return bool(here) and _contents(here) == _contents(there)
 
     async def _report_changed(self, request: JobRequest, files: Sequence[LocalFile]) -> None:
         """Warn if inputs have changed since the job was submitted."""
@@ -288,6 +272,7 @@ class SiteRunner:
         while True:
             if submit:
                 await self._dispatcher.submit(request, attempt, files, own)
+            self.ahead.submitted(request, attempt)
             end = await self.watcher.watch(
                 attempt.record, attempt.ids, sent=attempt.sent, live=attempt.live is not None,
                 interrupted=not submit,
@@ -310,6 +295,7 @@ class SiteRunner:
         """
         if outcome.try_id and not taken:
             self._journal.spoiled(outcome.try_id)
+            self.ahead.withdraw(outcome.try_id)
         self.place.cleanup.used([*request.inputs, *(output.path for output in request.outputs)])
         if outcome.succeeded:
             self.local.touched(self._made(request))
@@ -326,7 +312,3 @@ class SiteRunner:
         files = [ledger.remote_file(place, output.path) for output in request.outputs]
         below = [ledger.remote_files(place, below=o.path) for o in request.outputs if o.directory]
         return [*filter(None, files), *chain.from_iterable(below)]
-
-
-def _contents(files: Iterable[FileRecord]) -> set[tuple[str, int, str]]:
-    return {(file.path, file.size, file.sha256) for file in files}

@@ -261,7 +261,7 @@ class Watcher:
 
 
 _EXTEND_AFTER_S = 60.0
-_EXTEND_BY_S = 30 * 86400.0
+EXTEND_BY_S = 30 * 86400.0
 _EXTEND_AGAIN_S = 7 * 86400.0
 """Seconds before the first extension of a job's lifetime at the site, length of the new lifetime,
 and seconds between extensions. The site's default may be a day, after which it cancels the job.
@@ -297,7 +297,7 @@ class _Extender:
             return
         wait = _EXTEND_AGAIN_S
         try:
-            await self._site.extend([i for w in known for i in w.ids], _EXTEND_BY_S)
+            await self._site.extend([i for w in known for i in w.ids], EXTEND_BY_S)
         except TRANSIENT:
             return
         except SiteError as error:

@@ -54,7 +54,7 @@ def find_mistakes(
     here = (job for job in dag.needrun_jobs() if job.is_local)
     for job in chain(here, *map(list_members, units)):
         name = job.rule.name
-        if name in seen or not _determined(job):
+        if name in seen or not is_determined(job):
             continue
         seen.add(name)
         try:
@@ -90,7 +90,7 @@ def _make(job: Job, context: RuleContext) -> None:
         make_payload(job, context, job_tmpdir(job), None if job.benchmark is None else 0)
 
 
-def _determined(job: Job) -> bool:
+def is_determined(job: Job) -> bool:
     """Return whether no value of a job depends on files that are not made yet."""
     if not _waits(job):
         return True

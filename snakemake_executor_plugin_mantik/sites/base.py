@@ -53,6 +53,7 @@ class SiteFacts:
         queues: limits by queue; empty where the site reports none.
         max_entries: maximum number of entries in one answer of the server.
         accounts: compute budget accounts of the user; empty where they are not reported reliably.
+        orders_jobs: whether the scheduler can start a job after others (`Submission.after`).
     """
 
     workspace: str
@@ -61,6 +62,7 @@ class SiteFacts:
     queues: Mapping[str, QueueLimits] = field(default_factory=dict)
     max_entries: int = 10_000
     accounts: tuple[str, ...] = ()
+    orders_jobs: bool = False
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,7 @@ class Submission:
         script: the complete bash script; exits with 0 in any case if `after_on_login` is set.
         before_on_login, after_on_login: commands run on the login node, outside the job.
         login_shell: whether the script needs what a login shell has (environment modules).
-        after: the scheduler's ids of jobs that have to end, in whatever way, before this one starts.
+        after: the scheduler's ids of the jobs that have to end, in whatever way, before it starts.
     """
 
     tag: str
@@ -221,6 +223,10 @@ class Site(Protocol):
 
         Raises only if no job at all could be queried, or if the site refused the credentials.
         """
+        ...
+
+    async def scheduler_ids(self, ids: Sequence[str]) -> dict[str, str]:
+        """Return the scheduler's own ids of jobs (`Submission.after`), without those it lacks."""
         ...
 
     async def explain(self, job_id: str) -> JobState:

@@ -65,6 +65,11 @@ Slurm sets `Reason=JobLaunchFailure` for every job whose batch script a signal e
 """
 
 
+def is_scheduler_id(text: str) -> bool:
+    """Return whether a text can be the id of a job of Slurm or PBS (`17`, `17.server`)."""
+    return re.fullmatch(r"[0-9]+(\.[A-Za-z0-9.-]+)?", text, re.ASCII) is not None
+
+
 def pending_obstacle(reason: str) -> tuple[str, bool]:
     """Return why a pending job cannot start, and whether it never will, from Slurm's `StateReason`.
 

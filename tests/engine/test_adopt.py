@@ -1,5 +1,6 @@
 """Which try of an earlier run is the one that is asked for."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +24,10 @@ SAME = "same"
 OPEN = [TryState.PLANNED, TryState.SUBMITTING, TryState.SUBMITTED]
 
 
+def always(fingerprint: str) -> Callable[[TryRecord], str]:
+    return lambda _: fingerprint
+
+
 def record(
     state: TryState,
     number: int = 1,
@@ -40,15 +45,15 @@ def record(
 @pytest.mark.parametrize("state", OPEN)
 def test_the_same_job_is_taken_up(state: TryState) -> None:
     found = record(state)
-    assert choose_tries(JOB, SAME, [found]).adopted == found
-    assert choose_tries(replace(JOB, forced=True), SAME, [found]).adopted == found
+    assert choose_tries(JOB, always(SAME), [found]).adopted == found
+    assert choose_tries(replace(JOB, forced=True), always(SAME), [found]).adopted == found
 
 
 @pytest.mark.parametrize("state", [*OPEN, TryState.ENDED])
 @pytest.mark.parametrize(("fingerprint", "site"), [("other", "sim"), ("same", "elsewhere")])
 def test_another_job_is_not(state: TryState, fingerprint: str, site: str) -> None:
     found = record(state, outcome="succeeded", fingerprint=fingerprint, site=site)
-    choice = choose_tries(JOB, SAME, [found])
+    choice = choose_tries(JOB, always(SAME), [found])
     assert choice.adopted is None
     assert choice.unwanted == (found,)
 
@@ -74,18 +79,18 @@ def test_what_makes_it_another_job(change: dict[str, Any]) -> None:
 
 def test_what_succeeded_is_taken_unless_forced() -> None:
     found = record(TryState.ENDED, outcome="succeeded")
-    assert choose_tries(JOB, SAME, [found]).adopted == found
-    assert choose_tries(replace(JOB, forced=True), SAME, [found]).unwanted == (found,)
+    assert choose_tries(JOB, always(SAME), [found]).adopted == found
+    assert choose_tries(replace(JOB, forced=True), always(SAME), [found]).unwanted == (found,)
 
 
 def test_what_failed_is_run_again() -> None:
     found = record(TryState.ENDED, outcome="failed: something")
-    assert choose_tries(JOB, SAME, [found]).unwanted == (found,)
+    assert choose_tries(JOB, always(SAME), [found]).unwanted == (found,)
 
 
 def test_of_several_the_newest_is_taken_and_the_others_are_given_up() -> None:
     tries = [record(TryState.SUBMITTED, n) for n in range(3)]
-    choice = choose_tries(JOB, SAME, tries)
+    choice = choose_tries(JOB, always(SAME), tries)
     assert choice.adopted == tries[2]
     assert choice.unwanted == (tries[0], tries[1])
 
@@ -143,9 +148,9 @@ def test_of_many_changes_some_are_named() -> None:
 
 def test_of_a_job_that_updates_it_counts_where_it_began() -> None:
     found = record(TryState.ENDED, fingerprint="same+before", outcome="succeeded")
-    assert choose_tries(JOB, "same+after", [found]).adopted is None
-    assert choose_tries(JOB, "same+after", [found], already=True).adopted == found
-    assert choose_tries(JOB, "other+after", [found], already=True).adopted is None
+    assert choose_tries(JOB, always("same+after"), [found]).adopted is None
+    assert choose_tries(JOB, always("same+after"), [found], already=True).adopted == found
+    assert choose_tries(JOB, always("other+after"), [found], already=True).adopted is None
 
 
 def test_what_it_updates_is_apart_in_what_a_job_is_made_of() -> None:

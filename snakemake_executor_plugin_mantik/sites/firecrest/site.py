@@ -39,6 +39,7 @@ from snakemake_executor_plugin_mantik.sites.firecrest.script import (
     submission_body,
 )
 from snakemake_executor_plugin_mantik.sites.firecrest.transfers import FirecrestTransfers
+from snakemake_executor_plugin_mantik.sites.slurm import is_scheduler_id
 
 
 class FirecrestSiteSettings(Protocol):
@@ -162,7 +163,9 @@ class FirecrestSite:
         files = FirecrestFiles(self._connection, system, paths, transfers)
         await files.make_workspace(shared=self._settings.sharing == "group")
         self._opened = _Opened(system, user, paths, files)
-        return SiteFacts(workspace, system.server, user.name, queues, accounts=user.accounts)
+        return SiteFacts(
+            workspace, system.server, user.name, queues, accounts=user.accounts, orders_jobs=True
+        )
 
     async def describe(self) -> SiteDetails:
         opened = self._open
@@ -187,6 +190,9 @@ class FirecrestSite:
 
     async def states(self, ids: Sequence[str]) -> dict[str, JobState]:
         return await self._jobs.states(ids)
+
+    async def scheduler_ids(self, ids: Sequence[str]) -> dict[str, str]:
+        return {i: i for i in ids if is_scheduler_id(i)}
 
     async def explain(self, job_id: str) -> JobState:
         opened = self._open

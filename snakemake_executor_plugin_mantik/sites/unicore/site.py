@@ -17,6 +17,7 @@ from snakemake_executor_plugin_mantik.sites.base import (
     do_nothing,
 )
 from snakemake_executor_plugin_mantik.sites.credentials import Credential
+from snakemake_executor_plugin_mantik.sites.slurm import is_scheduler_id
 from snakemake_executor_plugin_mantik.sites.unicore.connection import UnicoreConnection
 from snakemake_executor_plugin_mantik.sites.unicore.description import (
     job_description,
@@ -142,7 +143,10 @@ class UnicoreSite:
         paths = StoragePaths(self.name, storage, root)
         self._opened_files = UnicoreFiles(self._connection, paths, self.name)
         await self._opened_files.make_workspace(shared=self._settings.sharing == "group")
-        return SiteFacts(workspace, base.server, base.user, self._queues.limits, LISTING_LIMIT)
+        return SiteFacts(
+            workspace, base.server, base.user, self._queues.limits, LISTING_LIMIT,
+            orders_jobs=self._settings.scheduler != "none",
+        )  # fmt: skip
 
     async def describe(self) -> SiteDetails:
         if self._storage is None:
@@ -170,6 +174,10 @@ class UnicoreSite:
 
     async def states(self, ids: Sequence[str]) -> dict[str, JobState]:
         return await self._jobs.states(ids)
+
+    async def scheduler_ids(self, ids: Sequence[str]) -> dict[str, str]:
+        known = {i: state.scheduler_id for i, state in (await self.states(ids)).items()}
+        return {i: known[i] for i in ids if is_scheduler_id(known[i])}
 
     async def explain(self, job_id: str) -> JobState:
         return await self._jobs.explain(job_id)

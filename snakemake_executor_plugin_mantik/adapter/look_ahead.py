@@ -1,0 +1,162 @@
+"""Find the jobs that can be submitted before Snakemake requests them.
+
+Such a job needs only files that exist, or that jobs at the same site are about to make, and its
+command and resources do not depend on the contents of these (`engine.ahead`).
+"""
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from typing import Any, Final
+
+from snakemake.exceptions import RuleException
+from snakemake.io import is_flagged
+from snakemake_interface_common.exceptions import WorkflowError
+
+from snakemake_executor_plugin_mantik.adapter import caching
+from snakemake_executor_plugin_mantik.adapter.checks import CheckedWorkflow
+from snakemake_executor_plugin_mantik.common.errors import MantikError
+from snakemake_executor_plugin_mantik.engine.request import JobRequest
+from snakemake_executor_plugin_mantik.rules import Job, preflight
+from snakemake_executor_plugin_mantik.rules.paths.job_paths import find_job_paths
+from snakemake_executor_plugin_mantik.rules.paths.storage import jobs_use_storage
+from snakemake_executor_plugin_mantik.rules.payload import why_full_job
+from snakemake_executor_plugin_mantik.rules.resources import choose_site, given_resources
+from snakemake_executor_plugin_mantik.rules.units import job_identity
+
+_MOST_MAKERS: Final = 100
+"""Most jobs that one job may wait for at a site: each is a word of the scheduler's option."""
+_OWN_LIMITS: Final = ("_cores", "_nodes", "_job_count")
+"""Snakemake's own limited resources. Its jobs at sites do not count for `_cores`."""
+
+
+@dataclass
+class LookAhead:
+    """Walks along the jobs of a run, from those that were requested to those that follow.
+
+    Attributes:
+        workflow: Snakemake's.
+        checked: the checked workflow.
+        limit: the most jobs to propose that Snakemake has not requested yet.
+    """
+
+    workflow: Any
+    checked: CheckedWorkflow
+    limit: int
+    _there: set[Job] = field(default_factory=set)
+    _proposed: set[Job] = field(default_factory=set)
+
+    def behind(self, requested: Job, secrets: Mapping[str, str]) -> Iterator[JobRequest]:
+        """Yield requests of the jobs that can be submitted now that `requested` is.
+
+        Those that others wait for come first. Each is yielded once.
+        """
+        self._there.add(requested)
+        self._proposed.discard(requested)
+        todo = deque([] if requested.is_group() else [requested])
+        while todo:
+            for job in self._following(todo.popleft()):
+                if len(self._proposed) >= self.limit:
+                    return
+                if (request := self._request(job, secrets)) is not None:
+                    self._there.add(job)
+                    self._proposed.add(job)
+                    todo.append(job)
+                    yield request
+
+    def _following(self, job: Job) -> list[Job]:
+        dag = self.workflow.dag
+        jobs = [
+            following
+            for following in dag.depending[job]
+            if following not in self._there
+            and dag.needrun(following)
+            and not dag.finished(following)
+        ]
+        return sorted(jobs, key=lambda job: (-dag.priority(job), job.rule.name, str(job.wildcards)))
+
+    def _request(self, job: Job, secrets: Mapping[str, str]) -> JobRequest | None:
+        """Make the request of a job whose inputs do not all exist; None if it has to wait."""
+        makers = self._makers(job)
+        if not makers or not makers.keys() <= self._there or len(makers) > _MOST_MAKERS:
+            return None
+        try:
+            if why_not_ahead(self.workflow, self.checked, job, makers):
+                return None
+            request = self.checked.request(job, secrets)
+            places = find_job_paths(job, self.checked.context)
+            unmade = {
+                place: job_identity(maker)
+                for maker, files in makers.items()
+                for file in files
+                if (place := places.place(file)) is not None
+            }
+        except (MantikError, RuleException, WorkflowError):
+            return None  # reported when the job is requested
+        return replace(request, unmade=unmade)
+
+    def _makers(self, job: Job) -> dict[Job, set[str]]:
+        return find_makers(self.workflow.dag, job)
+
+
+def find_makers(dag: Any, job: Job) -> dict[Job, set[str]]:
+    """Return the jobs that are still to make inputs of a job, and these inputs."""
+    return {
+        maker: files
+        for maker, files in dag.dependencies[job].items()
+        if dag.needrun(maker) and not dag.finished(maker)
+    }
+
+
+def why_not_ahead(
+    workflow: Any, checked: CheckedWorkflow, job: Job, makers: Mapping[Job, set[str]]
+) -> str:
+    """Return why a job cannot be submitted before its inputs exist, or '' if it can.
+
+    `makers` are the jobs that are still to make its inputs, and these inputs. The words follow the
+    job's name.
+
+    Raises:
+        UserError: the resources of a job are wrong.
+    """
+    reasons = chain(_reasons(workflow, job), _reasons_of_makers(workflow, checked, job, makers))
+    return next(reasons, "")
+
+
+def _reasons(workflow: Any, job: Job) -> Iterator[str]:
+    if job.is_local:
+        yield "runs on this machine"
+    if jobs_use_storage(workflow):
+        yield "reads its inputs from a storage"
+    if workflow.dag.get_job_group(job) is not None:
+        yield "is in a group"
+    if directive := why_full_job(job):
+        yield f"has {directive} and runs in a Snakemake of its own"
+    if any(is_flagged(path, "update") for path in job.output):
+        yield "updates an output"
+    if caching.is_cached(workflow, job):
+        yield "may be in Snakemake's cache"
+    for name, limit in workflow.global_resources.items():
+        if name not in _OWN_LIMITS and limit.value is not None and job.resources.get(name):
+            yield f"uses the resource {name}, which --resources limits"
+    if not preflight.is_determined(job):
+        yield "has values that depend on files which do not exist yet"
+
+
+def _reasons_of_makers(
+    workflow: Any, checked: CheckedWorkflow, job: Job, makers: Mapping[Job, set[str]]
+) -> Iterator[str]:
+    site = choose_site(given_resources(job), checked.configs)
+    for maker, files in makers.items():
+        name = maker.rule.name
+        if maker.is_checkpoint:
+            yield f"needs the checkpoint {name}"
+        if maker.is_local:
+            yield f"needs {name}, which runs on this machine"
+        if workflow.dag.get_job_group(maker) is not None:
+            yield f"needs {name}, which is in a group"
+        if choose_site(given_resources(maker), checked.configs) != site:
+            yield f"needs {name}, which runs at another site"
+        if any(is_flagged(file, "touch") for file in maker.output if file in files):
+            yield f"needs a touch() output of {name}, which Snakemake makes here"

@@ -72,9 +72,9 @@ def name_by_makers(
     """
     named = dict(inputs)
     for path, maker in makers.items():
-        here, there = _at(inputs, path), _at(made(maker), path)
-        if here and here == there:
-            named = {p: sha for p, sha in named.items() if p not in here}
+        here, there = _contents_at(inputs, path), _contents_at(made(maker), path)
+        if here == there:
+            named = {p: sha for p, sha in named.items() if not is_at(p, path)}
             named[path] = name_of_maker(maker)
     return named
 
@@ -84,9 +84,21 @@ def name_of_maker(try_id: str) -> str:
     return f"try {try_id}"
 
 
-def _at(files: Mapping[str, str], path: str) -> dict[str, str]:
-    """Return those of `files` that are `path` or below it."""
-    return {p: sha for p, sha in files.items() if f"{p}/".startswith(f"{path}/")}
+def _contents_at(files: Mapping[str, str], path: str) -> dict[str, str]:
+    """Return those of `files` that are `path` or below it, without directories.
+
+    Snakemake adds a file with the time to each directory that a job has made.
+    """
+    return {
+        p: sha
+        for p, sha in files.items()
+        if sha and is_at(p, path) and posixpath.basename(p) != _TIMESTAMP
+    }
+
+
+def is_at(path: str, directory: str) -> bool:
+    """Return whether a path is `directory`, or below it."""
+    return f"{path}/".startswith(f"{directory}/")
 
 
 def _but_updated(fingerprint: str) -> str:
@@ -114,6 +126,7 @@ _RESOURCES = {
 """Fields of `jobs.spec.Resources` that have other names in messages."""
 _WORD = re.compile(r"[^\s'\"`=:;|&<>(){}$,]+")
 _MOST_TOLD = 5
+_TIMESTAMP = ".snakemake_timestamp"
 
 
 def encode_basis(made_of: Mapping[str, str], resources: Mapping[str, str], sources: str) -> str:

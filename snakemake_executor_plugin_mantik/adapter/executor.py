@@ -367,11 +367,20 @@ class Executor(RemoteExecutor):
                 " The next run in this directory takes it up."
             )
 
+    def _report_ahead(self) -> None:
+        """Say how far the pipeline goes on without this process."""
+        from snakemake_executor_plugin_mantik.engine.messages import ahead_message
+
+        if self._run is not None and (records := self._run.engine.drain_ahead()):
+            self.logger.info(ahead_message(records))
+
     def shutdown(self) -> None:
         from snakemake_executor_plugin_mantik.adapter.workflow_metadata import is_done
 
         super().shutdown()
         if self._run is not None:
+            if self._interruption.detached and not self._interruption.at_once:
+                self._report_ahead()
             how = self._ending or ("finished" if is_done(self.dag) else "failed")
             self._run.close(
                 "detached" if self._interruption.detached else how,

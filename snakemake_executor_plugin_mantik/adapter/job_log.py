@@ -28,6 +28,7 @@ class JobLog(Observer):
         self._workdir = workdir
         self._requests: dict[str, JobRequest] = {}
         self._sent: dict[str, tuple[str, ...]] = {}
+        self._names: dict[str, str] = {}
         self._news: deque[tuple[JobNumber, str]] = deque()
 
     def news(self) -> dict[JobNumber, str]:
@@ -48,8 +49,12 @@ class JobLog(Observer):
         workspace: str,  # noqa: ARG002
     ) -> JobExtras | None:
         """Note which job a try belongs to, and log if it is taken up again. Add nothing to it."""
+        ahead = self._requests.get(record.id)
         self._requests[record.id] = request
-        if record.state is not TryState.PLANNED:
+        self._names[request.job] = record.name
+        if ahead is not None and ahead.unmade:  # submitted by this run
+            self._known(record, ())
+        elif record.state is not TryState.PLANNED:
             self._known(record, record.site_jobs)
             text = f"{record.name}: taken up again at {record.site}, not run twice."
             if record.waits:
@@ -59,7 +64,13 @@ class JobLog(Observer):
 
     def submitted(self, record: TryRecord, site_job: str, queue: str) -> None:
         self._known(record, (site_job,))
-        text = messages.submitted_message(record.name, record.site, site_job, queue or None)
+        request = self._requests.get(record.id)
+        if request is not None and request.unmade:
+            makers = dict.fromkeys(self._names.get(job, "") for job in request.unmade.values())
+            behind = [name for name in makers if name]
+            text = messages.queued_message(record.name, record.site, site_job, behind)
+        else:
+            text = messages.submitted_message(record.name, record.site, site_job, queue or None)
         self._notify(record, "submitted", text, queue=queue)
 
     def started(self, record: TryRecord) -> None:

@@ -38,7 +38,7 @@ from snakemake_executor_plugin_mantik.rules.tracked import (
     is_tracked,
     untracked_entry_points,
 )
-from snakemake_executor_plugin_mantik.rules.units import list_members
+from snakemake_executor_plugin_mantik.rules.units import job_identity, list_members
 from snakemake_executor_plugin_mantik.sites.base import Site, SiteFacts
 from snakemake_executor_plugin_mantik.sites.credentials import expires_at
 from snakemake_executor_plugin_mantik.staging import sources
@@ -98,6 +98,7 @@ def start_run(workflow: Any, dag: Any, logger: Any) -> ActiveRun:
     try:
         engine.open(used, partial(collect_sources, checked, find_products(dag), logger))
         check_jobs(units, planners, engine)
+        engine.end_unneeded(lambda: {job_identity(j) for j in dag.jobs if not dag.needrun(j)})
     except BaseException:
         engine.close(tidy=False)
         tracker.close(0.0)

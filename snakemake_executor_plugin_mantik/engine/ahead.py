@@ -66,6 +66,11 @@ class AheadJobs:
         """The tries that were submitted and not requested by Snakemake since, oldest first."""
         return self._journal.tries(attempt.record.id for _, attempt in self._sent.values())
 
+    @property
+    def jobs(self) -> set[str]:
+        """The identities of all jobs that were proposed and not requested since."""
+        return {*self._wanted, *self._sending, *self._sent}
+
     def propose(self, request: JobRequest) -> None:
         """Submit a job as soon as the tries that make its inputs are submitted."""
         if request.job not in self._sent and request.job not in self._sending:

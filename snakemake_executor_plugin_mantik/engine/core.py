@@ -8,13 +8,15 @@ import asyncio
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Container, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from snakemake_executor_plugin_mantik.common.errors import MantikError, printable
+from snakemake_executor_plugin_mantik.common.errors import MantikError, SiteError, printable
+from snakemake_executor_plugin_mantik.engine.adopt import ended_since_message
 from snakemake_executor_plugin_mantik.engine.cancel import CANCEL_WAIT_S
 from snakemake_executor_plugin_mantik.engine.observer import Observer
 from snakemake_executor_plugin_mantik.engine.place import Places
@@ -38,6 +40,8 @@ _MOST_TOLD = 5
 CLOSE_WAIT_S = 45.0
 """Most seconds for tidying up at the end of a run; then the run ends without it."""
 
+_DRAIN_S = 10.0
+"""Most seconds to submit jobs ahead before a run ends that leaves its jobs running."""
 _LET_GO_S = 1.0
 """Seconds for tasks that still run then to stop."""
 
@@ -153,6 +157,20 @@ class Engine:
     def propose(self, request: JobRequest) -> None:
         """Submit a job that is not requested yet, behind those that make its inputs."""
         self._loop.call_soon_threadsafe(self._propose, request)
+
+    def drain_ahead(self) -> list[TryRecord]:
+        """Submit what can be submitted ahead now; return all jobs that are not requested yet.
+
+        They go on by themselves when the engine ends. Waits a few seconds at most.
+        """
+        return self._call(self._drain_ahead()).result()
+
+    def end_unneeded(self, jobs: Callable[[], Container[str]]) -> None:
+        """End tries that earlier runs submitted ahead, of the jobs whose identities are returned.
+
+        `jobs` is called, in the engine's thread, only if there are any such tries.
+        """
+        self._call(self._end_unneeded(jobs)).result()
 
     def orders_jobs(self, site: str) -> bool:
         """Return whether the scheduler of an opened site can start a job after others."""
@@ -354,13 +372,14 @@ class Engine:
         for task in self._jobs.values():
             task.cancel()
         await asyncio.gather(*self._jobs.values(), return_exceptions=True)
+        aheads = [runner.ahead for runner in self._runners.values()]
+        await asyncio.gather(*(ahead.close() for ahead in aheads))
         keys = {job for request in self._requests.values() for job in request.jobs}
+        keys.update(job for ahead in aheads for job in ahead.jobs)
         # Tries that have ended need no cancelling: the next run adopts them.
-        records = [
-            record
-            for record in self._journal.open_tries(*keys)
-            if record.state is not TryState.ENDED
-        ]
+        known = {record.id: record for record in self._journal.open_tries(*keys)}
+        known |= {record.id: record for record in self._journal.all_dependents(known)}
+        records = [r for r in known.values() if r.state is not TryState.ENDED]
         # Leave jobs to another controller that has taken over their place.
         left = await asyncio.gather(
             *(
@@ -370,6 +389,32 @@ class Engine:
             )
         )
         return [record for of_site in left for record in of_site]
+
+    async def _drain_ahead(self) -> list[TryRecord]:
+        aheads = [runner.ahead for runner in self._runners.values()]
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_DRAIN_S):
+                await asyncio.gather(*(ahead.drain() for ahead in aheads))
+        return [record for ahead in aheads for record in ahead.records]
+
+    async def _end_unrequested(self) -> None:
+        """End the jobs of this run that Snakemake did not request in the end."""
+        for runner in self._runners.values():
+            if (records := runner.ahead.records) and runner.place.lead.deposed is None:
+                self._notify(
+                    f"Ending jobs at {runner.site.name} that were queued behind others and are not"
+                    f" needed any more: {', '.join(record.name for record in records)}."
+                )
+                with suppress(SiteError):
+                    await runner.canceller.give_up(records)
+
+    async def _end_unneeded(self, jobs: Callable[[], Container[str]]) -> None:
+        if records := self._journal.open_ahead():
+            unneeded = jobs()
+            records = [record for record in records if record.job in unneeded]
+            for record in records:
+                self._notify(ended_since_message(record, "since its outputs are not needed"))
+            await self._give_up(records)
 
     def _report_unrequested(self) -> None:
         """Warn of jobs of earlier runs that this run did not request and that may still run."""
@@ -387,11 +432,13 @@ class Engine:
 
     async def _close(self, tidy: bool) -> None:
         self._ending = True
+        await asyncio.gather(*(runner.ahead.close() for runner in self._runners.values()))
         for task in [*self._jobs.values(), *self._watching]:
             task.cancel()
         await asyncio.gather(*self._jobs.values(), *self._watching, return_exceptions=True)
         cancellers = [runner.canceller for runner in self._runners.values()]
         if tidy:
+            await self._end_unrequested()
             self._report_unrequested()
             await asyncio.gather(*(canceller.settle() for canceller in cancellers))
             await asyncio.gather(*(place.tidy() for place in self._places))

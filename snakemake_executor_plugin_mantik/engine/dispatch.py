@@ -125,6 +125,7 @@ class Dispatcher:
             None, (why_unwanted(request, record, made_of(record)) for record in gone)
         ):
             self._notify(message)
+        await self._give_up(self._journal.all_dependents(r.id for r in choice.unwanted))
         await self._give_up(choice.unwanted)
         # They are in this workspace, even if their site's name means another one now.
         await self._canceller.give_up(left)

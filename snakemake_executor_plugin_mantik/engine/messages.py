@@ -10,9 +10,12 @@ from snakemake_executor_plugin_mantik.common.humanize import humanize_duration
 from snakemake_executor_plugin_mantik.jobs.markers import Marker
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.jobs.script import PREDECESSORS
+from snakemake_executor_plugin_mantik.journal import TryRecord
 from snakemake_executor_plugin_mantik.sites.base import JobState
 
 _TAIL_LINES = 20
+_MOST_NAMED = 5
+"""Most jobs that a message names."""
 
 _ADVICE = {
     Reason.TIME_LIMIT: "Request more time: set resources: runtime=MINUTES in the rule, or"
@@ -100,6 +103,12 @@ class LastWords:
     output: bytes
     path: Path | None
     logs: tuple[tuple[str, bytes], ...] = ()
+
+
+def queued_message(name: str, site: str, site_job: str, behind: Sequence[str]) -> str:
+    """Return the message about a job that waits at its site for the jobs `behind`."""
+    named = ", ".join(behind[:_MOST_NAMED]) + (" …" if len(behind) > _MOST_NAMED else "")
+    return f"{name}: queued behind {named} at {site}, as {site_job}."
 
 
 def submitted_message(name: str, site: str, site_job: str, queue: str | None) -> str:
@@ -216,3 +225,16 @@ def unchecked_message(names: Sequence[str]) -> str:
         f"{', '.join(names)}: not checked, since the site reports no limits of the queue; if a job"
         " exceeds one, the scheduler refuses it, or lets it wait for a reason that is reported"
     )
+
+
+def ahead_message(records: Sequence[TryRecord]) -> str:
+    """Return the message about jobs that go on although no controller runs."""
+    awaited = {maker for record in records for maker in record.makers.values()}
+    last = [record.name for record in records if record.id not in awaited]
+    named = ", ".join(last[:_MOST_NAMED]) + (" …" if len(last) > _MOST_NAMED else "")
+    jobs = (
+        "1 job goes on by itself"
+        if len(records) == 1
+        else f"{len(records)} jobs go on by themselves"
+    )
+    return f"{jobs} when the jobs before have ended, up to {named}."

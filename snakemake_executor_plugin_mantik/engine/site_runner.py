@@ -175,6 +175,7 @@ class SiteRunner:
                 await self._finalizer.again(
                     attempt, "its inputs changed while they were being sent"
                 )
+            self.ahead.ended(request, record, succeeded=False)
             return None, None
         except MantikError as error:
             self._dispatcher.abandon_if_unsent(attempt, error)

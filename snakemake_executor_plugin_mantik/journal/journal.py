@@ -277,6 +277,16 @@ class Journal:
             (f'%"{try_id}"%',),
         )
 
+    def all_dependents(self, ids: Iterable[str]) -> list[TryRecord]:
+        """Return the open tries that wait for some tries, or for others that do."""
+        found: dict[str, TryRecord] = {}
+        left = list(ids)
+        while left:
+            more = [r for r in self.dependents(left.pop()) if r.id not in found]
+            found |= {record.id: record for record in more}
+            left += [record.id for record in more]
+        return list(found.values())
+
     def open_ahead(self) -> list[TryRecord]:
         """Return the open tries that were submitted ahead of their inputs."""
         return self._tries("WHERE after <> '' AND state NOT IN ('done', 'abandoned')", ())

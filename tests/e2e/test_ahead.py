@@ -1,37 +1,38 @@
 """The pipeline goes on without this machine: jobs wait at the site for those that make their
 inputs."""
 
-from pathlib import Path
+import os
 
 import pytest
 
 from tests.support.workflows import Project, Running, tells, tree, until
 
 SNAKEFILE = r"""
+    def noted(name):
+        return f"echo {name} >> ran.txt; until [ -e go ] || [ ! -e held ]; do sleep 0.1; done; "
+
     rule all:
         input: "report.txt"
 
-    def runs(name):
-        return (f"echo {name} >> ran.txt; until [ -e go ] || [ ! -e held ]; do sleep 0.1; done; ")
-
     rule prepare:
         output: "data/set.txt", directory("data/parts")
-        shell: runs("prepare") + "mkdir -p {output[1]}; echo 1 > {output[1]}/a; echo 2 > {output[0]}"
+        shell:
+            noted("prepare") + "mkdir -p {output[1]}; echo 1 > {output[1]}/a; echo 2 > {output[0]}"
 
     rule constants:
         output: temp("constants.txt")
-        shell: runs("constants") + "echo 3 > {output}"
+        shell: noted("constants") + "echo 3 > {output}"
 
     rule train:
         input: "data/set.txt", "data/parts", "constants.txt"
         output: "model/{n}.txt"
-        shell: runs("train") + "cat {input[0]} {input[1]}/a {input[2]} > {output}; echo {wildcards.n} >> {output}"
+        shell: noted("train") + "cat {input[0]} {input[1]}/a {input[2]} > {output}"
 
     rule evaluate:
         input: "model/{n}.txt"
         output: "score/{n}.txt"
         log: "logs/evaluate-{n}.txt"
-        shell: runs("evaluate") + "wc -l < {input} > {output}; echo evaluated > {log}"
+        shell: noted("evaluate") + "wc -l < {input} > {output}; echo evaluated > {log}"
 
     rule report:
         input: expand("score/{n}.txt", n=[1, 2]), "model/1.txt"
@@ -81,26 +82,204 @@ def all_submitted(project: Project, run: Running, number: int) -> None:
     assert run.process.poll() is None, run.output
 
 
+def at_site(project: Project, path: str) -> None:
+    """Wait until a file is in the workspace."""
+    until((project.workspace / path).exists, path)
+
+
+def go_on(project: Project, *arguments: str) -> str:
+    """Run the workflow to its end after its controller has ended in any way."""
+    return project.run("--rerun-incomplete", "--nolock", *arguments).ok().output
+
+
+def edit(project: Project, old: str, new: str) -> None:
+    text = project.read("Snakefile")
+    assert old in text
+    project.write("Snakefile", text.replace(old, new))
+
+
+def is_as_local(project: Project) -> None:
+    """Compare all results with those of Snakemake's own executor."""
+    twin = project.twin()
+    twin.run("--forceall", "--nolock", local=True).ok()
+    there = tree(twin.directory)
+    del there["ran.txt"]
+    assert tree(project.directory) == there
+
+
 def test_it_goes_on_after_its_controller_was_killed(pipeline: Project) -> None:
+    hold(pipeline)
+    run = pipeline.start()
+    all_submitted(pipeline, run, 7)
+    tells(run.output, "train n=1: queued behind", "report: queued behind evaluate n=1")
+    run.kill()
+    go(pipeline)
+    at_site(pipeline, "report.txt")
+    said = go_on(pipeline)
+    assert ran(pipeline) == RAN
+    assert submitted(pipeline) == 7, said
+    is_as_local(pipeline)
+
+
+def test_it_runs_to_its_end_with_its_controller(pipeline: Project) -> None:
+    said = pipeline.run().ok().output
+    assert ran(pipeline) == RAN, said
+    assert submitted(pipeline) == 7
+    assert not pipeline.exists("constants.txt")
+    assert "taken up again" not in said
+    is_as_local(pipeline)
+
+
+def test_without_it_jobs_are_submitted_when_their_inputs_exist(pipeline: Project) -> None:
+    hold(pipeline)
+    run = pipeline.start("--mantik-ahead", "0")
+    all_submitted(pipeline, run, 2)
+    until(lambda: len(ran(pipeline)) == 2, "the first two")
+    assert submitted(pipeline) == 2
+    go(pipeline)
+    assert "queued behind" not in run.end().ok().output
+
+
+def test_no_more_wait_than_allowed(pipeline: Project) -> None:
+    hold(pipeline)
+    options = ("--executor", "mantik", "--mantik-backend-config", str(pipeline.config))
+    run = pipeline.start(*options, "--jobs", "3", plain=True)
+    all_submitted(pipeline, run, 3)
+    until(lambda: len(ran(pipeline)) == 2, "the first two")
+    assert submitted(pipeline) == 3
+    go(pipeline)
+    run.end().ok()
+    assert (ran(pipeline), submitted(pipeline)) == (RAN, 7)
+
+
+def test_a_failure_ends_what_waits_for_it(pipeline: Project) -> None:
+    edit(pipeline, "wc -l <", "[ {wildcards.n} = 1 ]; wc -l <")
+    said = pipeline.run().failed()
+    tells(said, "rule evaluate", "exit code 1")
+    assert ran(pipeline) == [*RAN[:4], *RAN[5:]], "all but the report"
+    assert not [r for r in pipeline.tries if not r.state.final and r.rule == "report"]
+    edit(pipeline, "[ {wildcards.n} = 1 ]; ", "")
+    go_on(pipeline)
+    assert ran(pipeline).count("report") == 1
+    is_as_local(pipeline)
+
+
+def test_a_failure_while_nobody_looks_costs_nothing_more(pipeline: Project) -> None:
+    edit(pipeline, "wc -l <", "[ {wildcards.n} = 1 ]; wc -l <")
     hold(pipeline)
     run = pipeline.start()
     all_submitted(pipeline, run, 7)
     run.kill()
     go(pipeline)
-    until(lambda: (pipeline.workspace / "report.txt").exists(), "the report at the site")
-    again = pipeline.run("--rerun-incomplete", "--nolock").ok()
-    assert ran(pipeline) == RAN
-    assert submitted(pipeline) == 7, again.output
-    there = tree(pipeline.directory)
-    twin = pipeline.twin()
-    (twin.directory / "ran.txt").unlink(missing_ok=True)
-    for path in ("report.txt", "score/1.txt", "model/1.txt", "data/set.txt"):
-        assert there[path] == (pipeline.workspace / path).read_bytes()
-
-
-def test_it_runs_to_its_end_with_its_controller(pipeline: Project) -> None:
-    run = pipeline.run().ok()
-    assert ran(pipeline) == RAN, run.output
+    [report] = [r for r in pipeline.tries if r.rule == "report"]
+    markers = pipeline.workspace / report.paths.tries
+    until(lambda: list(markers.glob(f"{report.id}.*")), "the end of the report")
+    assert not (pipeline.workspace / "report.txt").exists()
+    said = pipeline.run("--rerun-incomplete", "--nolock").failed()
+    tells(said, "rule evaluate", "exit code 1")
+    assert "rule report" not in said
     assert submitted(pipeline) == 7
-    assert not pipeline.exists("constants.txt")
-    assert pipeline.read("logs/evaluate-1.txt") == "evaluated\n"
+    assert "report" not in ran(pipeline)
+    edit(pipeline, "[ {wildcards.n} = 1 ]; ", "")
+    go_on(pipeline)
+    assert ran(pipeline) == sorted([*RAN, "evaluate", "evaluate"]), "its command has changed"
+    is_as_local(pipeline)
+
+
+def test_a_retry_gets_those_that_wait_for_it_again(pipeline: Project) -> None:
+    edit(pipeline, "cat {input[0]}", "mkdir tried-{wildcards.n} || cat {input[0]}")
+    edit(pipeline, "{input[2]} > {output}", "{input[2]} > {output}; [ -s {output} ]")
+    said = pipeline.run("--retries", "1").ok().output
+    assert ran(pipeline) == sorted([*RAN, "train", "train"]), said
+    assert said.count("report: queued behind") >= 2
+
+
+def test_an_edit_ends_what_it_makes_outdated(pipeline: Project) -> None:
+    hold(pipeline)
+    run = pipeline.start()
+    all_submitted(pipeline, run, 7)
+    run.kill()
+    edit(pipeline, "wc -l < {input}", "wc -c < {input}")
+    run = pipeline.start("--rerun-incomplete", "--nolock")
+    until(lambda: run.output.count("evaluate n=1: queued behind") == 1, "the new one")
+    tells(run.output, "evaluate n=1: the job that an earlier run submitted", "its command")
+    all_submitted(pipeline, run, 10)
+    go(pipeline)
+    said = run.end().ok().output
+    assert (ran(pipeline), submitted(pipeline)) == (RAN, 10), said
+    is_as_local(pipeline)
+
+
+def test_jobs_that_are_not_needed_any_more_are_ended(pipeline: Project) -> None:
+    hold(pipeline)
+    run = pipeline.start()
+    all_submitted(pipeline, run, 7)
+    run.kill()
+    made = ("data/set.txt", "data/parts/a", "data/parts", "model/1.txt", "model/2.txt")
+    for number, path in enumerate((*made, "score/1.txt", "score/2.txt")):
+        if path != "data/parts":
+            pipeline.write(path, "1\n")
+        os.utime(pipeline.directory / path, (number, number))
+    said = pipeline.run("--ignore-incomplete", "--nolock").ok().output
+    tells(
+        said,
+        *(
+            f"{rule} n={n}: the job that an earlier run"
+            for rule in ("train", "evaluate")
+            for n in (1, 2)
+        ),
+    )
+    go(pipeline)
+    assert set(ran(pipeline)) <= {"prepare", "constants", "report"}
+    assert pipeline.read("report.txt") == "1\n1\n1\n"
+
+
+def test_ctrl_c_ends_them(pipeline: Project) -> None:
+    hold(pipeline)
+    run = pipeline.start()
+    all_submitted(pipeline, run, 7)
+    said = run.interrupt().failed()
+    tells(said, "The sites have confirmed that no job of this run still runs")
+    assert all(record.state.final for record in pipeline.tries)
+    assert set(ran(pipeline)) <= {"prepare", "constants"}
+
+
+def test_a_run_that_leaves_its_jobs_says_how_far_they_go(pipeline: Project) -> None:
+    hold(pipeline)
+    run = pipeline.start("--mantik-on-interrupt", "detach")
+    all_submitted(pipeline, run, 7)
+    said = run.interrupt().output
+    tells(said, "5 jobs go on by themselves when the jobs before have ended, up to report.")
+    go(pipeline)
+    at_site(pipeline, "report.txt")
+    go_on(pipeline)
+    assert (ran(pipeline), submitted(pipeline)) == (RAN, 7)
+
+
+LOCAL = """
+    rule all:
+        input: "d.txt"
+    rule a:
+        output: "a.txt"
+        shell: "echo 1 > {output}"
+    rule b:
+        input: "a.txt"
+        output: "b.txt"
+        shell: "cat {input} > {output}"
+    rule c:
+        input: "b.txt"
+        output: "c.txt"
+        localrule: True
+        shell: "cat {input} > {output}"
+    rule d:
+        input: "c.txt"
+        output: "d.txt"
+        shell: "cat {input} > {output}"
+"""
+
+
+def test_a_local_rule_waits_for_this_machine(project: Project) -> None:
+    project.write("Snakefile", LOCAL)
+    said = project.run().ok().output
+    tells(said, "b: queued behind a at", "d: submitted to")
+    assert project.read("d.txt") == "1\n"

@@ -57,7 +57,7 @@ class AheadJobs:
         self._sent: dict[str, tuple[JobRequest, Attempt]] = {}
         self._makers: dict[str, Attempt] = {}
         self._made: set[str] = set()
-        self._ending: set[asyncio.Task[None]] = set()
+        self._ending: dict[asyncio.Task[None], None] = {}
         self._named: dict[str, asyncio.Task[str]] = {}
         self._closed = False
 
@@ -67,9 +67,9 @@ class AheadJobs:
         return self._journal.tries(attempt.record.id for _, attempt in self._sent.values())
 
     @property
-    def jobs(self) -> set[str]:
+    def jobs(self) -> list[str]:
         """The identities of all jobs that were proposed and not requested since."""
-        return {*self._wanted, *self._sending, *self._sent}
+        return [*self._wanted, *self._sending, *self._sent]
 
     def propose(self, request: JobRequest) -> None:
         """Submit a job as soon as the tries that make its inputs are submitted."""
@@ -120,8 +120,8 @@ class AheadJobs:
                 self._wanted[record.job] = sent[0]
             self.withdraw(record.id)
             task = asyncio.create_task(self._end(record))
-            self._ending.add(task)
-            task.add_done_callback(self._ending.discard)
+            self._ending[task] = None
+            task.add_done_callback(lambda task: self._ending.pop(task))
 
     async def _end(self, record: TryRecord) -> None:
         if (sending := self._sending.get(record.job)) is not None:

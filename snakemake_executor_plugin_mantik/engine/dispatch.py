@@ -226,9 +226,9 @@ class Dispatcher:
         named = [path for path in request.inputs if path not in unmade]
         staged = await self._place.stager.stage(files, named, outputs, own, inline_limit=limit)
         spec = self._planner.spec(
-            request, attempt.record, self._facts, staged, term=self._place.lead.term
+            request, attempt.record, self._facts, staged, term=self._place.lead.term, after=after
         )
-        spec = replace(spec, live=attempt.live, after=tuple(after))
+        spec = replace(spec, live=attempt.live)
         submission = replace(make_submission(spec), after=tuple(after_jobs))
         # From now on the job may change its outputs at the site, whether it succeeds or not.
         self._place.stager.lost(outputs)

@@ -1,6 +1,6 @@
 """Plan tries: turn a request and a site's config into a JobSpec, without I/O."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
@@ -24,7 +24,7 @@ from snakemake_executor_plugin_mantik.jobs.resources import (
     resolve_total_cpus,
     slurm_directives,
 )
-from snakemake_executor_plugin_mantik.jobs.spec import JobSpec, Resources
+from snakemake_executor_plugin_mantik.jobs.spec import JobSpec, Predecessor, Resources
 from snakemake_executor_plugin_mantik.journal import TryRecord
 from snakemake_executor_plugin_mantik.sites.base import QueueLimits, SiteFacts
 
@@ -104,8 +104,12 @@ class Planner:
         staged: Staged,
         *,
         term: int = 0,
+        after: Sequence[Predecessor] = (),
     ) -> JobSpec:
-        """Return the spec of a try, for a controller that leads the place in the term `term`."""
+        """Return the spec of a try, for a controller that leads the place in the term `term`.
+
+        `after` are the tries that make those of its inputs that do not exist yet.
+        """
         resources = self.resources(request.resources, request.threads)
         environment = job_environment(self.config, self.project, resources.cpus_per_task)
         if request.own_environment:
@@ -126,6 +130,7 @@ class Planner:
             inline=staged.inline,
             numbers=staged.numbers,
             term=term,
+            after=tuple(after),
             secrets=tuple(request.secrets),
             benchmark=request.benchmark,
             umask=request.umask,

@@ -59,7 +59,8 @@ def go(project: Project) -> None:
 
 def started(project: Project, run: Running) -> bool:
     """Whether all jobs are at the site, and those that it has room for are running."""
-    return run.output.count(": submitted to ") == 4 and len(runs(project)) >= 2
+    there = run.output.count(": submitted to ") == 4 and "sum: queued behind" in run.output
+    return there and len(runs(project)) >= 2
 
 
 @pytest.mark.parametrize("meanwhile", ["run on", "end"])
@@ -80,7 +81,7 @@ def test_killed_while_jobs_run(both: Project, meanwhile: str) -> None:
     said = second.end().ok().output
 
     assert runs(both) == ["0", "1", "2", "3", "sum"], said
-    assert said.count("taken up again at ") == 4
+    assert said.count("taken up again at ") == 5
     assert both.read("sum.txt") == "0\n1\n2\n3\n"
     assert "Nothing to be done" in both.run(plain=True).ok().output
 
@@ -210,7 +211,7 @@ def test_terminated_detaches(project: Project, number: int) -> None:
     assert "did not complete successfully" not in first.output, first.output
     go(project)
     said = project.run(plain=True).ok().output
-    assert said.count("taken up again at ") == 4
+    assert said.count("taken up again at ") == 5
     assert runs(project) == ["0", "1", "2", "3", "sum"]
 
 
@@ -227,12 +228,12 @@ def test_without_the_profile_the_error_says_what_to_type(project: Project) -> No
     refused = project.run()
     assert refused.code != 0
     tells(
-        refused.output, "LockException", "4 of its jobs may be at the sites. To take them up type"
+        refused.output, "LockException", "5 of its jobs may be at the sites. To take them up type"
     )
     line = next(line for line in refused.output.splitlines() if "    snakemake " in line)
     go(project)
     said = project.run(*shlex.split(line)[1:], plain=True).ok().output
-    assert said.count("taken up again at ") == 4
+    assert said.count("taken up again at ") == 5
     assert runs(project) == ["0", "1", "2", "3", "sum"]
 
 

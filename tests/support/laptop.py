@@ -6,7 +6,7 @@ the journal nor on files.
 
 import asyncio
 import errno
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Container, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
@@ -67,6 +67,14 @@ class InPlace(Engine):
         self._outcomes.remove(outcome)
         return outcome
 
+    def proposed(self, request: JobRequest) -> None:
+        """See `Engine.propose`."""
+        self._propose(request)
+
+    async def unneeded(self, jobs: Container[str]) -> None:
+        """See `Engine.end_unneeded`."""
+        await self._end_unneeded(lambda: jobs)
+
     async def committed(self, outcome: Outcome, *, taken: bool = True) -> None:
         """See `Engine.commit`."""
         await self._commit(outcome, taken)
@@ -98,6 +106,7 @@ class Session:
         *,
         one_client: bool = False,
         beside: "Session | None" = None,
+        ahead: int = 0,
     ) -> None:
         """Start a process at the worlds' time.
 
@@ -107,6 +116,7 @@ class Session:
             config: of each site.
             one_client: whether names of one world share a client.
             beside: another process that goes on at the same time.
+            ahead: the most jobs at a site that are submitted before they are requested.
         """
         now = max(world.now for world in worlds.values())
         self.loop: VirtualLoop = VirtualLoop(now) if beside is None else beside.loop
@@ -132,7 +142,7 @@ class Session:
             sites[name] = (site, SimulatedPlanner(own, None, workdir, worlds[name]))
         self.engine = InPlace(
             self.loop, sites, journal=self.journal, workdir=workdir, state=workdir / ".state",
-            notify=self.said.append,
+            notify=self.said.append, ahead=ahead,
         )  # fmt: skip
 
     def die_at(self, point: int) -> None:
@@ -242,7 +252,8 @@ def run_all(works: Mapping[Session, Coroutine[Any, Any, None]]) -> None:
         loop.run_forever()
         for session in works:
             session.end()
-        left = asyncio.all_tasks(loop)
+        # A seed plays the same each time: by number, since a set has no order.
+        left = sorted(asyncio.all_tasks(loop), key=lambda task: int(task.get_name()[5:]))
         for one in left:
             one.cancel()
         loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))

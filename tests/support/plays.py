@@ -21,13 +21,14 @@ from typing import Any
 from unittest import mock
 
 from snakemake_executor_plugin_mantik.common.errors import MantikError
+from snakemake_executor_plugin_mantik.engine.adopt import name_of_maker
 from snakemake_executor_plugin_mantik.engine.cancel import CANCEL_WAIT_S
 from snakemake_executor_plugin_mantik.engine.core import AT_ONCE_S, CLOSE_WAIT_S
 from snakemake_executor_plugin_mantik.engine.leases import Lease
 from snakemake_executor_plugin_mantik.engine.request import JobRequest, Outcome, _digest
 from snakemake_executor_plugin_mantik.jobs.paths import PLACE, TRIES
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
-from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, read_history
+from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, TryState, read_history
 from snakemake_executor_plugin_mantik.staging.sources import Sources
 from tests.support.controller import request
 from tests.support.laptop import Died, Session, run_all
@@ -186,6 +187,7 @@ class Play:
         session = Session(
             self.worlds, self.workdir, self.schedule.config,
             one_client="one place" not in self.schedule.kinds, beside=beside,
+            ahead=self.schedule.ahead,
         )  # fmt: skip
         clock = session.loop.time
         begin, end = (clock() + seconds for seconds in cut_off)
@@ -212,7 +214,9 @@ class Play:
     def _copied(self) -> "Play | None":
         """A copy of the project with its journal, in another directory or on another machine."""
         there = (self.workdir / ".state" / "journal.sqlite").exists()
-        if self._copy is None or (there and self.schedule.has("copies", 0.3)):
+        # Nobody can know of the jobs of a copy that is removed, once its lease is swept, too.
+        again = there and "purges" not in self.schedule.kinds and self.schedule.has("copies", 0.3)
+        if self._copy is None or again:
             if not there:
                 return None
             self._copy = made = copy.copy(self)
@@ -323,10 +327,16 @@ class Play:
         """What a try has to make: of the contents that its fingerprint names."""
         [record] = [r for r in read_history(self.workdir / ".state") if r.id == try_id]
         made_of = json.loads(record.made_of)["made_of"]
+        made_by = {
+            _digest(name_of_maker(run.try_id)): content
+            for run in self._runs()
+            for content in run.made.values()
+        }
         inputs = {
             path: next(
                 (c for c in self._versions[path]
-                 if _digest(hashlib.sha256(c).hexdigest()) == made_of[f"input {path}"]), b"?",
+                 if _digest(hashlib.sha256(c).hexdigest()) == made_of[f"input {path}"]),
+                made_by.get(made_of[f"input {path}"], b"?"),
             )
             for path in job.request.inputs
         }  # fmt: skip
@@ -345,6 +355,7 @@ class Play:
 
     async def _snakemake(self, session: Session, how: str, when: float) -> None:
         self.led = self.refused = False
+        self._going: dict[int, str] = {}
         try:
             await session.engine.opened(Sources(("lib.py",), 1, ()), *self.schedule.names)
             self.led = True
@@ -359,6 +370,8 @@ class Play:
                     world.remove(TRIES)
             await session.engine.closed(tidy=False)
             return
+        done_jobs = {job.request.job for job in self.jobs if self._is_done(job)}
+        await session.engine.unneeded(done_jobs)
         ended: dict[int, asyncio.Future[bool]] = {
             job.number: session.loop.create_future() for job in self.jobs
         }
@@ -374,7 +387,7 @@ class Play:
         for task in done:
             task.result()
         assert in_time or not going, f"it waits for ever: {self.failures} {session.said}"
-        for task in going:
+        for task in tasks:
             task.cancel()
         await asyncio.gather(*going, return_exceptions=True)
         at_once = self.schedule.has("interrupts", 0.3)
@@ -406,12 +419,29 @@ class Play:
             all(well) and (self._is_done(job) or await self._attempts(session, job))
         )
 
+    def _look_ahead(self, session: Session) -> None:
+        """Propose the jobs that wait only for jobs at the same site, as the executor does."""
+        for job in self.jobs:
+            if job.number in self._going or self._is_done(job):
+                continue
+            needs = [self.jobs[need - self.first] for need in job.needs]
+            makers = [need for need in needs if not self._is_done(need)]
+            if makers and all(self._going.get(maker.number) == job.site for maker in makers):
+                self._going[job.number] = job.site
+                unmade = {maker.output: maker.request.job for maker in makers}
+                session.engine.proposed(replace(job.request, unmade=unmade))
+                self.schedule.happened["jobs proposed ahead"] += 1
+
     async def _attempts(self, session: Session, job: Job) -> bool:
         for _ in range(ATTEMPTS):
             (self.workdir / job.output).unlink(missing_ok=True)
             session.point()
+            self._going[job.number] = job.site
+            self._look_ahead(session)
             outcome = await session.engine.job(job.request)
             session.point()
+            if not outcome.succeeded:
+                self._going.pop(job.number)
             if not outcome.succeeded:
                 self._check_failure(job, outcome)
                 await session.engine.committed(outcome)
@@ -419,6 +449,7 @@ class Play:
             self._check_success(job, outcome)
             if self.schedule.has("unwanted", 0.3):
                 self._excuse(outcome.try_id)
+                self._going.pop(job.number)
                 await session.engine.committed(outcome, taken=False)
                 continue
             self._touch(job.output)
@@ -496,6 +527,12 @@ class Play:
             assert not path.exists() or path.read_bytes() in made, f"{path} is not whole"
 
     def _check_runs(self) -> None:
+        # What was made of a try's outputs is not wanted if that try is not, after all.
+        outdated = {
+            record.id
+            for record in read_history(self.workdir / ".state")
+            if record.after and record.state is TryState.ABANDONED
+        }
         of_job: dict[str, list[PayloadRun]] = defaultdict(list)
         for run in self._runs():
             of_job[run.job].append(run)
@@ -505,7 +542,10 @@ class Play:
                 assert over, f"doubled: two at the same time: {runs}"
             if "copies" in self.schedule.kinds:
                 continue  # what one of them has done, another one does for itself
-            wanted = [r for r in runs if r.how == "exit 0" and not self._excuses(r.try_id)]
+            wanted = [
+                r for r in runs
+                if r.how == "exit 0" and not self._excuses(r.try_id) and r.try_id not in outdated
+            ]  # fmt: skip
             asked = [(run.site, run.found) for run in wanted]
             if not ("changes" in self.schedule.kinds and self._one_place):
                 assert len(asked) == len(set(asked)), f"doubled: {wanted}"

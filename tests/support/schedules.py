@@ -50,6 +50,7 @@ KINDS: Final = (
     "two names",  # a server has two names
     "copies",  # the project is copied with its journal, and another controller runs there
     "two workflows",  # another workflow is led to the same workspace
+    "forgetful",  # a scheduler starts jobs although those that they wait for go on
 )
 
 REPEATING: Final = frozenset({"answers", "outages", "strays", "lost", "restarts", "deaf", "copies"})
@@ -84,6 +85,7 @@ class Schedule:
 
     Attributes:
         names: the sites.
+        ahead: the most jobs at a site that are submitted before their inputs exist.
         sessions: how often the run may be ended from here on before everything is well.
         healed: whether everything is well from now on.
         happened: how often some kinds of misfortune did.
@@ -96,8 +98,11 @@ class Schedule:
         self._streams = {kind: random.Random(f"{seed} {kind}") for kind in (*KINDS, "plan")}
         self._names = random.Random(seed)
         plan = self.stream("plan")
-        some = [kind for kind in KINDS if plan.random() < plan.choice((0.2, 0.5))]
+        some = [kind for kind in KINDS[:-1] if plan.random() < plan.choice((0.2, 0.5))]
+        some += [kind for kind in KINDS[-1:] if self.stream(kind).random() < 0.3]
         self.kinds = frozenset(some) - frozenset(without)
+        # Not a misfortune: jobs are submitted before their inputs exist.
+        self.ahead = random.Random(f"{seed} ahead").choice((0, 0, 1, 3, 100))
         self.names = ("sim", "other")[: plan.choice((1, 1, 2))]
         if self.kinds & {"one place", "two names"}:
             self.names = ("sim", "other")
@@ -208,6 +213,8 @@ class Schedule:
         if self.has("lost", 0.3):
             never = self.stream("lost").random() < 0.5
             fate = Fate(starts=() if never else fate.starts, denied=True)
+        if self.has("forgetful", 0.5):
+            fate = replace(fate, forgotten=True)
         if self.has("stalls", 0.5):
             chance = self.stream("stalls")
             fate = replace(

@@ -26,7 +26,7 @@ from snakemake_executor_plugin_mantik.common.errors import (
 from snakemake_executor_plugin_mantik.engine.plan import Planner
 from snakemake_executor_plugin_mantik.engine.request import JobRequest
 from snakemake_executor_plugin_mantik.engine.stage import Staged
-from snakemake_executor_plugin_mantik.jobs.spec import JobSpec
+from snakemake_executor_plugin_mantik.jobs.spec import JobSpec, Predecessor
 from snakemake_executor_plugin_mantik.journal import TryRecord
 from snakemake_executor_plugin_mantik.sites.base import (
     Entry,
@@ -172,7 +172,9 @@ class SimulatedSite:
 
     async def open(self) -> SiteFacts:
         """See `Site`; so have all that follow."""
-        return await self._call("open", "", lambda: SiteFacts(self.workspace, "Simulated 1"))
+        return await self._call(
+            "open", "", lambda: SiteFacts(self.workspace, "Simulated 1", orders_jobs=True)
+        )
 
     async def describe(self) -> SiteDetails:
         return SiteDetails()
@@ -199,6 +201,12 @@ class SimulatedSite:
             if self.states_lag:
                 told = {i: replace(state, waits=None, never=False) for i, state in told.items()}
             return told
+
+        return await self._call("states", " ".join(ids), act)
+
+    async def scheduler_ids(self, ids: Sequence[str]) -> dict[str, str]:
+        def act() -> dict[str, str]:
+            return {i: i for i in ids if i in self.world.jobs}
 
         return await self._call("states", " ".join(ids), act)
 
@@ -288,8 +296,9 @@ class SimulatedPlanner(Planner):
         staged: Staged,
         *,
         term: int = 0,
+        after: Sequence[Predecessor] = (),
     ) -> JobSpec:
         """See `Planner.spec`."""
-        spec = super().spec(request, record, facts, staged, term=term)
+        spec = super().spec(request, record, facts, staged, term=term, after=after)
         self.world.specs[record.id] = spec
         return spec

@@ -18,6 +18,7 @@ from typing import Literal
 
 from snakemake_executor_plugin_mantik.common.errors import SiteNotFound, SiteRejected
 from snakemake_executor_plugin_mantik.engine.leases import Lease
+from snakemake_executor_plugin_mantik.jobs.markers import MarkerInvalid, read_marker
 from snakemake_executor_plugin_mantik.jobs.paths import (
     NEWER,
     OURS,
@@ -27,9 +28,12 @@ from snakemake_executor_plugin_mantik.jobs.paths import (
     bundle_path,
 )
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
+from snakemake_executor_plugin_mantik.jobs.script import PREDECESSORS
 from snakemake_executor_plugin_mantik.jobs.spec import JobSpec
 from snakemake_executor_plugin_mantik.sites.base import Entry, JobState, Phase, Submission
 
+DEPENDENCY_S = 10.0
+"""Seconds between two looks of the scheduler at what a job waits for."""
 LIFETIME_S = 86400.0
 """Seconds that the site keeps a job unless it is extended; then it ends it."""
 
@@ -49,6 +53,7 @@ class Fate:
         full: whether it does so because there are too many jobs.
         stalled: after how many seconds of running its node hangs, and for how long.
         waits: the scheduler's word for why it does not start yet, and whether it never will.
+        forgotten: whether the scheduler has forgotten the jobs that it is to start after.
         deaf: whether the site says that it is cancelled, when asked to, and lets it run on.
     """
 
@@ -62,6 +67,7 @@ class Fate:
     full: bool = False
     stalled: tuple[float, float] = (0.0, 0.0)
     deaf: bool = False
+    forgotten: bool = False
     waits: tuple[str, bool] = ("", False)
 
 
@@ -118,6 +124,7 @@ class _Job:
     spec: JobSpec
     fate: Fate
     expires: float
+    after: tuple[str, ...] = ()
     starts: list[_Start] = field(default_factory=list)
     promised: bool = False
     log: bytes = b""
@@ -282,7 +289,8 @@ class World:
         spec = self.specs[submission.tag]
         job_id = f"id-{next(self._numbers)}"
         fate = self.fate(spec)
-        job = _Job(job_id, submission.tag, spec, fate, self.now + LIFETIME_S)
+        after = () if fate.forgotten else submission.after
+        job = _Job(job_id, submission.tag, spec, fate, self.now + LIFETIME_S, after)
         self.jobs[job_id] = job
         if fate.refused:
             self.excuse(job, Reason.REJECTED)
@@ -389,6 +397,9 @@ class World:
     def _start(self, job: _Job, start: _Start) -> None:
         if start.phase is Phase.ENDED:
             return
+        if any(self._goes_on(one) for one in job.after):
+            self.after(DEPENDENCY_S, partial(self._start, job, start))
+            return
         paths = job.spec.paths
         directory_there = self.files.get(paths.tries, b"") is None
         if not directory_there or paths.claim in self.files or not self._is_known(job.spec):
@@ -424,6 +435,11 @@ class World:
             self.after(fate.killed_after, partial(act, job, start, fate.reason))
         self.after(self.duration(job.spec), partial(self._finish, job, start, None))
 
+    def _goes_on(self, job_id: str) -> bool:
+        """Whether the scheduler knows of a job that it has not ended."""
+        job = self.jobs.get(job_id)
+        return job is not None and any(start.phase is not Phase.ENDED for start in job.starts)
+
     def _is_known(self, spec: JobSpec) -> bool:
         """Whether the controller that sent it leads, or the one that does knows of it."""
         leases = [Lease.of(p.rpartition("/")[2]) for p in self.files if p.startswith(f"{PLACE}/")]
@@ -432,7 +448,9 @@ class World:
         return not spec.term or term <= spec.term or spec.paths.try_id in known
 
     def _inputs(self, spec: JobSpec) -> dict[str, bytes]:
-        return {i.path: self.files.get(i.path) or b"" for i in spec.inputs if not i.directory}
+        paths = [i.path for i in spec.inputs if not i.directory]
+        paths += [path for one in spec.after for path in one.makes]
+        return {path: self.files.get(path) or b"" for path in paths}
 
     def _beat(self, job: _Job, start: _Start) -> None:
         if start.phase is Phase.RUNNING:
@@ -448,6 +466,9 @@ class World:
 
     def _stage(self, spec: JobSpec) -> tuple[str, tuple[str, ...]] | None:
         """Unpack and check what a script does; the step that failed and the missing inputs."""
+        made = self._made_before(spec)
+        if made is None:
+            return PREDECESSORS, ()
         for bundle in spec.bundles:
             if bundle_done_path(bundle) in self.files:
                 continue
@@ -458,7 +479,28 @@ class World:
         if spec.inline:
             self._unpack(spec.inline, spec.numbers)
         missing = self._others(spec)
+        missing += [path for path, sha256 in made.items() if self._sha256(path) != sha256]
         return ("inputs", tuple(missing)) if missing else None
+
+    def _made_before(self, spec: JobSpec) -> dict[str, str] | None:
+        """The checksums of what its predecessors have made, by path; None if one has not."""
+        made: dict[str, str] = {}
+        for one in spec.after:
+            content = self.files.get(one.paths.marker(0))
+            if content is None:
+                return None
+            try:
+                marker = read_marker(content, try_id=one.paths.try_id, exit_code=0)
+            except MarkerInvalid:
+                return None
+            there = {entry.path: entry.sha256 for entry in marker.files}
+            if marker.bare or not there.keys() >= set(one.makes):
+                return None
+            made |= {path: there[path] for path in one.makes}
+        return made
+
+    def _sha256(self, path: str) -> str:
+        return hashlib.sha256(self.files.get(path) or b"").hexdigest()
 
     def _others(self, spec: JobSpec, *, after: bool = False) -> list[str]:
         """The inputs that are missing or have another content than was sent."""
@@ -508,6 +550,9 @@ class World:
         if any(wanted.path not in self.files for wanted in spec.inputs):
             code = code or 1
         others = self._others(spec, after=True) if signalled is None else []
+        if signalled is None:
+            made = self._made_before(spec) or {}
+            others += [p for p, sha in made.items() if p in self.files and self._sha256(p) != sha]
         code = 1 if others else code
         reason = Reason.SUCCESS if code == 0 else signalled or Reason.EXIT_CODE
         self._end(start, reason)

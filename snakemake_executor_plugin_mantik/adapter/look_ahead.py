@@ -5,7 +5,7 @@ command and resources do not depend on the contents of these (`engine.ahead`).
 """
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, Final
@@ -23,12 +23,25 @@ from snakemake_executor_plugin_mantik.rules.paths.job_paths import find_job_path
 from snakemake_executor_plugin_mantik.rules.paths.storage import jobs_use_storage
 from snakemake_executor_plugin_mantik.rules.payload import why_full_job
 from snakemake_executor_plugin_mantik.rules.resources import choose_site, given_resources
-from snakemake_executor_plugin_mantik.rules.units import job_identity
+from snakemake_executor_plugin_mantik.rules.units import job_identity, list_members, member_title
 
 _MOST_MAKERS: Final = 100
 """Most jobs that one job may wait for at a site: each is a word of the scheduler's option."""
 _OWN_LIMITS: Final = ("_cores", "_nodes", "_job_count")
 """Snakemake's own limited resources. Its jobs at sites do not count for `_cores`."""
+
+
+@dataclass(frozen=True)
+class AheadForecast:
+    """How far a run goes on without this machine.
+
+    Attributes:
+        jobs: the number of jobs at sites that go on.
+        stops: why each of the next ones waits for this machine, by the title of its rule.
+    """
+
+    jobs: int = 0
+    stops: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -98,6 +111,53 @@ class LookAhead:
 
     def _makers(self, job: Job) -> dict[Job, set[str]]:
         return find_makers(self.workflow.dag, job)
+
+
+def forecast_ahead(
+    workflow: Any, checked: CheckedWorkflow, limit: int, units: Iterable[Job]
+) -> AheadForecast:
+    """Forecast how far a run goes on without this machine once its first jobs are submitted.
+
+    `units` are the jobs and groups to run, in an order that respects dependencies.
+    """
+    dag = workflow.dag
+    going: set[Job] = set()
+    ahead, stops = 0, dict[str, str]()
+    for unit in units:
+        members = list_members(unit)
+        makers = {
+            maker: files
+            for member in members
+            for maker, files in find_makers(dag, member).items()
+            if maker not in members
+        }
+        if not makers.keys() <= going or all(member.rule.norun for member in members):
+            continue
+        if not makers:
+            why = "" if not unit.is_local else "runs on this machine"
+        elif unit.is_group():
+            why = "is in a group"
+        else:
+            why = _why_not_ahead_at_site(workflow, checked, unit, makers)
+            ahead += not why
+        if why or ahead > limit:
+            stops.setdefault(member_title(unit), why or f"is beyond --mantik-ahead {limit}")
+        else:
+            going.update(members)
+    return AheadForecast(sum(not job.is_local for job in going), stops)
+
+
+def _why_not_ahead_at_site(
+    workflow: Any, checked: CheckedWorkflow, job: Job, makers: Mapping[Job, set[str]]
+) -> str:
+    try:
+        if why := why_not_ahead(workflow, checked, job, makers):
+            return why
+        site = checked.configs[choose_site(given_resources(job), checked.configs)].config
+    except (MantikError, RuleException, WorkflowError):
+        return "has values that cannot be evaluated yet"
+    none = site.unicore_api_url is not None and site.site.scheduler == "none"
+    return "runs at a site without a scheduler (Site: Scheduler is none)" if none else ""
 
 
 def find_makers(dag: Any, job: Job) -> dict[Job, set[str]]:

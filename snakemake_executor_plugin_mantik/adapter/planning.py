@@ -12,6 +12,7 @@ from snakemake_interface_common.exceptions import WorkflowError
 from snakemake_executor_plugin_mantik.adapter import checks, startup
 from snakemake_executor_plugin_mantik.adapter.checks import CheckedWorkflow
 from snakemake_executor_plugin_mantik.adapter.dryrun import NO_LIMIT
+from snakemake_executor_plugin_mantik.adapter.look_ahead import forecast_ahead
 from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.config.environment import job_environment
 from snakemake_executor_plugin_mantik.engine.forecast import (
@@ -87,12 +88,15 @@ def plan_workflow(workflow: Any, options: Any, logger: Any, *, connect: bool) ->
             queue = facts.queues.get(job.resources.queue or "", QueueLimits())
             left = totals[job.site].unchecked
             left += [name for name in unchecked_resources(job.resources, queue) if name not in left]
+    ahead = forecast_ahead(workflow, checked, options.ahead, units)
     return JobPlan(
         jobs,
         totals,
         sources,
         here=sum(bool(unit.is_local and _runs(unit)) for unit in units),
         more=any(job.is_checkpoint for job in dag.needrun_jobs()),
+        alone=ahead.jobs,
+        stops=ahead.stops,
     )
 
 

@@ -168,8 +168,19 @@ def _totals(made: JobPlan) -> Iterator[str]:
         yield f"{_jobs(made.here)} on this machine."
     if made.more:
         yield "Checkpoints may lead to more jobs."
-    if not made.jobs:
+    if made.jobs:
+        yield f"Without this machine, {_alone(made)}."
+    else:
         yield "No job would be submitted."
+
+
+def _alone(made: JobPlan) -> str:
+    """Describe how far the run goes on once its first jobs are submitted."""
+    number = "all jobs at sites" if made.alone == len(made.jobs) else _jobs(made.alone)
+    stops = "; ".join(f"{rule} {why}" for rule, why in made.stops.items())
+    return f"{number} would go on by themselves" + (
+        f", until these wait for it: {stops}" if stops else ""
+    )
 
 
 def _core_hours(total: Total) -> str:

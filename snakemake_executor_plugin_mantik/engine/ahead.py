@@ -121,7 +121,7 @@ class AheadJobs:
             self.withdraw(record.id)
             task = asyncio.create_task(self._end(record))
             self._ending[task] = None
-            task.add_done_callback(lambda task: self._ending.pop(task))
+            task.add_done_callback(self._ending.pop)
 
     async def _end(self, record: TryRecord) -> None:
         if (sending := self._sending.get(record.job)) is not None:

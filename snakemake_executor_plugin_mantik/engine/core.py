@@ -96,6 +96,7 @@ class Engine:
         self._jobs: dict[JobNumber, asyncio.Task[None]] = {}
         self._requests: dict[JobNumber, JobRequest] = {}
         self._requested: set[str] = set()
+        self._unordered: set[str] = set()
         self._ending = False
         self._outcomes: deque[Outcome] = deque()
         self._begin()
@@ -171,10 +172,6 @@ class Engine:
         `jobs` is called, in the engine's thread, only if there are any such tries.
         """
         self._call(self._end_unneeded(jobs)).result()
-
-    def orders_jobs(self, site: str) -> bool:
-        """Return whether the scheduler of an opened site can start a job after others."""
-        return self._runners[site].facts.orders_jobs
 
     def collect(self) -> list[Outcome]:
         """Return the outcomes since the last call."""
@@ -335,9 +332,17 @@ class Engine:
         self._jobs[request.number] = asyncio.create_task(self._job(request))
 
     def _propose(self, request: JobRequest) -> None:
-        # A site whose job makes an input is open.
-        if not self._ending and request.site in self._runners:
-            self._runners[request.site].ahead.propose(request)
+        runner = self._runners.get(request.site)
+        if self._ending or runner is None:  # a site whose job makes an input is open
+            return
+        if runner.facts.orders_jobs:
+            runner.ahead.propose(request)
+        elif request.site not in self._unordered:
+            self._unordered.add(request.site)
+            self._notify(
+                f"{request.site}: its scheduler is not known (Site: Scheduler is none), so that"
+                " jobs are submitted only when their inputs exist."
+            )
 
     async def _job(self, request: JobRequest) -> None:
         try:

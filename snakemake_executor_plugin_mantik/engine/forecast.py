@@ -118,6 +118,8 @@ class JobPlan:
         sources: files of the working directory to upload to each site.
         here: number of jobs that run on this machine.
         more: whether checkpoints may lead to further jobs.
+        alone: number of jobs at sites that go on without this machine once the first are submitted.
+        stops: why the next ones wait for this machine, by the titles of their rules.
     """
 
     jobs: list[Forecast] = field(default_factory=list)
@@ -125,6 +127,8 @@ class JobPlan:
     sources: dict[str, UploadForecast] = field(default_factory=dict)
     here: int = 0
     more: bool = False
+    alone: int = 0
+    stops: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def mistakes(self) -> list[str]:

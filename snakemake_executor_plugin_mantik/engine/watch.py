@@ -78,6 +78,7 @@ class Watcher:
         self._clock = clock
         self._watched: dict[str, Watched] = {}
         self._in_bucket: defaultdict[int, dict[str, Watched]] = defaultdict(dict)
+        self._last: dict[int, tuple[float, dict[str, TryEnd]]] = {}
         self._changed = clock()
         self._wake = asyncio.Event()
         self._mistakes = 0
@@ -115,6 +116,10 @@ class Watcher:
             next_check=now + FIRST_CHECK_S, next_extension=now + _EXTEND_AFTER_S, live=live,
             waits=record.waits,
         )  # fmt: skip
+        at, ends = self._last.get(record.bucket, (0.0, {}))
+        if record.id in ends and now - at <= self._settings.poll_max_s:
+            future.set_result(replace(ends[record.id], ids=tuple(ids)))  # nobody watched it
+            return future
         self._watched[record.id] = self._in_bucket[record.bucket][record.id] = watched
         self.hurry()
         return future
@@ -212,11 +217,12 @@ class Watcher:
             raise failed
 
     def _see(self, bucket: int, entries: dict[str, Entry]) -> None:
-        ends = {}
+        ends: dict[str, TryEnd] = {}
         for entry in entries.values():
             if not entry.directory and (marker := parse_marker_name(entry.name)) is not None:
                 ends[marker[0]] = TryEnd(TryEndKind.MARKER, marker[1], entry.size, claimed=True)
         now = self._clock()
+        self._last[bucket] = now, ends
         for watched in list(self._in_bucket[bucket].values()):
             # A longer time between two looks was an outage.
             passed = min(now - watched.seen, 2.0 * self._settings.poll_max_s)

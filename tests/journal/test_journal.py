@@ -161,9 +161,10 @@ def test_every_journal_is_another_workflow(tmp_path: Path) -> None:
 
 def test_groups_are_found_by_their_members(journal: Journal) -> None:
     def made(job: str, *members: str) -> str:
-        values = {"site": "hpc1", "rule": "r", "name": job, "fingerprint": "f"}
         names = {member: f"name of {member}" for member in members}
-        return journal.new_try(job=job, members=names, **values).id
+        return journal.new_try(
+            job=job, members=names, site="hpc1", rule="r", name=job, fingerprint="f"
+        ).id
 
     one, group, other = made("a"), made("g", "a", "b"), made("h", "c")
     assert [r.id for r in journal.open_tries("a")] == [one, group]

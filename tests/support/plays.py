@@ -215,8 +215,8 @@ class Play:
         """A copy of the project with its journal, in another directory or on another machine."""
         there = (self.workdir / ".state" / "journal.sqlite").exists()
         # Nobody can know of the jobs of a copy that is removed, once its lease is swept, too.
-        again = there and "purges" not in self.schedule.kinds and self.schedule.has("copies", 0.3)
-        if self._copy is None or again:
+        lasts = not there or "purges" in self.schedule.kinds
+        if self._copy is None or (not lasts and self.schedule.has("copies", 0.3)):
             if not there:
                 return None
             self._copy = made = copy.copy(self)

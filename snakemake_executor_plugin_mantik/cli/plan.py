@@ -177,7 +177,7 @@ def _totals(made: JobPlan) -> Iterator[str]:
 def _alone(made: JobPlan) -> str:
     """Describe how far the run goes on once its first jobs are submitted."""
     number = "all jobs at sites" if made.alone == len(made.jobs) else _jobs(made.alone)
-    stops = "; ".join(f"{rule} {why}" for rule, why in made.stops.items())
+    stops = "; ".join(f"{rule} ({why})" for rule, why in made.stops.items())
     return f"{number} would go on by themselves" + (
         f", until these wait for it: {stops}" if stops else ""
     )

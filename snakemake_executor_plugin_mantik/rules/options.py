@@ -42,7 +42,7 @@ def read_options(workflow: Any) -> WorkflowOptions:
     if remote.immediate_submit:
         raise UserError(
             "--immediate-submit does not work with the mantik executor",
-            do="Remove the option: jobs are submitted when their inputs exist",
+            do="Remove the option: --mantik-ahead submits jobs before their inputs exist",
         )
     if remote.jobscript is not None:
         raise UserError(

@@ -66,8 +66,8 @@ class ActiveRun:
 
     def propose(self, job: Any, secrets: Mapping[str, str]) -> None:
         """Let the engine submit the jobs that can wait at the site for a requested one."""
-        for request in self.ahead.behind(job, secrets):
-            self.engine.propose(request)
+        for following, request in self.ahead.behind(job, secrets):
+            self.engine.propose(replace(request, subject=self._subject([following])))
 
     def _subject(self, members: list[Any]) -> TrackedRun | None:
         if not is_tracked(members, self.checked.settings.tracked):

@@ -60,8 +60,10 @@ class LookAhead:
     _there: set[Job] = field(default_factory=set)
     _proposed: set[Job] = field(default_factory=set)
 
-    def behind(self, requested: Job, secrets: Mapping[str, str]) -> Iterator[JobRequest]:
-        """Yield requests of the jobs that can be submitted now that `requested` is.
+    def behind(
+        self, requested: Job, secrets: Mapping[str, str]
+    ) -> Iterator[tuple[Job, JobRequest]]:
+        """Yield the jobs that can be submitted now that `requested` is, and their requests.
 
         Those that others wait for come first. Each is yielded once.
         """
@@ -76,7 +78,7 @@ class LookAhead:
                     self._there.add(job)
                     self._proposed.add(job)
                     todo.append(job)
-                    yield request
+                    yield job, request
 
     def _following(self, job: Job) -> list[Job]:
         dag = self.workflow.dag

@@ -14,6 +14,7 @@ from snakemake_executor_plugin_mantik.common.errors import MantikError, SiteErro
 from snakemake_executor_plugin_mantik.engine.attempt import Attempt
 from snakemake_executor_plugin_mantik.engine.cancel import Canceller
 from snakemake_executor_plugin_mantik.engine.dispatch import Dispatcher
+from snakemake_executor_plugin_mantik.engine.observer import Observer
 from snakemake_executor_plugin_mantik.engine.request import JobRequest
 from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
 from snakemake_executor_plugin_mantik.engine.watch import EXTEND_BY_S
@@ -41,8 +42,9 @@ class AheadJobs:
         dispatcher: Dispatcher,
         journal: Journal,
         canceller: Canceller,
-        retry: SiteRetry,
         *,
+        retry: SiteRetry,
+        observer: Observer,
         room: Callable[[], int],
     ) -> None:
         """Prepare; `room` returns how many more jobs the site may have, besides these."""
@@ -51,6 +53,7 @@ class AheadJobs:
         self._journal = journal
         self._canceller = canceller
         self._retry = retry
+        self._observer = observer
         self._room = room
         self._wanted: dict[str, JobRequest] = {}
         self._sending: dict[str, asyncio.Task[None]] = {}
@@ -209,6 +212,8 @@ class AheadJobs:
             after=[Predecessor(paths[one], tuple(made)) for one, made in after.items()],
             after_jobs=scheduler_ids,
         )  # fmt: skip
+        names = dict.fromkeys(maker.record.name for maker in makers.values())
+        self._observer.waiting(attempt.record, f"queued behind {', '.join(names)}")
         with suppress(SiteError):
             # No controller may be there to do it when the server's default lifetime is over.
             await self._site.extend(attempt.ids, EXTEND_BY_S)

@@ -163,6 +163,16 @@ class Attempt:
         plausible = -_CLOCKS_DIFFER_S <= waited <= longest + _CLOCKS_DIFFER_S
         return (max(0.0, waited) if plausible else None), runtime_of(marker)
 
+    def ended_at(self, marker: Marker) -> float | None:
+        """Return when the job ended, in seconds since the epoch by this machine's clock.
+
+        None if the clocks of the site's server and node evidently differ.
+        """
+        waited, _ = self.times(marker)
+        if waited is None or marker.ended is None or self.sent_at is None:
+            return None
+        return min(time.time(), marker.ended + self.submitted_at - self.sent_at)
+
 
 def runtime_of(marker: Marker) -> float:
     """Return the seconds that the job ran, by the node's own clock; 0 if unknown."""

@@ -313,7 +313,15 @@ class Finalizer:
         log = path if path.exists() else None
         self._observer.ended(
             attempt.record,
-            JobEnd("finished", exit_code=0, log=log, waited=waited, ran=ran, cpu=marker.cpu),
+            JobEnd(
+                "finished",
+                exit_code=0,
+                log=log,
+                waited=waited,
+                ran=ran,
+                cpu=marker.cpu,
+                ended=attempt.ended_at(marker),
+            ),
         )
         self._journal.ended(
             attempt.record.id, "succeeded", waited=waited, ran=ran, log=str(log or "")
@@ -341,7 +349,8 @@ class Finalizer:
         else:
             first, code = words.splitlines()[0], marker.exit_code if marker is not None else None
             cpu = marker.cpu if marker is not None else None
-            end = JobEnd(failure_kind(reason), first, code, log, waited, ran, cpu, reason)
+            when = attempt.ended_at(marker) if marker is not None else None
+            end = JobEnd(failure_kind(reason), first, code, log, waited, ran, cpu, reason, when)
             self._observer.ended(attempt.record, end)
             self._journal.ended(
                 attempt.record.id, f"failed: {first}", waited=waited, ran=ran,

@@ -85,6 +85,8 @@ class JobEnd:
         waited, ran: seconds, where known.
         cpu: seconds of CPU time that its processes used, where known.
         reason: why it failed; None if it did not, or if another try follows silently.
+        ended: when, in seconds since the epoch by this machine's clock; None if unknown. It may be
+            long ago.
     """
 
     how: How
@@ -95,6 +97,7 @@ class JobEnd:
     ran: float | None = None
     cpu: float | None = None
     reason: Reason | None = None
+    ended: float | None = None
 
 
 class Observer:

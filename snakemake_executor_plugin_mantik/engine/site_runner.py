@@ -104,7 +104,7 @@ class SiteRunner:
         self._slots = asyncio.Semaphore(settings.max_jobs)
         self._running = 0
         self.ahead = AheadJobs(
-            site, self._dispatcher, journal, self.canceller, retry,
+            site, self._dispatcher, journal, self.canceller, retry=retry, observer=self._observer,
             room=lambda: min(ahead(), settings.max_jobs - self._running),
         )  # fmt: skip
 
@@ -163,6 +163,8 @@ class SiteRunner:
             attempt = Attempt.of(record)
         try:
             whole, own = await self._dispatcher.observe(request, attempt)
+            if record.after:  # it does not wait for other jobs any more
+                self._observer.waiting(record, record.waits)
             self._live.follow(record, attempt.extras)
             end = await self._submit_and_watch(whole, attempt, files, own)
         except FileChanged as error:

@@ -3,12 +3,14 @@
 import os
 import signal
 import sys
+import time
 from functools import partialmethod
 from pathlib import Path
 
 import pytest
 
 from snakemake_executor_plugin_mantik.tracking.controller.tracker import Tracker
+from snakemake_executor_plugin_mantik.tracking.run import WAITING_REASON
 from snakemake_executor_plugin_mantik.tracking.worker.overview import DETACHED
 from snakemake_executor_plugin_mantik.tracking.workflow import PARENT_RUN_TAG
 from tests.support.command import smk_mantik
@@ -56,6 +58,43 @@ def test_controller_killed(tracked: Tracked) -> None:
     assert run.data.tags[PARENT_RUN_TAG] == whole.info.run_id
     assert whole.info.status == "FINISHED"
     assert whole.data.metrics["mantik/jobs_finished"] == 1
+
+
+CHAIN = """
+    rule all:
+        input: "b.txt"
+    rule a:
+        output: "a.txt"
+        shell: "until test -e go; do sleep 0.1; done; echo 1 > {output}"
+    rule b:
+        input: "a.txt"
+        output: "b.txt"
+        resources: mantik_track="all"
+        shell: "sleep 1; cp {input} {output}"
+"""
+
+
+def test_a_job_that_waited_for_another_while_nobody_looked(tracked: Tracked) -> None:
+    project = tracked.project
+    project.write("Snakefile", CHAIN)
+    first = project.start("--nolock", "--rerun-incomplete")
+    first.says("b: queued behind a")
+    until(tracked.runs, "its run")
+    until(lambda: WAITING_REASON in tracked.run().data.tags, "what it waits for")
+    assert tracked.run().info.status == "SCHEDULED"
+    assert tracked.run().data.tags[WAITING_REASON] == "queued behind a"
+    first.kill()
+    (project.workspace / "go").touch()
+    [b] = [record for record in project.tries if record.rule == "b"]
+    until((project.workspace / b.paths.marker(0)).exists, "its end")
+    over = time.time()
+    time.sleep(3)
+
+    project.run("--nolock", "--rerun-incomplete").ok()
+
+    run = tracked.run()
+    assert (run.info.status, run.data.tags.get(WAITING_REASON, "")) == ("FINISHED", "")
+    assert run.info.end_time <= 1000 * (over + 1), "it had ended before it was looked for"
 
 
 def test_cancelled_after_the_controller_was_killed(

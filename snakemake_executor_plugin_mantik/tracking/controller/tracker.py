@@ -364,7 +364,7 @@ class Tracker(Observer):
         """Publish everything that the job logged, and end the run."""
         data = {
             "status": _STATUS[end.how],
-            "time": time.time(),
+            "time": end.ended or time.time(),
             "words": end.words,
             "reason": str(end.reason or ""),
             "exit_code": end.exit_code,

@@ -115,7 +115,7 @@ def until(condition: Callable[[], bool]) -> None:
 def sbatch(site: Centre, jobs: int) -> float:
     """Seconds that so many jobs take that the user submits one after the other."""
     loop = f"for n in $(seq {jobs}); do sbatch --quiet --output=/dev/null --wrap 'echo $n'; done"
-    with _until_all_ended(site, jobs) as seconds:
+    with until_all_ended(site, jobs) as seconds:
         subprocess.run(
             ["bash", "-c", loop], check=True, user=USER, cwd=site.scratch, timeout=WAIT_S,
             env={**os.environ, **site.environment},
@@ -125,14 +125,14 @@ def sbatch(site: Centre, jobs: int) -> float:
 
 def one_request_each(server: Server, jobs: int) -> float:
     """Seconds that so many jobs take that the server is sent, some at a time, and nothing else."""
-    ended = _until_all_ended(Centre(server.directory), jobs)
+    ended = until_all_ended(Centre(server.directory), jobs)
     with ThreadPoolExecutor(AT_ONCE) as pool, ended as seconds:
         list(pool.map(lambda _: server.submit(), range(jobs)))
     return seconds[0]
 
 
 @contextmanager
-def _until_all_ended(site: Centre, jobs: int) -> Iterator[list[float]]:
+def until_all_ended(site: Centre, jobs: int) -> Iterator[list[float]]:
     """Wait until as many more jobs have come to the scheduler and have ended, and time it."""
     environment = {**os.environ, **site.environment}
 
@@ -157,7 +157,9 @@ def _until_all_ended(site: Centre, jobs: int) -> Iterator[list[float]]:
     seconds.append(time.monotonic() - started)
 
 
-def executor(server: Server, jobs: int) -> dict[str, float]:
+def executor(
+    server: Server, jobs: int, snakefile: str = SNAKEFILE, *options: str
+) -> dict[str, float]:
     """Seconds that the executor takes for so many rules, in all and by phases."""
     place = server.place
     # Python keeps its bytecode, as on a user's machine.
@@ -166,11 +168,11 @@ def executor(server: Server, jobs: int) -> dict[str, float]:
     environment = {**kept, **place.environment, "SNAKEMAKE_MANTIK_TRACK": "none"}
     config = QUICKER.sub("", place.config).removesuffix("Site:\n")
     with tempfile.TemporaryDirectory() as directory:
-        Path(directory, "Snakefile").write_text(SNAKEFILE)
+        Path(directory, "Snakefile").write_text(snakefile)
         Path(directory, "site.yaml").write_text(config)
         command = [sys.executable, "-m", "snakemake", "--quiet", "all", "--config"]
         command += [f"rules={jobs}", "--executor", "mantik", "--jobs", str(max(jobs, 1))]
-        command += ["--mantik-backend-config", "site.yaml"]
+        command += ["--mantik-backend-config", "site.yaml", *options]
         before = server.asked()
         started = time.time()
         subprocess.run(

@@ -92,7 +92,7 @@ def _contents_at(files: Mapping[str, str], path: str) -> dict[str, str]:
     return {
         p: sha
         for p, sha in files.items()
-        if sha and is_at(p, path) and posixpath.basename(p) != _TIMESTAMP
+        if sha and is_at(p, path) and posixpath.basename(p) != TIMESTAMP
     }
 
 
@@ -126,7 +126,8 @@ _RESOURCES = {
 """Fields of `jobs.spec.Resources` that have other names in messages."""
 _WORD = re.compile(r"[^\s'\"`=:;|&<>(){}$,]+")
 _MOST_TOLD = 5
-_TIMESTAMP = ".snakemake_timestamp"
+TIMESTAMP = ".snakemake_timestamp"
+"""The file that Snakemake adds to each `directory()` output."""
 
 
 def encode_basis(made_of: Mapping[str, str], resources: Mapping[str, str], sources: str) -> str:

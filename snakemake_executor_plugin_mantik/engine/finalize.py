@@ -1,5 +1,6 @@
 """Conclude tries: fetch a job's outputs, or report why it failed."""
 
+import hashlib
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -12,6 +13,7 @@ from snakemake_executor_plugin_mantik.common.errors import (
     SiteError,
 )
 from snakemake_executor_plugin_mantik.engine import messages
+from snakemake_executor_plugin_mantik.engine.adopt import TIMESTAMP
 from snakemake_executor_plugin_mantik.engine.attempt import Attempt, TryEnd, TryEndKind
 from snakemake_executor_plugin_mantik.engine.cancel import Canceller
 from snakemake_executor_plugin_mantik.engine.failure_classifier import FailureClassifier
@@ -308,7 +310,7 @@ class Finalizer:
         path: Path,
     ) -> Outcome:
         waited, ran = attempt.times(marker)
-        self._stager.made(files)
+        self._stager.made([*files, *self._timestamps(attempt.record)])
         self._journal.note_made(attempt.record.id, files)
         log = path if path.exists() else None
         self._observer.ended(
@@ -329,6 +331,17 @@ class Finalizer:
         return Outcome(
             request.number, attempt.record.id, True, log=log, site_job=attempt.joined_ids
         )
+
+    def _timestamps(self, record: TryRecord) -> list[FileRecord]:
+        """Return what the script of a try that was submitted ahead has added to its inputs.
+
+        These are the files that Snakemake adds to each `directory()` when its job has succeeded.
+        """
+        return [
+            FileRecord(f"{path}/{TIMESTAMP}", 0, hashlib.sha256().hexdigest())
+            for path in record.makers
+            if local_path(path, self._workdir).is_dir()
+        ]
 
     def _failed(
         self,

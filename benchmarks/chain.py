@@ -43,6 +43,11 @@ def sbatch(site: Centre, links: int) -> float:
     return seconds[0]
 
 
+def _row(table: Table, what: str, single: float, chain: float, links: int) -> None:
+    each = (chain - single) / (links - 1)
+    table.add_row(what, f"{chain:.1f}", f"{single:.1f}", f"{each:.2f}")
+
+
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.chain")
@@ -53,17 +58,11 @@ def main() -> None:
         site, links = Centre(server.directory), arguments.links
         table = Table("what", "a chain", "a single job", "each further link",
                       title=f"{links} trivial jobs one after the other, seconds")  # fmt: skip
-        for what, measure in (
-            ("plain sbatch --dependency", lambda number: sbatch(site, number)),
-            ("executor", lambda number: executor(server, number, SNAKEFILE)["all"]),
-            (
-                "executor, --mantik-ahead 0",
-                lambda number: executor(server, number, SNAKEFILE, "--mantik-ahead", "0")["all"],
-            ),
-        ):
-            single, chain = measure(1), measure(links)
-            each = (chain - single) / (links - 1)
-            table.add_row(what, f"{chain:.1f}", f"{single:.1f}", f"{each:.2f}")
+        alone = ("--mantik-ahead", "0")
+        for what, options in (("executor", ()), ("executor, --mantik-ahead 0", alone)):
+            single, chain = (executor(server, n, SNAKEFILE, *options)["all"] for n in (1, links))
+            _row(table, what, single, chain, links)
+        _row(table, "plain sbatch --dependency", sbatch(site, 1), sbatch(site, links), links)
         CONSOLE.print(table)
 
 

@@ -1,5 +1,6 @@
 """`smk-mantik jobs`: show the jobs that a workflow has submitted, and their outcomes."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -44,19 +45,24 @@ def jobs_table(records: list[TryRecord]) -> Table:
     """Return a table with one row per try, in the order of creation."""
     titles = ("job", "site", "queue", "id at the site", "waited", "ran", "outcome")
     shown = tables.new_table(titles, right=("waited", "ran"))
+    open_names = {r.id: r.name for r in records if r.may_run}
     for record in records:
         times = [humanize_duration(t) if t is not None else "" for t in (record.waited, record.ran)]
         ids = ", ".join(record.site_jobs)
-        cells = [record.name, record.site, record.queue, ids, *times, _outcome(record)]
+        cells = [record.name, record.site, record.queue, ids, *times, _outcome(record, open_names)]
         tables.add_row(shown, cells)
     return shown
 
 
-def _outcome(record: TryRecord) -> str:
+def _outcome(record: TryRecord, open_names: Mapping[str, str]) -> str:
+    """Describe how a try ended, or its state; `open_names` are those of tries that may run."""
     if record.reason:
         return record.outcome.replace("failed", f"failed ({Reason(record.reason).words})", 1)
     if record.left_behind:
         return f"{record.outcome}; may still run"
     if record.hindrance:
         return f"cannot start: {record.hindrance}"
+    makers = dict.fromkeys(record.makers.values()) if record.may_run else {}
+    if behind := [open_names[maker] for maker in makers if maker in open_names]:
+        return f"queued behind {', '.join(behind)}"
     return record.outcome or _SHOWN.get(record.state, record.state.value)

@@ -76,3 +76,17 @@ def test_what_may_still_run_is_always_shown(
     out = capsys.readouterr().out
     assert out.count("train x=1") == 2
     assert "left in /old; may still run" in out
+
+
+def test_a_job_that_waits_for_others_names_them(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / STATE)
+    first = make(journal, "a", "prepare")
+    second = journal.new_try(
+        site="hpc1", job="b", rule="train", name="train", fingerprint="f", makers={"x": first}
+    )
+    journal.submitting(second.id, "batch")
+    journal.submitted(second.id, "site-8")
+    assert "queued behind prepare" in shown(tmp_path)
+    journal.ended(first, "succeeded", waited=None, ran=None, log="")
+    assert shown(tmp_path).splitlines()[2].endswith("queued or running")
+    journal.close()

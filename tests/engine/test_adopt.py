@@ -10,6 +10,8 @@ from snakemake_executor_plugin_mantik.engine.adopt import (
     choose_tries,
     encode_basis,
     kept_message,
+    name_by_makers,
+    name_of_maker,
     named_checksums,
     stale_message,
     why_unwanted,
@@ -159,3 +161,19 @@ def test_what_it_updates_is_apart_in_what_a_job_is_made_of() -> None:
     assert prints[0] != prints[1]
     assert prints[0].partition("+")[0] == prints[1].partition("+")[0]
     assert "+" not in fingerprint_of(JOB.made_of({"a": "1"}, "e", {}))
+
+
+def test_inputs_are_named_by_the_tries_that_made_them() -> None:
+    inputs = {"a": "1", "d": "", "d/x": "2", "d/.snakemake_timestamp": "3", "dd": "4"}
+    made = {"A": {"a": "1"}, "D": {"d/x": "2"}}
+    makers = {"a": "A", "d": "D"}
+    named = name_by_makers(inputs, makers, lambda maker: made[maker])
+    assert named == {"a": name_of_maker("A"), "d": name_of_maker("D"), "dd": "4"}
+
+
+@pytest.mark.parametrize(
+    "made", [{}, {"d/x": "other"}, {"d/x": "2", "d/y": "5"}, {"d/y": "2"}, {"dd": "4"}]
+)
+def test_an_input_that_has_changed_since_is_named_by_its_content(made: dict[str, str]) -> None:
+    inputs = {"d/x": "2", "dd": "4"}
+    assert name_by_makers(inputs, {"d": "D"}, lambda _: made) == inputs

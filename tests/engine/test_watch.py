@@ -107,6 +107,33 @@ def test_marker_ends_a_try(play: Player) -> None:
     assert (end.kind, end.exit_code, end.claimed) == (TryEndKind.MARKER, 0, True)
 
 
+def test_an_end_that_the_last_listing_showed_is_known_at_once(play: Player) -> None:
+    async def scenario(bench: Bench) -> TryEnd:
+        (early, job), (late, other) = bench.sent("early"), bench.sent("late")
+        await bench.watcher.watch(late, [other])
+        cycles = bench.watcher.cycles
+        end = await bench.watcher.watch(early, [job])
+        assert bench.watcher.cycles == cycles
+        return end
+
+    end = play(fated(Fate()), scenario)
+
+    assert (end.kind, end.exit_code, len(end.ids)) == (TryEndKind.MARKER, 0, 1)
+
+
+def test_an_end_that_was_seen_long_ago_is_looked_for_again(play: Player) -> None:
+    async def scenario(bench: Bench) -> TryEnd:
+        (early, job), (late, other) = bench.sent("early"), bench.sent("late")
+        await bench.watcher.watch(late, [other])
+        cycles = bench.watcher.cycles
+        await asyncio.sleep(DAY_S)
+        end = await bench.watcher.watch(early, [job])
+        assert bench.watcher.cycles > cycles
+        return end
+
+    assert play(fated(Fate()), scenario).exit_code == 0
+
+
 def test_exit_code_comes_from_the_marker(play: Player) -> None:
     end = play(World(code=lambda spec: 42), end_of)
 

@@ -247,6 +247,44 @@ def test_a_job_waiting_is_cancelled_without_being_started(tmp_path: Path) -> Non
     play(tmp_path, test)
 
 
+def test_a_job_starts_after_others_however_they_end(tmp_path: Path) -> None:
+    async def test(scheduler: LocalScheduler) -> None:
+        first = await scheduler.submit(script("sleep 60"), tmp_path)
+        second = await scheduler.submit(script("exit 3"), tmp_path)
+        both = f"--dependency=afterany:{first.id}:{second.id}"
+        third = await scheduler.submit(script("true", both), tmp_path)
+        await end(second)
+        assert (third.state, third.reason) == (BatchState.PENDING, "Dependency")
+        await scheduler.cancel(first.id)
+        await end(third)
+        assert third.started is not None
+        assert first.ended is not None
+        assert (third.state, third.started >= first.ended) == (BatchState.COMPLETED, True)
+
+    play(tmp_path, test)
+
+
+def test_a_job_starts_after_one_that_never_ran_or_that_nobody_knows(tmp_path: Path) -> None:
+    async def test(scheduler: LocalScheduler) -> None:
+        await scheduler.submit(script("sleep 60"), tmp_path)
+        held = await scheduler.submit(script("true", "--hold"), tmp_path)
+        after = await scheduler.submit(script("true", f"--dependency=afterany:{held.id}"), tmp_path)
+        await end(await scheduler.submit(script("true", "--dependency=afterany:7"), tmp_path))
+        assert after.state is BatchState.PENDING
+        await scheduler.cancel(held.id)
+        await end(after)
+
+    play(tmp_path, test)
+
+
+def test_other_dependencies_are_refused(tmp_path: Path) -> None:
+    async def test(scheduler: LocalScheduler) -> None:
+        with pytest.raises(SbatchError, match="Job dependency problem"):
+            await scheduler.submit(script("true", "--dependency=afterok:7"), tmp_path)
+
+    play(tmp_path, test)
+
+
 def test_node_failure(tmp_path: Path) -> None:
     async def test(scheduler: LocalScheduler) -> None:
         job = await scheduler.submit(script("trap 'touch trapped' TERM EXIT; sleep 60"), tmp_path)

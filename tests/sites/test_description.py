@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.jobs.spec import Resources
 from snakemake_executor_plugin_mantik.sites.base import Submission
-from snakemake_executor_plugin_mantik.sites.unicore.batch import batch_file
+from snakemake_executor_plugin_mantik.sites.unicore.batch import batch_directives, batch_file
 from snakemake_executor_plugin_mantik.sites.unicore.description import (
     job_description,
     lost_resources,
@@ -260,3 +261,16 @@ def test_cpus_are_told_in_ways_that_do_not_contradict() -> None:
     assert both == {"Nodes": "2", "CPUsPerNode": "4", "TotalCPUs": "8"}
     assert "TotalCPUs" not in described(nodes=2, cpus_per_task=4, total_cpus=9)
     assert described(nodes=2, tasks=8, cpus_per_task=3) == {"Nodes": "2", "CPUsPerNode": "12"}
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "line"),
+    [
+        ("slurm", "#SBATCH --dependency=afterany:7:12"),
+        ("pbs", "#PBS -W depend=afterany:7:12"),
+    ],
+)
+def test_a_job_that_starts_after_others(scheduler: Any, line: str) -> None:
+    job = Submission(TRY, "x", "true\n", Resources(), after=("7", "12"))
+    assert line in batch_directives(job, scheduler)
+    assert "depend" not in "".join(batch_directives(replace(job, after=()), scheduler))

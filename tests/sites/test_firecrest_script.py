@@ -86,6 +86,19 @@ def test_pbs() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("scheduler", "line"),
+    [
+        ("slurm", "#SBATCH --dependency=afterany:7:12\n"),
+        ("pbs", "#PBS -W depend=afterany:7:12\n"),
+    ],
+)
+def test_a_job_that_starts_after_others(scheduler: SchedulerName, line: str) -> None:
+    job = replace(JOB, resources=Resources(), after=("7", "12"))
+    assert line in scheduler_script(job, scheduler, "/ws/.mantik/jobs")
+    assert "depend" not in scheduler_script(replace(job, after=()), scheduler, "/ws/.mantik/jobs")
+
+
 def test_the_request_has_the_script_and_where_it_runs() -> None:
     body = submission_body(JOB, "slurm", "/scratch/me/ws")
     script = scheduler_script(JOB, "slurm", "/scratch/me/ws/.mantik/jobs")

@@ -72,6 +72,22 @@ class TestJobs:
 
         bench.run_opened(scenario)
 
+    def test_starts_after_others(self, bench: Bench) -> None:
+        async def scenario(site: Site, facts: SiteFacts) -> None:
+            if not facts.orders_jobs:
+                return
+            first = await site.submit(held_job(facts, 3))
+            while first not in (known := await site.scheduler_ids([first])):
+                await asyncio.sleep(0.2)
+            after = await site.submit(replace(a_job("exit 0"), after=(known[first],)))
+            await until(site, first, running)
+            assert (await site.states([after]))[after].phase is Phase.WAITING
+            assert (await site.explain(after)).waits in (None, "")
+            await until_let_end(site, first, 3)
+            assert (await until(site, after, ended)).reason is Reason.SUCCESS
+
+        bench.run_opened(scenario)
+
     def test_unknown_ones_are_explained_as_such(self, bench: Bench) -> None:
         async def scenario(site: Site) -> None:
             assert (await site.explain("no-such-job")).phase is Phase.UNKNOWN

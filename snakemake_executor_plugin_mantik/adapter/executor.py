@@ -295,6 +295,8 @@ class Executor(RemoteExecutor):
     def handle_job_error(self, job: _Job) -> None:
         super().handle_job_error(job)
         self._veto(job)
+        if self._run is not None:
+            self._run.ahead.failed(job)
         self._commit(job, failed=True)
 
     def _veto(self, job: _Job) -> None:

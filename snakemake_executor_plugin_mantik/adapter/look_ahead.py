@@ -4,20 +4,21 @@ Such a job needs only files that exist, or that jobs at the same site are about 
 command and resources do not depend on the contents of these (`engine.ahead`).
 """
 
-from collections import deque
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, Final
 
 from snakemake.exceptions import RuleException
-from snakemake.io import is_flagged
+from snakemake.io import is_callable, is_flagged
 from snakemake_interface_common.exceptions import WorkflowError
 
 from snakemake_executor_plugin_mantik.adapter import caching
 from snakemake_executor_plugin_mantik.adapter.checks import CheckedWorkflow
 from snakemake_executor_plugin_mantik.common.errors import MantikError
 from snakemake_executor_plugin_mantik.engine.request import JobRequest
+from snakemake_executor_plugin_mantik.journal import is_utf8
 from snakemake_executor_plugin_mantik.rules import Job, preflight
 from snakemake_executor_plugin_mantik.rules.paths.job_paths import find_job_paths
 from snakemake_executor_plugin_mantik.rules.paths.storage import jobs_use_storage
@@ -59,6 +60,8 @@ class LookAhead:
     limit: int
     _there: set[Job] = field(default_factory=set)
     _proposed: set[Job] = field(default_factory=set)
+    _todo: dict[Job, None] = field(default_factory=dict)
+    _blocked: dict[Job, Job] = field(default_factory=dict)
 
     def behind(
         self, requested: Job, secrets: Mapping[str, str]
@@ -69,16 +72,28 @@ class LookAhead:
         """
         self._there.add(requested)
         self._proposed.discard(requested)
-        todo = deque([] if requested.is_group() else [requested])
-        while todo:
-            for job in self._following(todo.popleft()):
+        if not requested.is_group():
+            self._todo[requested] = None
+        while self._todo:
+            for job in self._following(last := next(iter(self._todo))):
                 if len(self._proposed) >= self.limit:
-                    return
+                    return  # to go on here when some of them are requested
                 if (request := self._request(job, secrets)) is not None:
                     self._there.add(job)
                     self._proposed.add(job)
-                    todo.append(job)
+                    self._todo[job] = None
                     yield job, request
+            del self._todo[last]
+
+    def failed(self, job: Job) -> None:
+        """Note that Snakemake will not request the jobs behind a failed one, for now."""
+        todo = [job]
+        while todo and self._proposed:
+            behind = [
+                one for one in self.workflow.dag.depending[todo.pop()] if one in self._proposed
+            ]
+            self._proposed.difference_update(behind)
+            todo += behind
 
     def _following(self, job: Job) -> list[Job]:
         dag = self.workflow.dag
@@ -94,7 +109,7 @@ class LookAhead:
     def _request(self, job: Job, secrets: Mapping[str, str]) -> JobRequest | None:
         """Make the request of a job whose inputs do not all exist; None if it has to wait."""
         makers = self._makers(job)
-        if not makers or not makers.keys() <= self._there or len(makers) > _MOST_MAKERS:
+        if not makers:
             return None
         try:
             if why_not_ahead(self.workflow, self.checked, job, makers):
@@ -107,12 +122,28 @@ class LookAhead:
                 for file in files
                 if (place := places.place(file)) is not None
             }
-        except (MantikError, RuleException, WorkflowError):
-            return None  # reported when the job is requested
-        return replace(request, unmade=unmade)
+        except Exception:  # noqa: BLE001 - reported when the job is requested
+            return None
+        # The journal could not record who has made the others.
+        return replace(request, unmade=unmade) if all(map(is_utf8, unmade)) else None
 
     def _makers(self, job: Job) -> dict[Job, set[str]]:
-        return find_makers(self.workflow.dag, job)
+        """Return the jobs that are still to make inputs of a job; none if one is not requested yet.
+
+        That one is remembered, so that a job with thousands of inputs is not examined for each.
+        """
+        dag, makers = self.workflow.dag, dict[Job, set[str]]()
+        blocked = self._blocked.get(job)
+        if blocked is not None and blocked not in self._there and not dag.finished(blocked):
+            return {}
+        for maker, files in dag.dependencies[job].items():
+            if not dag.needrun(maker) or dag.finished(maker):
+                continue
+            if maker not in self._there or len(makers) == _MOST_MAKERS:
+                self._blocked[job] = maker
+                return {}
+            makers[maker] = files
+        return makers
 
 
 def forecast_ahead(
@@ -210,6 +241,11 @@ def _reasons_of_makers(
     workflow: Any, checked: CheckedWorkflow, job: Job, makers: Mapping[Job, set[str]]
 ) -> Iterator[str]:
     site = choose_site(given_resources(job), checked.configs)
+    computed = any(map(is_callable, job.rule.params)) or any(
+        value.is_evaluable() for key, value in job.rule.resources.items() if key != "tmpdir"
+    )
+    if computed and any(os.path.lexists(file) for files in makers.values() for file in files):
+        yield "has values that may depend on files which are to be made again"
     for maker, files in makers.items():
         name = maker.rule.name
         if maker.is_checkpoint:

@@ -105,7 +105,7 @@ def start_run(workflow: Any, dag: Any, logger: Any) -> ActiveRun:
         raise
     context = replace(checked.context, workspace=engine.workspace)
     checked = replace(checked, context=context)
-    limit = workflow.executor_settings.ahead
+    limit = workflow.executor_settings.ahead * len(configs)
     ahead = LookAhead(workflow, checked, limit)
     return ActiveRun(engine, checked, states, tracker, dag, logger.info, ahead)
 

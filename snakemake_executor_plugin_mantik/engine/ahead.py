@@ -7,12 +7,11 @@ names each input that did not exist by the try that makes it.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 
 from snakemake_executor_plugin_mantik.common.errors import MantikError, SiteError, SiteRejected
 from snakemake_executor_plugin_mantik.engine.attempt import Attempt
-from snakemake_executor_plugin_mantik.engine.cancel import Canceller
 from snakemake_executor_plugin_mantik.engine.dispatch import Dispatcher
 from snakemake_executor_plugin_mantik.engine.observer import Observer
 from snakemake_executor_plugin_mantik.engine.request import JobRequest
@@ -41,38 +40,47 @@ class AheadJobs:
         site: Site,
         dispatcher: Dispatcher,
         journal: Journal,
-        canceller: Canceller,
+        give_up: Callable[[Sequence[TryRecord]], Awaitable[None]],
         *,
         retry: SiteRetry,
         observer: Observer,
         room: Callable[[], int],
     ) -> None:
-        """Prepare; `room` returns how many more jobs the site may have, besides these."""
+        """Prepare; `room` returns how many of these jobs the site may have."""
         self._site = site
         self._dispatcher = dispatcher
         self._journal = journal
-        self._canceller = canceller
+        self._give_up = give_up
         self._retry = retry
         self._observer = observer
         self._room = room
         self._wanted: dict[str, JobRequest] = {}
         self._sending: dict[str, asyncio.Task[None]] = {}
+        self._submitting: set[str] = set()
         self._sent: dict[str, tuple[JobRequest, Attempt]] = {}
         self._makers: dict[str, Attempt] = {}
         self._made: set[str] = set()
-        self._ending: dict[asyncio.Task[None], None] = {}
+        self._own: dict[str, None] = {}
+        self._ending: dict[str, asyncio.Task[None]] = {}
         self._named: dict[str, asyncio.Task[str]] = {}
         self._closed = False
+        dispatcher.end_behind = self.end_behind
 
     @property
     def records(self) -> list[TryRecord]:
         """The tries that were submitted and not requested by Snakemake since, oldest first."""
-        return self._journal.tries(attempt.record.id for _, attempt in self._sent.values())
+        found = self._journal.tries(attempt.record.id for _, attempt in self._sent.values())
+        return [record for record in found if not record.state.final]
 
     @property
-    def jobs(self) -> list[str]:
-        """The identities of all jobs that were proposed and not requested since."""
-        return [*self._wanted, *self._sending, *self._sent]
+    def left(self) -> list[TryRecord]:
+        """All open tries that this run has submitted ahead, or was about to."""
+        return [record for record in self._journal.open_ahead() if record.id in self._own]
+
+    @property
+    def number(self) -> int:
+        """How many jobs are submitted ahead, or about to be."""
+        return len(self._sent) + len(self._sending)
 
     def propose(self, request: JobRequest) -> None:
         """Submit a job as soon as the tries that make its inputs are submitted."""
@@ -82,6 +90,7 @@ class AheadJobs:
 
     def submitted(self, request: JobRequest, attempt: Attempt) -> None:
         """Note a requested try that the site knows: others can be submitted behind it."""
+        self._made.discard(request.job)
         if attempt.ids:
             self._makers[request.job] = attempt
             self._look()
@@ -92,7 +101,8 @@ class AheadJobs:
         if succeeded:
             self._made.add(request.job)
         else:
-            self.withdraw(record.id)
+            self._made.discard(request.job)
+            self._withdraw([record.id])
         self._look()
 
     def forget(self, request: JobRequest) -> None:
@@ -105,36 +115,57 @@ class AheadJobs:
         First wait until tries that are not wanted any more are over.
         """
         self._wanted.pop(request.job, None)
-        if (sending := self._sending.get(request.job)) is not None:
+        while (sending := self._sending.get(request.job)) is not None:
+            if request.job not in self._submitting:
+                sending.cancel()
             await asyncio.wait([sending])
+            self._done(request.job, sending)
+            self._wanted.pop(request.job, None)
         while self._ending:
-            await asyncio.wait(self._ending)
+            await asyncio.wait(self._ending.values())
         self._makers.pop(request.job, None)
         return self._sent.pop(request.job, (request, None))[1]
 
-    def withdraw(self, try_id: str) -> None:
-        """End the tries that wait for a try, and those that wait for them, in the background.
+    async def end_behind(self, ids: Iterable[str]) -> None:
+        """End the tries that wait for some others, and those that wait for them."""
+        if tasks := self._withdraw(ids):
+            await asyncio.wait(tasks)
 
-        Those of this run are submitted again if another try of the same job follows.
+    def _withdraw(self, ids: Iterable[str]) -> list[asyncio.Task[None]]:
+        """Begin to end the tries that wait for others, directly or not, and return the tasks.
+
+        Those of this run are submitted again if other tries of the same jobs follow.
         """
-        for record in self._journal.dependents(try_id):
-            self._makers.pop(record.job, None)
-            if (sent := self._sent.pop(record.job, None)) is not None:
-                self._wanted[record.job] = sent[0]
-            self.withdraw(record.id)
-            task = asyncio.create_task(self._end(record))
-            self._ending[task] = None
-            task.add_done_callback(self._ending.pop)
+        records = self._journal.all_dependents(ids)
+        for record in records:
+            self._take_back(record)
+            if record.id not in self._ending:
+                task = self._ending[record.id] = asyncio.create_task(self._end(record))
+                task.add_done_callback(lambda _, key=record.id: self._ending.pop(key))  # type: ignore[misc]
+        return [self._ending[record.id] for record in records]
+
+    def _take_back(self, record: TryRecord) -> None:
+        for known in (self._makers, self._sent):
+            if (entry := known.get(record.job)) is not None:
+                attempt = entry[1] if isinstance(entry, tuple) else entry
+                if attempt.record.id == record.id:
+                    del known[record.job]
+                    if isinstance(entry, tuple):
+                        self._wanted[record.job] = entry[0]
 
     async def _end(self, record: TryRecord) -> None:
         if (sending := self._sending.get(record.job)) is not None:
             await asyncio.wait([sending])
-            if (sent := self._sent.pop(record.job, None)) is not None:
-                self._wanted[record.job] = sent[0]
+            self._take_back(record)
         # Until then its state may have changed.
         left = [r for r in self._journal.tries([record.id]) if not r.state.final]
-        with suppress(SiteError):
-            await self._canceller.give_up(left)
+        try:
+            await self._give_up(left)
+        except MantikError as error:
+            # It does not run: its predecessors have not succeeded, or its inputs are others.
+            self._retry.note(
+                f"{record.name}: a job that is not wanted any more stays there. {error}"
+            )
 
     async def drain(self) -> None:
         """Wait until all jobs that can be submitted now are."""
@@ -144,7 +175,7 @@ class AheadJobs:
     async def close(self) -> None:
         """Submit no more jobs."""
         self._closed = True
-        tasks = [*self._sending.values(), *self._ending, *self._named.values()]
+        tasks = [*self._sending.values(), *self._ending.values(), *self._named.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -152,19 +183,23 @@ class AheadJobs:
     def _look(self) -> None:
         """Start to submit the wanted jobs that can be submitted now."""
         for job, request in list(self._wanted.items()):
-            if self._closed or self._room() - len(self._sent) - len(self._sending) <= 0:
+            if self._closed or self._room() - self.number <= 0:
                 return
             makers = set(request.unmade.values())
+            if job in self._sending:
+                continue
             if makers <= self._made:
                 del self._wanted[job]  # Snakemake is about to request it
             elif makers <= self._makers.keys() | self._made:
                 del self._wanted[job]
                 task = self._sending[job] = asyncio.create_task(self._send(request))
-                task.add_done_callback(lambda _, job=job: self._sent_or_not(job))  # type: ignore[misc]
+                task.add_done_callback(lambda task, job=job: self._done(job, task))  # type: ignore[misc]
 
-    def _sent_or_not(self, job: str) -> None:
-        del self._sending[job]
-        self._look()
+    def _done(self, job: str, task: asyncio.Task[None]) -> None:
+        if self._sending.get(job) is task:
+            del self._sending[job]
+            self._submitting.discard(job)
+            self._look()
 
     async def _send(self, request: JobRequest) -> None:
         attempt: Attempt | None = None
@@ -176,22 +211,20 @@ class AheadJobs:
                 return
             ids = {path: maker.record.id for path, maker in makers.items()}
             record = await self._dispatcher.choose_try(request, files, ids)
+            self._own[record.id] = None
             attempt = Attempt.of(record)
-            if makers != self._current(request) and not attempt.sent:
-                # What they have made may not be recorded for it.
-                self._journal.abandoned(record.id, "cancelled")
-                self._wanted[request.job] = request
-                return
             if not attempt.sent:
                 await self._submit(request, attempt, makers, files)
         except MantikError as error:
             # Its own request reports the reason, if it is still there then.
             if attempt is not None and not attempt.sent:
                 self._dispatcher.abandon_if_unsent(attempt, error)
-            return
-        self._sent[request.job] = request, attempt
-        if attempt.ids:
-            self._makers[request.job] = attempt
+        except Exception as error:  # noqa: BLE001 - a bug of ours: the job's own request meets it, too
+            self._retry.note(f"{request.name}: not submitted before its inputs exist ({error!r})")
+        if attempt is not None and attempt.sent:
+            self._sent[request.job] = request, attempt
+            if attempt.ids:
+                self._makers[request.job] = attempt
 
     async def _submit(
         self,
@@ -204,8 +237,17 @@ class AheadJobs:
         for path, maker in makers.items():
             after.setdefault(maker.record.id, []).append(path)
         paths = {maker.record.id: maker.record.paths for maker in makers.values()}
+        if makers != self._current(request):
+            # What they have made may not be recorded for it.
+            self._journal.abandoned(attempt.record.id, "cancelled")
+            self._wanted[request.job] = request
+            return
         ids = dict.fromkeys(job_id for maker in makers.values() for job_id in maker.ids)
         scheduler_ids = await asyncio.gather(*map(self._scheduler_id, ids))
+        self._submitting.add(request.job)  # from here on, it is not cancelled
+        [record] = self._journal.tries([attempt.record.id])
+        if record.state.final or not self._may_follow(request, makers):
+            return
         whole, own = await self._dispatcher.observe(request, attempt)
         await self._dispatcher.submit(
             whole, attempt, files, own,
@@ -218,6 +260,14 @@ class AheadJobs:
             # No controller may be there to do it when the server's default lifetime is over.
             await self._site.extend(attempt.ids, EXTEND_BY_S)
 
+    def _may_follow(self, request: JobRequest, makers: Mapping[str, Attempt]) -> bool:
+        """Return whether the tries that make a job's inputs are still wanted, or have succeeded."""
+        current = self._current(request)
+        return all(
+            current.get(path) is maker or request.unmade[path] in self._made
+            for path, maker in makers.items()
+        )
+
     def _current(self, request: JobRequest) -> dict[str, Attempt]:
         """Return the attempts that make the inputs of a job which do not exist yet, by path."""
         return {p: self._makers[job] for p, job in request.unmade.items() if job in self._makers}
@@ -225,7 +275,11 @@ class AheadJobs:
     async def _scheduler_id(self, job_id: str) -> str:
         if job_id not in self._named:
             self._named[job_id] = asyncio.create_task(self._find_scheduler_id(job_id))
-        return await asyncio.shield(self._named[job_id])
+        try:
+            return await asyncio.shield(self._named[job_id])
+        except SiteError:
+            self._named.pop(job_id, None)  # the next one asks again
+            raise
 
     async def _find_scheduler_id(self, job_id: str) -> str:
         clock = asyncio.get_running_loop().time

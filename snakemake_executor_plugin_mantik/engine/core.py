@@ -12,10 +12,11 @@ from collections.abc import Callable, Container, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from snakemake_executor_plugin_mantik.common.errors import MantikError, SiteError, printable
+from snakemake_executor_plugin_mantik.common.errors import MantikError, printable
 from snakemake_executor_plugin_mantik.engine.adopt import ended_since_message
 from snakemake_executor_plugin_mantik.engine.cancel import CANCEL_WAIT_S
 from snakemake_executor_plugin_mantik.engine.observer import Observer
@@ -42,6 +43,8 @@ CLOSE_WAIT_S = 45.0
 
 _DRAIN_S = 10.0
 """Most seconds to submit jobs ahead before a run ends that leaves its jobs running."""
+_UNREQUESTED_S = 20.0
+"""Seconds to wait for jobs to end that Snakemake has not requested."""
 _LET_GO_S = 1.0
 """Seconds for tasks that still run then to stop."""
 
@@ -97,7 +100,7 @@ class Engine:
         self._requests: dict[JobNumber, JobRequest] = {}
         self._requested: set[str] = set()
         self._unordered: set[str] = set()
-        self._ending = False
+        self._ending = self._cancelled = False
         self._outcomes: deque[Outcome] = deque()
         self._begin()
 
@@ -262,7 +265,7 @@ class Engine:
             place,
             self._places,
             observer=self._observer,
-            ahead=self._room_ahead,
+            ahead=partial(self._room_ahead, name),
         )
         config = planner.config
         chosen = (place.id, str(config.exclude), config.site.source_file_limit_bytes)
@@ -280,12 +283,13 @@ class Engine:
         self._runners[name] = runner
         return runner
 
-    def _room_ahead(self) -> int:
+    def _room_ahead(self, name: str) -> int:
         """Return how many jobs a site may have that are not requested yet."""
         if self._most_jobs is None:
             return self._ahead
         active = sum(not task.done() for task in self._jobs.values())
-        return min(self._ahead, self._most_jobs - active)
+        others = sum(r.ahead.number for site, r in self._runners.items() if site != name)
+        return min(self._ahead, self._most_jobs - active - others)
 
     async def _facts(self, site: Site) -> SiteFacts:
         """Open a client, once for all names that share it, and return its facts."""
@@ -373,16 +377,16 @@ class Engine:
             await (await self._site(request.site)).commit(outcome, request, taken=taken)
 
     async def _cancel(self, wait_s: float) -> list[TryRecord]:
-        self._ending = True
+        self._ending = self._cancelled = True
         for task in self._jobs.values():
             task.cancel()
         await asyncio.gather(*self._jobs.values(), return_exceptions=True)
         aheads = [runner.ahead for runner in self._runners.values()]
         await asyncio.gather(*(ahead.close() for ahead in aheads))
         keys = {job for request in self._requests.values() for job in request.jobs}
-        keys.update(job for ahead in aheads for job in ahead.jobs)
         # Tries that have ended need no cancelling: the next run adopts them.
         known = {record.id: record for record in self._journal.open_tries(*keys)}
+        known |= {record.id: record for ahead in aheads for record in ahead.left}
         known |= {record.id: record for record in self._journal.all_dependents(known)}
         records = [r for r in known.values() if r.state is not TryState.ENDED]
         # Leave jobs to another controller that has taken over their place.
@@ -405,13 +409,18 @@ class Engine:
     async def _end_unrequested(self) -> None:
         """End the jobs of this run that Snakemake did not request in the end."""
         for runner in self._runners.values():
-            if (records := runner.ahead.records) and runner.place.lead.deposed is None:
+            records = [r for r in runner.ahead.left if r.job not in self._requested]
+            if not records or runner.place.lead.deposed is not None:
+                continue
+            self._notify(
+                f"Ending jobs at {runner.site.name} that were queued behind others and are not"
+                f" needed any more: {_listed(records)}."
+            )
+            if left := await runner.canceller.cancel(records, _UNREQUESTED_S):
                 self._notify(
-                    f"Ending jobs at {runner.site.name} that were queued behind others and are not"
-                    f" needed any more: {', '.join(record.name for record in records)}."
+                    f"These have not confirmed their end and may still run: {_listed(left)}. See"
+                    " smk-mantik jobs; smk-mantik cancel ends them."
                 )
-                with suppress(SiteError):
-                    await runner.canceller.give_up(records)
 
     async def _end_unneeded(self, jobs: Callable[[], Container[str]]) -> None:
         if records := self._journal.open_ahead():
@@ -428,11 +437,9 @@ class Engine:
         ]
         if not left:
             return
-        names = ", ".join(record.name for record in left[:_MOST_TOLD])
-        more = f" and {len(left) - _MOST_TOLD} more" if len(left) > _MOST_TOLD else ""
         self._notify(
             "Earlier runs submitted jobs that this run does not need and that may still run:"
-            f" {names}{more}. See smk-mantik jobs; smk-mantik cancel ends them."
+            f" {_listed(left)}. See smk-mantik jobs; smk-mantik cancel ends them."
         )
 
     async def _close(self, tidy: bool) -> None:
@@ -443,7 +450,8 @@ class Engine:
         await asyncio.gather(*self._jobs.values(), *self._watching, return_exceptions=True)
         cancellers = [runner.canceller for runner in self._runners.values()]
         if tidy:
-            await self._end_unrequested()
+            if not self._cancelled:
+                await self._end_unrequested()
             self._report_unrequested()
             await asyncio.gather(*(canceller.settle() for canceller in cancellers))
             await asyncio.gather(*(place.tidy() for place in self._places))
@@ -451,3 +459,9 @@ class Engine:
         await asyncio.gather(*(place.lead.close() for place in self._places))
         clients = {id(site): site for site, _ in self._sites.values()}.values()
         await asyncio.gather(*(site.close() for site in clients), return_exceptions=True)
+
+
+def _listed(records: Sequence[TryRecord]) -> str:
+    """Return the names of the first few tries, and how many more there are."""
+    names = ", ".join(record.name for record in records[:_MOST_TOLD])
+    return names + (f" and {len(records) - _MOST_TOLD} more" if len(records) > _MOST_TOLD else "")

@@ -1,7 +1,7 @@
 """Make the tries of one site and submit them."""
 
 import time
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import starmap
 from pathlib import Path
@@ -36,7 +36,13 @@ from snakemake_executor_plugin_mantik.staging.transfers import OutputStaging
 
 
 class Dispatcher:
-    """Make tries from requests and submit them, at one site."""
+    """Make tries from requests and submit them, at one site.
+
+    Attributes:
+        end_behind: ends the tries that wait for tries with the given ids.
+    """
+
+    end_behind: Callable[[Iterable[str]], Awaitable[None]]
 
     def __init__(
         self,
@@ -125,7 +131,7 @@ class Dispatcher:
             None, (why_unwanted(request, record, made_of(record)) for record in gone)
         ):
             self._notify(message)
-        await self._give_up(self._journal.all_dependents(r.id for r in choice.unwanted))
+        await self.end_behind([record.id for record in choice.unwanted])
         await self._give_up(choice.unwanted)
         # They are in this workspace, even if their site's name means another one now.
         await self._canceller.give_up(left)

@@ -104,7 +104,7 @@ class SiteRunner:
         self._slots = asyncio.Semaphore(settings.max_jobs)
         self._running = 0
         self.ahead = AheadJobs(
-            site, self._dispatcher, journal, self.canceller, retry=retry, observer=self._observer,
+            site, self._dispatcher, journal, self._give_up, retry=retry, observer=self._observer,
             room=lambda: min(ahead(), settings.max_jobs - self._running),
         )  # fmt: skip
 
@@ -202,6 +202,10 @@ class SiteRunner:
         """Fetch what a try has made; return its outcome, None if it is to be submitted again."""
         record = attempt.record
         outcome = await self._finalizer.conclude(whole, attempt, end, self._runtime_s(request))
+        # At once: no other try may be submitted behind it any more.
+        if outcome is None or outcome.try_id:
+            succeeded = outcome is not None and outcome.succeeded
+            self.ahead.ended(request, record, succeeded=succeeded)
         if outcome is None:
             self.place.lead.doubt()
         elif outcome.succeeded:
@@ -209,9 +213,6 @@ class SiteRunner:
             await self._report_changed(request, files)
         elif not outcome.try_id:  # another controller may have changed its outputs
             await self._assure()
-        if outcome is None or outcome.try_id:
-            succeeded = outcome is not None and outcome.succeeded
-            self.ahead.ended(request, record, succeeded=succeeded)
         if outcome is None or not outcome.succeeded:
             self._dispatcher.unfetch(request, record)
         return outcome
@@ -298,7 +299,8 @@ class SiteRunner:
         """
         if outcome.try_id and not taken:
             self._journal.spoiled(outcome.try_id)
-            self.ahead.withdraw(outcome.try_id)
+            [record] = self._journal.tries([outcome.try_id])
+            self.ahead.ended(request, record, succeeded=False)
         self.place.cleanup.used([*request.inputs, *(output.path for output in request.outputs)])
         if outcome.succeeded:
             self.local.touched(self._made(request))

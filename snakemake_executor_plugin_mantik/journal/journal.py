@@ -27,6 +27,9 @@ from snakemake_executor_plugin_mantik.journal.records import (
 BUCKET_SIZE = 500
 """Tries per bucket: small enough for one listing, large enough that few buckets are open."""
 
+_OPEN_AHEAD = "INDEXED BY tries_after WHERE after <> '' AND state NOT IN ('done', 'abandoned')"
+"""The open tries that were submitted ahead; without the index, SQLite would read all tries."""
+
 _ORDER = {state: rank for rank, state in enumerate(TryState)}
 
 
@@ -273,7 +276,7 @@ class Journal:
     def dependents(self, try_id: str) -> list[TryRecord]:
         """Return the open tries that were submitted ahead of their inputs and wait for a try."""
         return self._tries(
-            "WHERE after <> '' AND state NOT IN ('done', 'abandoned') AND after LIKE ?",
+            f"{_OPEN_AHEAD} AND after LIKE ?",
             (f'%"{try_id}"%',),
         )
 
@@ -289,7 +292,7 @@ class Journal:
 
     def open_ahead(self) -> list[TryRecord]:
         """Return the open tries that were submitted ahead of their inputs."""
-        return self._tries("WHERE after <> '' AND state NOT IN ('done', 'abandoned')", ())
+        return self._tries(_OPEN_AHEAD, ())
 
     def note_made(self, try_id: str, files: Iterable[FileRecord]) -> None:
         """Record what a try has made, if tries that were submitted ahead read it."""

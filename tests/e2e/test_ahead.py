@@ -7,6 +7,7 @@ from contextlib import suppress
 import pytest
 
 from snakemake_executor_plugin_mantik.common.errors import JournalError
+from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
 from tests.support.workflows import Project, Running, tells, tree, until
 
 SNAKEFILE = r"""
@@ -199,6 +200,36 @@ def test_a_failure_while_nobody_looks_costs_nothing_more(pipelines: Project) -> 
     go_on(pipelines)
     assert ran(pipelines) == sorted([*RAN, "evaluate", "evaluate"]), "its command has changed"
     is_as_local(pipelines)
+
+
+@pytest.mark.parametrize(
+    ("rule", "how"), [("prepare", "cancelled"), ("prepare", "node"), ("train", "cancelled")]
+)
+def test_a_job_that_is_ended_from_outside(
+    pipeline: Project, sandbox: Sandbox, rule: str, how: str
+) -> None:
+    hold(pipeline)
+    run = pipeline.start()
+    all_submitted(pipeline, run, 7)
+    until(lambda: ran(pipeline) == ["constants", "prepare"], "the first two")
+    run.kill()
+    record = next(record for record in pipeline.tries if record.rule == rule)
+    [job] = [job for job in sandbox.record("hpc1")["jobs"] if job["id"] in record.site_jobs]
+    end = sandbox.cancel_job if how == "cancelled" else sandbox.fail_node
+    end("hpc1", job["scheduler_ids"][0])
+    go(pipeline)
+    report = next(record for record in pipeline.tries if record.rule == "report")
+    marker = f"{report.id}.[1-9]*"
+    until(lambda: [*(pipeline.workspace / report.paths.tries).glob(marker)], "the end of all")
+
+    said = pipeline.run("--rerun-incomplete", "--nolock").failed()
+
+    tells(said, f"rule {rule}", "cancelled" if how == "cancelled" else "node")
+    assert "report" not in ran(pipeline)
+    said = go_on(pipeline)
+    twice = [rule] if rule == "prepare" else []  # the other one had not begun
+    assert ran(pipeline) == sorted([*RAN, *twice]), said
+    is_as_local(pipeline)
 
 
 def test_a_retry_gets_those_that_wait_for_it_again(pipeline: Project) -> None:

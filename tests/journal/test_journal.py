@@ -262,6 +262,12 @@ def test_tries_that_wait_for_others_are_found(tmp_path: Path) -> None:
         assert [r.id for r in journal.dependents(first.id)] == [second.id]
         assert [r.id for r in journal.dependents(second.id)] == [third.id]
         assert journal.dependents(third.id) == []
+        asked: list[str] = []
+        journal._db.set_trace_callback(asked.append)
+        journal.dependents(first.id)
+        journal._db.set_trace_callback(None)
+        plan = journal._db.execute(f"EXPLAIN QUERY PLAN {asked[0]}").fetchall()
+        assert any("USING INDEX tries_after" in row["detail"] for row in plan), "all tries are read"
         assert [r.id for r in journal.open_ahead()] == [second.id, third.id]
         assert journal.tries([second.id])[0].makers == {"d/é": first.id, "e": first.id}
         journal.note_made(first.id, [FileRecord("d/é/x", 1, "1"), FileRecord("e", 2, "2")])

@@ -1,0 +1,135 @@
+"""Jobs that are submitted before their inputs exist, at a simulated site."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from snakemake_executor_plugin_mantik.engine.request import JobRequest
+from snakemake_executor_plugin_mantik.jobs.spec import JobSpec
+from snakemake_executor_plugin_mantik.journal import TryState
+from tests.support.controller import request
+from tests.support.laptop import Session, no_sources
+from tests.support.schedules import config
+from tests.support.world import Fate, World
+
+LAYERS, WIDTH = 5, 6
+
+
+def behind(number: int, *makers: JobRequest) -> JobRequest:
+    """A job that needs what others make."""
+    paths = [maker.outputs[0].path for maker in makers]
+    unmade = {path: maker.job for path, maker in zip(paths, makers, strict=True)}
+    return replace(request(number, *paths), unmade=unmade)
+
+
+def scatter_and_gather() -> list[JobRequest]:
+    """Layers of jobs that all need the one before, each layer followed by one that needs all."""
+    jobs = [request(0)]
+    for _ in range(LAYERS):
+        first = len(jobs)
+        jobs += [behind(number, jobs[-1]) for number in range(first, first + WIDTH)]
+        jobs.append(behind(len(jobs), *jobs[first:]))
+    return jobs
+
+
+Scenario = Callable[[Session], Coroutine[Any, Any, None]]
+
+
+@pytest.fixture
+def play(tmp_path: Path) -> Callable[[World, Scenario], Session]:
+    def run(world: World, scenario: Scenario) -> Session:
+        workdir = tmp_path / "flow"
+        workdir.mkdir()
+        session = Session({"sim": world}, workdir, config(2, 60, 30, 10), ahead=100)
+
+        async def whole() -> None:
+            await session.engine.opened(no_sources(), "sim")
+            await scenario(session)
+
+        session.run(whole())
+        return session
+
+    return run
+
+
+Player = Callable[[World, Scenario], Session]
+
+
+def named(number: int) -> Callable[[JobSpec], bool]:
+    return lambda spec: spec.name == request(number).name
+
+
+def test_each_job_behind_a_failed_one_is_ended_once(play: Player) -> None:
+    jobs = scatter_and_gather()
+    world = World(code=lambda spec: int(named(0)(spec)))
+
+    async def scenario(session: Session) -> None:
+        for job in jobs[1:]:
+            session.engine.proposed(job)
+        outcome = await session.engine.job(jobs[0])
+        assert not outcome.succeeded
+        assert world.jobs, "they were submitted"
+        await session.engine.closed(tidy=True)
+        left = session.journal.all_open_tries()
+        assert [record.job for record in left] == [jobs[0].job], "Snakemake has not committed it"
+
+    session = play(world, scenario)
+    assert [run.job for run in world.runs] == [jobs[0].name]
+    assert session.sites["sim"].calls["submit"] <= len(jobs)
+    assert session.sites["sim"].calls["cancel"] <= len(jobs)
+
+
+def test_those_that_were_not_requested_end_with_the_run(play: Player) -> None:
+    jobs = [request(0), behind(1, request(0))]
+    world = World(lambda spec: Fate(starts=(1000.0,)) if named(1)(spec) else Fate())
+
+    async def scenario(session: Session) -> None:
+        session.engine.proposed(jobs[1])
+        assert (await session.engine.job(jobs[0])).succeeded
+        [record] = session.journal.open_ahead()
+        await session.engine.closed(tidy=True)
+        assert session.journal.tries([record.id])[0].state is TryState.ABANDONED
+
+    said = "\n".join(play(world, scenario).said)
+    assert f"not needed any more: {jobs[1].name}" in said
+    assert "may still run" not in said
+    assert len(world.runs) == 1
+
+
+def test_a_cancelled_run_ends_them_once(play: Player) -> None:
+    jobs = [request(0), behind(1, request(0))]
+    world = World(duration=lambda spec: 10_000.0)
+
+    async def scenario(session: Session) -> None:
+        session.engine.proposed(jobs[1])
+        session.engine._start(jobs[0])
+        while len(world.jobs) < 2 or not world.runs:
+            await asyncio.sleep(1.0)
+        assert await session.engine.cancelled(300.0) == []
+        calls = session.sites["sim"].calls["cancel"]
+        await session.engine.closed(tidy=True)
+        assert session.sites["sim"].calls["cancel"] == calls
+        assert session.journal.all_open_tries() == []
+
+    assert "not needed any more" not in "\n".join(play(world, scenario).said)
+
+
+def test_a_job_that_is_requested_while_it_is_submitted_runs_once(play: Player) -> None:
+    jobs = [request(0), behind(1, request(0)), behind(2, request(1))]
+    world = World(duration=lambda spec: 1.0)
+
+    async def scenario(session: Session) -> None:
+        for job in jobs[1:]:
+            session.engine.proposed(job)
+        for job in jobs:
+            outcome = await session.engine.job(replace(job, unmade={}))
+            assert outcome.succeeded, outcome
+            await session.engine.committed(outcome)
+        await session.engine.closed(tidy=True)
+
+    play(world, scenario)
+    assert [run.job for run in world.runs] == [job.name for job in jobs]

@@ -324,3 +324,13 @@ def test_a_local_rule_waits_for_this_machine(project: Project) -> None:
     said = project.run().ok().output
     tells(said, "b: queued behind a at", "d: submitted to")
     assert project.read("d.txt") == "1\n"
+
+
+def test_without_a_scheduler_jobs_wait_here(project: Project) -> None:
+    config = project.config.read_text()
+    assert "Scheduler: slurm\n" in config
+    project.config.write_text(config.replace("Scheduler: slurm\n", "Scheduler: none\n"))
+    project.write("Snakefile", LOCAL.replace("localrule: True", ""))
+    said = project.run().ok().output
+    assert said.count("its scheduler is not known (Site: Scheduler is none)") == 1, said
+    assert "queued behind" not in said

@@ -126,6 +126,11 @@ def check_workflow(workflow: Any, dag: Any, options: Any, logger: Any) -> Checke
             them, but in the result's `mistakes`.
     """
     workdir = Path.cwd()
+    if options.ahead < 0:
+        raise UserError(
+            f"--mantik-ahead has to be 0 or more, found {options.ahead}",
+            do="Give the most jobs that may wait at a site for their inputs; 0 for none",
+        )
     run_options = read_options(workflow)
     for warning in ignored_options(workflow):
         logger.warning(warning)

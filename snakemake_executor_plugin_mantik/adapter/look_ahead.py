@@ -60,7 +60,7 @@ class LookAhead:
     limit: int
     _there: set[Job] = field(default_factory=set)
     _proposed: set[Job] = field(default_factory=set)
-    _todo: dict[Job, None] = field(default_factory=dict)
+    _todo: dict[Job, Iterator[Job]] = field(default_factory=dict)
     _blocked: dict[Job, Job] = field(default_factory=dict)
 
     def behind(
@@ -72,18 +72,19 @@ class LookAhead:
         """
         self._there.add(requested)
         self._proposed.discard(requested)
-        if not requested.is_group():
-            self._todo[requested] = None
-        while self._todo:
-            for job in self._following(last := next(iter(self._todo))):
-                if len(self._proposed) >= self.limit:
-                    return  # to go on here when some of them are requested
-                if (request := self._request(job, secrets)) is not None:
-                    self._there.add(job)
-                    self._proposed.add(job)
-                    self._todo[job] = None
-                    yield job, request
-            del self._todo[last]
+        if self.limit and not requested.is_group():
+            self._todo[requested] = self._following(requested)
+        # At the limit it goes on here when some of them are requested.
+        while self._todo and len(self._proposed) < self.limit:
+            last = next(iter(self._todo))
+            job = next(self._todo[last], None)
+            if job is None:
+                del self._todo[last]
+            elif (request := self._request(job, secrets)) is not None:
+                self._there.add(job)
+                self._proposed.add(job)
+                self._todo[job] = self._following(job)
+                yield job, request
 
     def failed(self, job: Job) -> None:
         """Note that Snakemake will not request the jobs behind a failed one, for now."""
@@ -95,19 +96,16 @@ class LookAhead:
             self._proposed.difference_update(behind)
             todo += behind
 
-    def _following(self, job: Job) -> list[Job]:
+    def _following(self, job: Job) -> Iterator[Job]:
         dag = self.workflow.dag
-        jobs = [
-            following
-            for following in dag.depending[job]
-            if following not in self._there
-            and dag.needrun(following)
-            and not dag.finished(following)
-        ]
-        return sorted(jobs, key=lambda job: (-dag.priority(job), job.rule.name, str(job.wildcards)))
+        jobs = [following for following in dag.depending[job] if dag.needrun(following)]
+        jobs.sort(key=lambda job: (-dag.priority(job), job.rule.name, str(job.wildcards)))
+        return iter(jobs)
 
     def _request(self, job: Job, secrets: Mapping[str, str]) -> JobRequest | None:
         """Make the request of a job whose inputs do not all exist; None if it has to wait."""
+        if job in self._there or self.workflow.dag.finished(job):
+            return None
         makers = self._makers(job)
         if not makers:
             return None

@@ -156,6 +156,11 @@ def test_without_it_jobs_are_submitted_when_their_inputs_exist(pipeline: Project
     assert "queued behind" not in run.end().ok().output
 
 
+def test_a_negative_number_is_refused(pipeline: Project) -> None:
+    said = pipeline.run("--mantik-ahead", "-1").failed()
+    tells(said, "--mantik-ahead has to be 0 or more, found -1")
+
+
 def test_no_more_wait_than_allowed(pipeline: Project) -> None:
     hold(pipeline)
     options = ("--executor", "mantik", "--mantik-backend-config", str(pipeline.config))

@@ -5,6 +5,7 @@ command and resources do not depend on the contents of these (`engine.ahead`).
 """
 
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -68,13 +69,13 @@ class LookAhead:
     ) -> Iterator[tuple[Job, JobRequest]]:
         """Yield the jobs that can be submitted now that `requested` is, and their requests.
 
-        Those that others wait for come first. Each is yielded once.
+        A job comes after the jobs that it waits for. Each is yielded once.
         """
         self._there.add(requested)
         self._proposed.discard(requested)
         if self.limit and not requested.is_group():
             self._todo[requested] = self._following(requested)
-        # At the limit it goes on here when some of them are requested.
+        # At the limit, the next call continues here.
         while self._todo and len(self._proposed) < self.limit:
             last = next(iter(self._todo))
             job = next(self._todo[last], None)
@@ -126,9 +127,10 @@ class LookAhead:
         return replace(request, unmade=unmade) if all(map(is_utf8, unmade)) else None
 
     def _makers(self, job: Job) -> dict[Job, set[str]]:
-        """Return the jobs that are still to make inputs of a job; none if one is not requested yet.
+        """Return the jobs that are still to make inputs of a job.
 
-        That one is remembered, so that a job with thousands of inputs is not examined for each.
+        None if one of them is neither requested nor proposed, or if they are too many. That one is
+        remembered, so that a job with thousands of inputs is not examined for each.
         """
         dag, makers = self.workflow.dag, dict[Job, set[str]]()
         blocked = self._blocked.get(job)
@@ -153,7 +155,7 @@ def forecast_ahead(
     """
     dag = workflow.dag
     going: set[Job] = set()
-    ahead, stops = 0, dict[str, str]()
+    ahead, stops = Counter[str](), dict[str, str]()
     for unit in units:
         members = list_members(unit)
         makers = {
@@ -170,9 +172,12 @@ def forecast_ahead(
             why = "is in a group"
         else:
             why = _why_not_ahead_at_site(workflow, checked, unit, makers)
-            ahead += not why
-        if why or ahead > limit:
-            stops.setdefault(member_title(unit), why or f"is beyond --mantik-ahead {limit}")
+            site = "" if why else choose_site(given_resources(unit), checked.configs)
+            ahead[site] += 1
+            if not why and ahead[site] > limit:
+                why = f"is beyond --mantik-ahead {limit}"
+        if why:
+            stops.setdefault(member_title(unit), why)
         else:
             going.update(members)
     return AheadForecast(sum(not job.is_local for job in going), stops)
@@ -181,6 +186,8 @@ def forecast_ahead(
 def _why_not_ahead_at_site(
     workflow: Any, checked: CheckedWorkflow, job: Job, makers: Mapping[Job, set[str]]
 ) -> str:
+    if len(makers) > _MOST_MAKERS:
+        return f"waits for more than {_MOST_MAKERS} jobs"
     try:
         if why := why_not_ahead(workflow, checked, job, makers):
             return why
@@ -219,7 +226,7 @@ def _reasons(workflow: Any, job: Job) -> Iterator[str]:
     if job.is_local:
         yield "runs on this machine"
     if jobs_use_storage(workflow):
-        yield "reads its inputs from a storage"
+        yield "is in a workflow whose jobs reach the storage themselves"
     if workflow.dag.get_job_group(job) is not None:
         yield "is in a group"
     if directive := why_full_job(job):
@@ -249,10 +256,10 @@ def _reasons_of_makers(
         if maker.is_checkpoint:
             yield f"needs the checkpoint {name}"
         if maker.is_local:
-            yield f"needs {name}, which runs on this machine"
+            yield f"needs an output of {name}, which runs on this machine"
         if workflow.dag.get_job_group(maker) is not None:
-            yield f"needs {name}, which is in a group"
+            yield f"needs an output of {name}, which is in a group"
         if choose_site(given_resources(maker), checked.configs) != site:
-            yield f"needs {name}, which runs at another site"
+            yield f"needs an output of {name}, which runs at another site"
         if any(is_flagged(file, "touch") for file in maker.output if file in files):
             yield f"needs a touch() output of {name}, which Snakemake makes here"

@@ -177,10 +177,9 @@ def _totals(made: JobPlan) -> Iterator[str]:
 def _alone(made: JobPlan) -> str:
     """Describe how far the run goes on once its first jobs are submitted."""
     number = "all jobs at sites" if made.alone == len(made.jobs) else _jobs(made.alone)
+    text = f"{number} would go on by {'itself' if made.alone == 1 else 'themselves'}"
     stops = "; ".join(f"{rule} ({why})" for rule, why in made.stops.items())
-    return f"{number} would go on by themselves" + (
-        f", until these wait for it: {stops}" if stops else ""
-    )
+    return f"{text}. Waiting for this machine: {stops}" if stops else text
 
 
 def _core_hours(total: Total) -> str:

@@ -30,7 +30,7 @@ _NAMED_LONGEST_S = 5.0
 
 
 class AheadJobs:
-    """The jobs of one site that Snakemake has not requested yet.
+    """The jobs of one site that were submitted, or proposed, before Snakemake requested them.
 
     Call all methods from the event loop's thread.
     """
@@ -46,7 +46,7 @@ class AheadJobs:
         observer: Observer,
         room: Callable[[], int],
     ) -> None:
-        """Prepare; `room` returns how many of these jobs the site may have."""
+        """Prepare; `room` returns how many jobs may be submitted ahead at this site."""
         self._site = site
         self._dispatcher = dispatcher
         self._journal = journal
@@ -61,7 +61,7 @@ class AheadJobs:
         self._makers: dict[str, Attempt] = {}
         self._made: set[str] = set()
         self._own: dict[str, None] = {}
-        self._ending: dict[str, asyncio.Task[None]] = {}
+        self._ending: dict[str, tuple[str, asyncio.Task[None]]] = {}
         self._named: dict[str, asyncio.Task[str]] = {}
         self._closed = False
         dispatcher.end_behind = self.end_behind
@@ -86,14 +86,14 @@ class AheadJobs:
         """Submit a job as soon as the tries that make its inputs are submitted."""
         if request.job not in self._sent and request.job not in self._sending:
             self._wanted[request.job] = request
-            self._look()
+            self.look()
 
     def submitted(self, request: JobRequest, attempt: Attempt) -> None:
         """Note a requested try that the site knows: others can be submitted behind it."""
         self._made.discard(request.job)
         if attempt.ids:
             self._makers[request.job] = attempt
-            self._look()
+            self.look()
 
     def ended(self, request: JobRequest, record: TryRecord, *, succeeded: bool) -> None:
         """Note the end of a requested try. Unless it has succeeded, end those that wait for it."""
@@ -103,7 +103,7 @@ class AheadJobs:
         else:
             self._made.discard(request.job)
             self._withdraw([record.id])
-        self._look()
+        self.look()
 
     def forget(self, request: JobRequest) -> None:
         """Note that a requested try is not followed any more, whatever its end."""
@@ -112,19 +112,20 @@ class AheadJobs:
     async def take(self, request: JobRequest) -> Attempt | None:
         """Return the attempt of a job that Snakemake requests now, if it was submitted ahead.
 
-        First wait until tries that are not wanted any more are over.
+        First wait until a try of it that is not wanted any more is over.
         """
-        self._wanted.pop(request.job, None)
         while (sending := self._sending.get(request.job)) is not None:
-            if request.job not in self._submitting:
-                sending.cancel()
+            self._interrupt(request.job, sending)
             await asyncio.wait([sending])
             self._done(request.job, sending)
-            self._wanted.pop(request.job, None)
-        while self._ending:
-            await asyncio.wait(self._ending.values())
-        self._makers.pop(request.job, None)
+        while tasks := [task for job, task in self._ending.values() if job == request.job]:
+            await asyncio.wait(tasks)
+        self._wanted.pop(request.job, None)
         return self._sent.pop(request.job, (request, None))[1]
+
+    def _interrupt(self, job: str, sending: asyncio.Task[None]) -> None:
+        if job not in self._submitting:
+            sending.cancel()
 
     async def end_behind(self, ids: Iterable[str]) -> None:
         """End the tries that wait for some others, and those that wait for them."""
@@ -136,13 +137,16 @@ class AheadJobs:
 
         Those of this run are submitted again if other tries of the same jobs follow.
         """
+        if self._closed:
+            return []
         records = self._journal.all_dependents(ids)
         for record in records:
             self._take_back(record)
             if record.id not in self._ending:
-                task = self._ending[record.id] = asyncio.create_task(self._end(record))
+                task = asyncio.create_task(self._end(record))
+                self._ending[record.id] = record.job, task
                 task.add_done_callback(lambda _, key=record.id: self._ending.pop(key))  # type: ignore[misc]
-        return [self._ending[record.id] for record in records]
+        return [self._ending[record.id][1] for record in records]
 
     def _take_back(self, record: TryRecord) -> None:
         for known in (self._makers, self._sent):
@@ -155,32 +159,35 @@ class AheadJobs:
 
     async def _end(self, record: TryRecord) -> None:
         if (sending := self._sending.get(record.job)) is not None:
+            self._interrupt(record.job, sending)
             await asyncio.wait([sending])
             self._take_back(record)
         # Until then its state may have changed.
         left = [r for r in self._journal.tries([record.id]) if not r.state.final]
         try:
             await self._give_up(left)
-        except MantikError as error:
-            # It does not run: its predecessors have not succeeded, or its inputs are others.
+        except Exception as error:  # noqa: BLE001 - a refusal of the site, or a bug of ours
+            # It will not run: its predecessors have not succeeded, or its inputs differ.
             self._retry.note(
-                f"{record.name}: a job that is not wanted any more stays there. {error}"
+                f"{record.name}: this job is no longer wanted, but could not be ended at the site;"
+                f" its outputs are not used. {error}"
             )
 
     async def drain(self) -> None:
-        """Wait until all jobs that can be submitted now are."""
+        """Wait until all jobs that can be submitted now have been submitted."""
         while self._sending:
             await asyncio.wait(self._sending.values())
 
     async def close(self) -> None:
         """Submit no more jobs."""
         self._closed = True
-        tasks = [*self._sending.values(), *self._ending.values(), *self._named.values()]
+        ending = [task for _, task in self._ending.values()]
+        tasks = [*self._sending.values(), *ending, *self._named.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _look(self) -> None:
+    def look(self) -> None:
         """Start to submit the wanted jobs that can be submitted now."""
         for job, request in list(self._wanted.items()):
             if self._closed or self._room() - self.number <= 0:
@@ -199,7 +206,7 @@ class AheadJobs:
         if self._sending.get(job) is task:
             del self._sending[job]
             self._submitting.discard(job)
-            self._look()
+            self.look()
 
     async def _send(self, request: JobRequest) -> None:
         attempt: Attempt | None = None
@@ -216,11 +223,11 @@ class AheadJobs:
             if not attempt.sent:
                 await self._submit(request, attempt, makers, files)
         except MantikError as error:
-            # Its own request reports the reason, if it is still there then.
+            # The reason is reported when Snakemake requests the job, if it still exists then.
             if attempt is not None and not attempt.sent:
                 self._dispatcher.abandon_if_unsent(attempt, error)
-        except Exception as error:  # noqa: BLE001 - a bug of ours: the job's own request meets it, too
-            self._retry.note(f"{request.name}: not submitted before its inputs exist ({error!r})")
+        except Exception as error:  # noqa: BLE001 - the job's own request meets it, too
+            self._retry.note(f"{request.name}: a bug in the executor kept it here ({error!r})")
         if attempt is not None and attempt.sent:
             self._sent[request.job] = request, attempt
             if attempt.ids:
@@ -244,9 +251,10 @@ class AheadJobs:
             return
         ids = dict.fromkeys(job_id for maker in makers.values() for job_id in maker.ids)
         scheduler_ids = await asyncio.gather(*map(self._scheduler_id, ids))
-        self._submitting.add(request.job)  # from here on, it is not cancelled
+        self._submitting.add(request.job)  # from here on, `take` does not cancel it
         [record] = self._journal.tries([attempt.record.id])
         if record.state.final or not self._may_follow(request, makers):
+            self._wanted[request.job] = request
             return
         whole, own = await self._dispatcher.observe(request, attempt)
         await self._dispatcher.submit(
@@ -273,13 +281,15 @@ class AheadJobs:
         return {p: self._makers[job] for p, job in request.unmade.items() if job in self._makers}
 
     async def _scheduler_id(self, job_id: str) -> str:
-        if job_id not in self._named:
-            self._named[job_id] = asyncio.create_task(self._find_scheduler_id(job_id))
-        try:
-            return await asyncio.shield(self._named[job_id])
-        except SiteError:
-            self._named.pop(job_id, None)  # the next one asks again
-            raise
+        if (task := self._named.get(job_id)) is None:
+            task = self._named[job_id] = asyncio.create_task(self._find_scheduler_id(job_id))
+
+            def found(task: asyncio.Task[str]) -> None:
+                if task.cancelled() or task.exception() is not None:
+                    self._named.pop(job_id, None)  # the next one asks again
+
+            task.add_done_callback(found)
+        return await asyncio.shield(task)
 
     async def _find_scheduler_id(self, job_id: str) -> str:
         clock = asyncio.get_running_loop().time

@@ -333,7 +333,13 @@ class Engine:
     def _start(self, request: JobRequest) -> None:
         self._requests[request.number] = request
         self._requested.update(request.jobs)
-        self._jobs[request.number] = asyncio.create_task(self._job(request))
+        task = self._jobs[request.number] = asyncio.create_task(self._job(request))
+        task.add_done_callback(self._look_ahead)
+
+    def _look_ahead(self, _: asyncio.Task[None]) -> None:
+        """Use the room that a job leaves."""
+        for runner in self._runners.values():
+            runner.ahead.look()
 
     def _propose(self, request: JobRequest) -> None:
         runner = self._runners.get(request.site)
@@ -344,8 +350,8 @@ class Engine:
         elif request.site not in self._unordered:
             self._unordered.add(request.site)
             self._notify(
-                f"{request.site}: its scheduler is not known (Site: Scheduler is none), so that"
-                " jobs are submitted only when their inputs exist."
+                f"{request.site}: jobs cannot wait for others there (Site: Scheduler is none);"
+                " each is submitted when its inputs exist."
             )
 
     async def _job(self, request: JobRequest) -> None:
@@ -444,10 +450,10 @@ class Engine:
 
     async def _close(self, tidy: bool) -> None:
         self._ending = True
-        await asyncio.gather(*(runner.ahead.close() for runner in self._runners.values()))
         for task in [*self._jobs.values(), *self._watching]:
             task.cancel()
         await asyncio.gather(*self._jobs.values(), *self._watching, return_exceptions=True)
+        await asyncio.gather(*(runner.ahead.close() for runner in self._runners.values()))
         cancellers = [runner.canceller for runner in self._runners.values()]
         if tidy:
             if not self._cancelled:

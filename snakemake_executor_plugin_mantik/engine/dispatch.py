@@ -90,7 +90,7 @@ class Dispatcher:
         return [*await self._local.look_at(wanted), *starmap(LocalFile.holding, made)]
 
     def _made_of(self, request: JobRequest, inputs: Mapping[str, str]) -> dict[str, str]:
-        """Return what a job is made of (`JobRequest.made_of`), from the checksums of its inputs."""
+        """Return the parts of a job's fingerprint (`JobRequest.made_of`)."""
         return request.made_of(inputs, self._planner.environment, self._code(request, inputs))
 
     def _code(self, request: JobRequest, inputs: Container[str]) -> dict[str, str]:

@@ -232,9 +232,8 @@ def ahead_message(records: Sequence[TryRecord]) -> str:
     awaited = {maker for record in records for maker in record.makers.values()}
     last = [record.name for record in records if record.id not in awaited]
     named = ", ".join(last[:_MOST_NAMED]) + (" …" if len(last) > _MOST_NAMED else "")
-    jobs = (
-        "1 job goes on by itself"
-        if len(records) == 1
-        else f"{len(records)} jobs go on by themselves"
+    jobs = "1 job waits" if len(records) == 1 else f"{len(records)} jobs wait"
+    return (
+        f"{jobs} at their sites and start without this machine when the jobs before them have"
+        f" ended; the last: {named}."
     )
-    return f"{jobs} when the jobs before have ended, up to {named}."

@@ -161,6 +161,7 @@ class SiteRunner:
             attempt, attempt.record = ahead, record
         else:
             attempt = Attempt.of(record)
+            self.ahead.forget(request)
         try:
             whole, own = await self._dispatcher.observe(request, attempt)
             if record.after:  # it does not wait for other jobs any more

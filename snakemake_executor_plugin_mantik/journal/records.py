@@ -52,8 +52,8 @@ class TryRecord:
         sent: when its submission was acknowledged, by the site's own clock.
         waits: the scheduler's reason why it cannot start; empty if there is none, or it started.
         made_of: what it was made of, to name changes later (`engine.adopt.encode_basis`).
-        after: the inputs that did not exist when it was made, and the try that makes each, as JSON:
-            try's id by path; empty for a try whose inputs existed.
+        after: the inputs that other tries were still to make when it was made: as JSON, the id of
+            the try by path; empty if it needed no such input.
         place: the place that it was submitted to; empty in a journal of an older version until one
             of its sites is opened again.
     """

@@ -295,7 +295,7 @@ def test_a_run_that_leaves_its_jobs_says_how_far_they_go(pipeline: Project) -> N
     run = pipeline.start("--mantik-on-interrupt", "detach")
     all_submitted(pipeline, run, 7)
     said = run.interrupt().output
-    tells(said, "5 jobs go on by themselves when the jobs before have ended, up to report.")
+    tells(said, "5 jobs wait at their sites and start without this machine", "the last: report.")
     go(pipeline)
     at_site(pipeline, "report.txt")
     go_on(pipeline)
@@ -337,5 +337,5 @@ def test_without_a_scheduler_jobs_wait_here(project: Project) -> None:
     project.config.write_text(config.replace("Scheduler: slurm\n", "Scheduler: none\n"))
     project.write("Snakefile", LOCAL.replace("localrule: True", ""))
     said = project.run().ok().output
-    assert said.count("its scheduler is not known (Site: Scheduler is none)") == 1, said
+    assert said.count("jobs cannot wait for others there (Site: Scheduler is none)") == 1, said
     assert "queued behind" not in said

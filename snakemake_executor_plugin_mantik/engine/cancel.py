@@ -324,7 +324,8 @@ class Canceller:
         except SiteError:
             return False, None
         phases = {s.phase for i, s in states.items() if holder is None or holder.is_job(i, s)}
-        if phases <= {Phase.UNKNOWN}:
+        # Of several submissions, one that the site does not know may be the one that runs.
+        if not phases or (Phase.UNKNOWN in phases and phases <= {Phase.UNKNOWN, Phase.ENDED}):
             return signs.silent > LOST_S, None
         signs.denied = phases == {Phase.ENDED}
         signs.nameless = (

@@ -280,7 +280,7 @@ class Proxy:
         self._listen()
 
     def _listen(self) -> None:
-        if self._ended:
+        if self._ended or self._listening is not None:  # it was shut more than once
             return
         listening = _socket()
         listening.bind(("127.0.0.1", self._port))

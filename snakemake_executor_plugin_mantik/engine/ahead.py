@@ -60,6 +60,7 @@ class AheadJobs:
         self._sent: dict[str, tuple[JobRequest, Attempt]] = {}
         self._makers: dict[str, Attempt] = {}
         self._made: set[str] = set()
+        self._accepted: set[str] = set()
         self._own: dict[str, None] = {}
         self._ending: dict[str, tuple[str, asyncio.Task[None]]] = {}
         self._named: dict[str, asyncio.Task[str]] = {}
@@ -90,7 +91,7 @@ class AheadJobs:
 
     def submitted(self, request: JobRequest, attempt: Attempt) -> None:
         """Note a requested try that the site knows: others can be submitted behind it."""
-        self._made.discard(request.job)
+        self._forget_outputs(request)
         if attempt.ids:
             self._makers[request.job] = attempt
             self.look()
@@ -101,8 +102,17 @@ class AheadJobs:
         if succeeded:
             self._made.add(request.job)
         else:
-            self._made.discard(request.job)
+            self._forget_outputs(request)
             self._withdraw([record.id])
+        self.look()
+
+    def _forget_outputs(self, request: JobRequest) -> None:
+        self._made.discard(request.job)
+        self._accepted.discard(request.job)
+
+    def accepted(self, request: JobRequest) -> None:
+        """Note that Snakemake has accepted a job's outputs and will not change them any more."""
+        self._accepted.add(request.job)
         self.look()
 
     def forget(self, request: JobRequest) -> None:
@@ -195,9 +205,9 @@ class AheadJobs:
             makers = set(request.unmade.values())
             if job in self._sending:
                 continue
-            if makers <= self._made:
+            if makers <= self._accepted:
                 del self._wanted[job]  # Snakemake is about to request it
-            elif makers <= self._makers.keys() | self._made:
+            elif makers <= self._makers.keys() | self._accepted:
                 del self._wanted[job]
                 task = self._sending[job] = asyncio.create_task(self._send(request))
                 task.add_done_callback(lambda task, job=job: self._done(job, task))  # type: ignore[misc]

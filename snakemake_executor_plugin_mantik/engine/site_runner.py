@@ -305,6 +305,8 @@ class SiteRunner:
         self.place.cleanup.used([*request.inputs, *(output.path for output in request.outputs)])
         if outcome.succeeded:
             self.local.touched(self._made(request))
+            if taken:
+                self.ahead.accepted(request)
         if outcome.try_id:
             let_end = bool(self.planner.config.environment.after_on_login)
             await self.canceller.done(

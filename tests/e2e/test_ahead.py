@@ -2,12 +2,18 @@
 inputs."""
 
 import os
+import re
+from collections.abc import Callable
 from contextlib import suppress
 
 import pytest
 
 from snakemake_executor_plugin_mantik.common.errors import JournalError
+from snakemake_executor_plugin_mantik.journal import TryRecord
 from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
+from tests.real.centre import USER, Centre
+from tests.support.clusters import FRAGILE, SlurmCluster
+from tests.support.places import REAL
 from tests.support.workflows import Project, Running, tells, tree, until
 
 SNAKEFILE = r"""
@@ -207,42 +213,70 @@ def test_a_failure_while_nobody_looks_costs_nothing_more(pipelines: Project) -> 
     is_as_local(pipelines)
 
 
+def end_from_outside(
+    project: Project, rule: str, how: str, end: Callable[[TryRecord], None]
+) -> None:
+    """Let a job of a rule be ended while nobody looks, and see what the next runs make of it."""
+    hold(project)
+    run = project.start()
+    all_submitted(project, run, 7)
+    until(lambda: ran(project) == ["constants", "prepare"], "the first two")
+    run.kill()
+    end(next(record for record in project.tries if record.rule == rule))
+    go(project)
+    report = next(record for record in project.tries if record.rule == "report")
+    marker = f"{report.id}.[1-9]*"
+    until(lambda: [*(project.workspace / report.paths.tries).glob(marker)], "the end of all")
+
+    said = project.run("--rerun-incomplete", "--nolock").failed()
+
+    tells(said, f"rule {rule}", "cancelled" if how == "cancelled" else "node")
+    assert "report" not in ran(project)
+    said = go_on(project)
+    twice = [rule] if rule == "prepare" else []  # the other one had not begun
+    assert ran(project) == sorted([*RAN, *twice]), said
+    is_as_local(project)
+
+
 @pytest.mark.parametrize(
     ("rule", "how"), [("prepare", "cancelled"), ("prepare", "node"), ("train", "cancelled")]
 )
 def test_a_job_that_is_ended_from_outside(
     pipeline: Project, sandbox: Sandbox, rule: str, how: str
 ) -> None:
-    hold(pipeline)
-    run = pipeline.start()
-    all_submitted(pipeline, run, 7)
-    until(lambda: ran(pipeline) == ["constants", "prepare"], "the first two")
-    run.kill()
-    record = next(record for record in pipeline.tries if record.rule == rule)
-    [job] = [job for job in sandbox.record("hpc1")["jobs"] if job["id"] in record.site_jobs]
-    end = sandbox.cancel_job if how == "cancelled" else sandbox.fail_node
-    end("hpc1", job["scheduler_ids"][0])
-    go(pipeline)
-    report = next(record for record in pipeline.tries if record.rule == "report")
-    marker = f"{report.id}.[1-9]*"
-    until(lambda: [*(pipeline.workspace / report.paths.tries).glob(marker)], "the end of all")
+    def end(record: TryRecord) -> None:
+        [job] = [job for job in sandbox.record("hpc1")["jobs"] if job["id"] in record.site_jobs]
+        act = sandbox.cancel_job if how == "cancelled" else sandbox.fail_node
+        act("hpc1", job["scheduler_ids"][0])
 
-    said = pipeline.run("--rerun-incomplete", "--nolock").failed()
-
-    tells(said, f"rule {rule}", "cancelled" if how == "cancelled" else "node")
-    assert "report" not in ran(pipeline)
-    said = go_on(pipeline)
-    twice = [rule] if rule == "prepare" else []  # the other one had not begun
-    assert ran(pipeline) == sorted([*RAN, *twice]), said
-    is_as_local(pipeline)
+    end_from_outside(pipeline, rule, how, end)
 
 
-def test_a_retry_gets_those_that_wait_for_it_again(pipeline: Project) -> None:
-    edit(pipeline, "cat {input[0]}", "mkdir tried-{wildcards.n} || cat {input[0]}")
-    edit(pipeline, "{input[2]} > {output}", "{input[2]} > {output}; [ -s {output} ]")
-    said = pipeline.run("--retries", "1").ok().output
-    assert ran(pipeline) == sorted([*RAN, "train", "train"]), said
-    assert said.count("report: queued behind") >= 2
+@pytest.mark.parametrize("how", ["cancelled", "node"])
+@pytest.mark.parametrize("place", REAL, indirect=True)
+def test_a_job_that_slurm_ends(pipelines: Project, centre: Centre, how: str) -> None:
+    def end(record: TryRecord) -> None:
+        claim = (pipelines.workspace / record.paths.claim).read_text()
+        [number] = re.findall(r"^scheduler_job=(\d+)$", claim, re.MULTILINE)
+        cluster = SlurmCluster(centre.directory, centre.environment, USER)
+        (cluster.cancel if how == "cancelled" else cluster.fail_node)(number)
+
+    if how == "node":  # one that nobody else's jobs run on
+        output = 'output: "data/set.txt", directory("data/parts")\n'
+        edit(pipelines, output, f'{output}    resources: slurm_partition="{FRAGILE}"\n')
+    end_from_outside(pipelines, "prepare", how, end)
+
+
+def test_a_retry_gets_those_that_wait_for_it_again(pipelines: Project) -> None:
+    edit(pipelines, "cat {input[0]}", "mkdir tried-{wildcards.n} || cat {input[0]}")
+    edit(pipelines, "{input[2]} > {output}", "{input[2]} > {output}; [ -s {output} ]")
+    hold(pipelines)
+    run = pipelines.start("--retries", "1")
+    all_submitted(pipelines, run, 7)
+    go(pipelines)
+    said = run.end().ok().output
+    assert ran(pipelines) == sorted([*RAN, "train", "train"]), said
+    assert "report: queued behind" in said
 
 
 def test_an_edit_ends_what_it_makes_outdated(pipeline: Project) -> None:

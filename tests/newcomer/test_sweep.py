@@ -57,7 +57,7 @@ def test_at_the_sandbox_with_one_command(sweep: Path) -> None:
 
     said = run(sweep, *box, "--site", "hpc1=unicore", "--", *command)
 
-    tells(said, "train family=svm, strength=0.5: submitted to hpc1", "report: done at hpc1")
+    tells(said, "train family=svm, strength=0.5: done at hpc1", "report: done at hpc1")
     results(sweep)
     tells(run(sweep, "snakemake", "--cores", "2"), "Nothing to be done")
 

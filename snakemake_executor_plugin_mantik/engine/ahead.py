@@ -232,6 +232,10 @@ class AheadJobs:
             attempt = Attempt.of(record)
             if not attempt.sent:
                 await self._submit(request, attempt, makers, files)
+        except asyncio.CancelledError:
+            if not set(request.unmade.values()) <= self._makers.keys() | self._accepted:
+                self._wanted[request.job] = request  # for another try of what makes its inputs
+            raise
         except MantikError as error:
             # The reason is reported when Snakemake requests the job, if it still exists then.
             if attempt is not None and not attempt.sent:

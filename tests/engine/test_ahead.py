@@ -73,6 +73,8 @@ def test_each_job_behind_a_failed_one_is_ended_once(play: Player) -> None:
         outcome = await session.engine.job(jobs[0])
         assert not outcome.succeeded
         assert world.jobs, "they were submitted"
+        await asyncio.sleep(600.0)
+        assert session.journal.open_ahead() == [], "they end at once, not with the run"
         await session.engine.closed(tidy=True)
         left = session.journal.all_open_tries()
         assert [record.job for record in left] == [jobs[0].job], "Snakemake has not committed it"

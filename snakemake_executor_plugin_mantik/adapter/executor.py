@@ -14,6 +14,7 @@ from snakemake_interface_executor_plugins.executors.remote import RemoteExecutor
 
 from snakemake_executor_plugin_mantik.adapter import stale_lock
 from snakemake_executor_plugin_mantik.adapter.signals import (
+    DETACHED,
     NO_SPACE,
     Interruption,
     is_disk_full,
@@ -55,7 +56,7 @@ class Executor(RemoteExecutor):
         self._named: dict[JobNumber, str] = {}
         self._variables: dict[str, str] | None = None
         choice = self.workflow.executor_settings.on_interrupt
-        self._interruption = Interruption(choice, self.logger.info)
+        self._interruption = Interruption(choice)
         units = (self.dag.get_job_group(job) or job for job in self.dag.needrun_jobs())
         if any(not unit.is_local for unit in units):
             self._start()
@@ -349,7 +350,10 @@ class Executor(RemoteExecutor):
         """
         # If the user did not end the run, an error of Snakemake or of this plugin did.
         self._ending = "failed" if isinstance(sys.exception(), Exception) else "killed"
-        if self._run is None or self._interruption.detached:
+        if self._run is None:
+            return
+        if self._interruption.detached:
+            self.logger.info(DETACHED)
             return
         if is_disk_full(sys.exception()):  # Snakemake stopped for this reason
             self._interruption.detached = True

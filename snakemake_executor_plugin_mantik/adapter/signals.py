@@ -11,7 +11,6 @@ import errno
 import os
 import signal
 import threading
-from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
 from typing import Any
@@ -20,7 +19,7 @@ from snakemake_executor_plugin_mantik.common.errors import JournalError
 
 CHOICES = ("ask", "cancel", "detach")
 
-_DETACHED = "Detached: the jobs go on at their sites; start again to take them up."
+DETACHED = "Detached: the jobs go on at their sites; start again to take them up."
 
 NO_SPACE = (
     "Nothing can be written on this machine any more (is the disk full?). The jobs go on at their"
@@ -34,6 +33,7 @@ _QUESTION = (
     "  g  go on with this run\n"
     "Your choice [c/d/g]: "
 )
+_GOING_ON = "Going on.\n"
 _LONGEST_ANSWER = 100
 
 
@@ -59,18 +59,33 @@ def _without_exits(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> 
         loop.default_exception_handler(context)
 
 
+def _open_terminal() -> int:
+    return os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY)
+
+
+def _write_to_terminal(text: str) -> None:
+    with suppress(OSError):  # there is no terminal any more
+        terminal = _open_terminal()
+        try:
+            os.write(terminal, text.encode())
+        finally:
+            os.close(terminal)
+
+
 class Interruption:
     """Handles the signals that end a run. Belongs to the main thread.
+
+    Its handlers do not log: they may interrupt the main thread in the middle of writing to the log,
+    and Python refuses a second write to the same stream there.
 
     Attributes:
         detached: whether to leave the jobs running.
         at_once: whether to end without waiting for the confirmation of cancelled jobs.
     """
 
-    def __init__(self, choice: str, notify: Callable[[str], None]) -> None:
+    def __init__(self, choice: str) -> None:
         """Set what Ctrl-C does: one of `CHOICES`. Without a terminal, `ask` means `cancel`."""
         self._choice = choice
-        self._notify = notify
         self._cancelling = False
         self.detached = False
         self.at_once = False
@@ -91,7 +106,6 @@ class Interruption:
 
     def _detach(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
         self.detached = True
-        self._notify(_DETACHED)
         _end_silently()
         raise SystemExit(128 + number)
 
@@ -106,7 +120,7 @@ class Interruption:
             self._detach(number, frame)
         if answer == "g":
             self._cancelling = False
-            self._notify("Going on.")
+            _write_to_terminal(_GOING_ON)
             return
         _end_silently()
         raise KeyboardInterrupt
@@ -118,13 +132,11 @@ class Interruption:
         Without an interactive terminal, return `c`; if the terminal fails, `d`; at the end of its
         input, `g`.
 
-        Reads and writes the terminal's descriptor, because a signal handler may interrupt any
-        instruction, including a write to the log.
         """
         if not os.isatty(0):
             return "c"
         try:
-            terminal = os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY)
+            terminal = _open_terminal()
         except OSError:
             return "c"
         try:

@@ -9,8 +9,9 @@ import subprocess
 import sys
 import termios
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from typing import Any
 
 import pytest
 
@@ -29,14 +30,13 @@ QUESTION = "Your choice [c/d/g]: "
 
 
 class Terminal:
-    """A `snakemake` that somebody sits before."""
+    """A process that somebody sits before."""
 
-    def __init__(self, project: Project, *arguments: str) -> None:
+    def __init__(self, command: Sequence[str], **places: Any) -> None:
         self._ours, theirs = pty.openpty()
         self.process = subprocess.Popen(
-            project.command(*arguments),
-            cwd=project.directory,
-            env=project.environment,
+            command,
+            **places,
             stdin=theirs,
             stdout=theirs,
             stderr=theirs,
@@ -86,7 +86,8 @@ def sit(project: Project) -> Iterator[Sit]:
 
     def start(*arguments: str, linger: str = "0") -> Terminal:
         project.write("Snakefile", SNAKEFILE)
-        opened.append(Terminal(project, *arguments, "--config", f"linger={linger}"))
+        command = project.command(*arguments, "--config", f"linger={linger}")
+        opened.append(Terminal(command, cwd=project.directory, env=project.environment))
         until(lambda: ran(project) == ["run"], "the job")
         return opened[-1]
 
@@ -191,7 +192,7 @@ async def end(number):
 async def main(number):
     await asyncio.gather(end(number), asyncio.sleep(60))
 
-Interruption("cancel", print).handle()
+Interruption("cancel").handle()
 asyncio.run(main(int(os.sys.argv[1])))
 """
 
@@ -200,5 +201,38 @@ asyncio.run(main(int(os.sys.argv[1])))
 def test_a_signal_while_snakemake_runs_tasks_prints_no_traceback(number: signal.Signals) -> None:
     command = [sys.executable, "-c", IN_A_TASK, str(int(number))]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False)
-    assert (ran.returncode, ran.stderr) == (128 + number, "")
-    assert "Detached" in ran.stdout
+    assert (ran.returncode, ran.stdout, ran.stderr) == (128 + number, "", "")
+
+
+INTERRUPTED_WHILE_IT_LOGS = """
+import io, logging, os, signal, sys
+from snakemake_executor_plugin_mantik.adapter.signals import Interruption
+
+class Interrupted(io.RawIOBase):
+    def writable(self):
+        return True
+
+    def write(self, data):
+        written = os.write(2, data)
+        if b"first" in bytes(data):
+            os.kill(os.getpid(), signal.SIGINT)  # handled before the stream's lock is released
+        return written
+
+sys.stderr = io.TextIOWrapper(io.BufferedWriter(Interrupted()), line_buffering=True)
+logging.basicConfig(level=logging.INFO)
+Interruption("ask").handle()
+logging.info("first")
+logging.info("second")
+"""
+
+
+def test_the_question_comes_in_the_middle_of_a_line_of_the_log() -> None:
+    terminal = Terminal([sys.executable, "-c", INTERRUPTED_WHILE_IT_LOGS])
+    try:
+        terminal.asked()
+        terminal.type(b"g\n")
+        assert terminal.end() == 0
+        for line in ("first", "Going on.", "second"):
+            assert terminal.output.count(line) == 1, terminal.output
+    finally:
+        terminal.close()

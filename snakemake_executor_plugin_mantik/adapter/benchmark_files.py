@@ -6,6 +6,8 @@ from typing import Any
 from snakemake.benchmark import BenchmarkRecord, write_benchmark_records
 
 from snakemake_executor_plugin_mantik.common.errors import MantikError
+from snakemake_executor_plugin_mantik.jobs.paths import local_path
+from snakemake_executor_plugin_mantik.storage.paths import storable_path
 
 _MIB = 1024 * 1024
 
@@ -29,7 +31,10 @@ def write_benchmark(job: Any, measured: Path, *, extended: bool) -> None:
             )
             record.params, record.resources = job.params, job.resources
             record.input, record.threads = job.input, job.threads
-        write_benchmark_records(records, str(job.benchmark), extended)
+        path = storable_path(job.benchmark)
+        target = str(job.benchmark) if path is None else str(local_path(path, Path.cwd()))
+        Path(target).parent.mkdir(parents=True, exist_ok=True)
+        write_benchmark_records(records, target, extended)
     except (OSError, ValueError) as error:
         raise MantikError(
             f"the benchmark file could not be written ({error})",

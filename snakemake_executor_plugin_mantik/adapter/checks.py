@@ -40,6 +40,7 @@ from snakemake_executor_plugin_mantik.rules.wrapping.mpi import launcher_mistake
 from snakemake_executor_plugin_mantik.sites.credentials import (
     find_account,
 )
+from snakemake_executor_plugin_mantik.storage.paths import storable_path
 from snakemake_executor_plugin_mantik.tracking.controller import direct
 
 STATE_DIRECTORY = "mantik"
@@ -134,7 +135,7 @@ def check_workflow(workflow: Any, dag: Any, options: Any, logger: Any) -> Checke
     run_options = read_options(workflow)
     for warning in ignored_options(workflow):
         logger.warning(warning)
-    storage.check_shared(workflow.storage_settings.shared_fs_usage)
+    storage.check_shared(workflow.storage_settings)
     configs = _configs(options.backend_config, workdir)
     for config in configs.values():
         for warning in config.warnings:
@@ -282,5 +283,6 @@ def find_products(dag: Any) -> frozenset[str]:
     paths: set[str] = set()
     for job in dag.jobs:
         benchmark = [job.benchmark] if job.benchmark is not None else []
-        paths.update(map(os.path.relpath, [*job.input, *job.output, *job.log, *benchmark]))
+        for path in [*job.input, *job.output, *job.log, *benchmark]:
+            paths.add(storable_path(path) or os.path.relpath(path))
     return frozenset(paths)

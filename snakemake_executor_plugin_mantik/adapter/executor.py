@@ -23,7 +23,8 @@ from snakemake_executor_plugin_mantik.common.errors import JournalError, MantikE
 
 if TYPE_CHECKING:
     from snakemake_executor_plugin_mantik.adapter.active_run import ActiveRun
-    from snakemake_executor_plugin_mantik.engine.request import JobNumber, Outcome
+    from snakemake_executor_plugin_mantik.engine.request import JobNumber, JobRequest, Outcome
+    from snakemake_executor_plugin_mantik.storage.catalog import Catalog
     from snakemake_executor_plugin_mantik.tracking.controller.invocation import Ending
 
 _Job = Any
@@ -105,7 +106,7 @@ class Executor(RemoteExecutor):
                 request = replace(request, parameters=f"{request.parameters} {read}")
             else:
                 self.workflow.async_run(self._prepare(job))
-                request = run.request(job, self.envvars())
+                request = self._request(run, job)
             cached = self.workflow.async_run(caching.fetch_cached(self.workflow, job))
         except MantikError as error:
             self._refuse(job, str(error))
@@ -129,6 +130,36 @@ class Executor(RemoteExecutor):
                 run.engine.submit(request)
                 run.propose(job, self.envvars())
 
+    def _request(self, run: "ActiveRun", job: _Job) -> "JobRequest":
+        """Make the engine's request for a job.
+
+        If its values cannot be computed, functions of its rule may read inputs that stay at a site:
+        fetch these and try again.
+        """
+        from snakemake_executor_plugin_mantik.rules.paths import storage
+        from snakemake_executor_plugin_mantik.rules.units import list_members
+        from snakemake_executor_plugin_mantik.storage.paths import storable_path
+
+        try:
+            return run.request(job, self.envvars())
+        except (MantikError, WorkflowError):
+            if not storage.files_stay(self.workflow):
+                raise
+            catalog, stored = self._catalog(), False
+            for member in list_members(job):
+                member.attempt = member.attempt  # its resources are computed again
+                member._params = member._non_derived_params = None  # there is no public method
+                for given in member.input:
+                    path = storable_path(given)
+                    output = catalog.find(path) if path is not None else None
+                    if output is not None and not output.here:
+                        stored = True
+                        if not os.path.lexists(given):
+                            catalog.bring(output, Path(given))
+            if not stored:
+                raise
+        return run.request(job, self.envvars())
+
     def envvars(self) -> dict[str, str]:
         """Return the environment variables that jobs get from this machine.
 
@@ -148,11 +179,17 @@ class Executor(RemoteExecutor):
         """Do what `job.prepare` does for a local job. Snakemake skips it for a remote one."""
         from snakemake.io import is_flagged
 
+        from snakemake_executor_plugin_mantik.rules.paths import storage
+        from snakemake_executor_plugin_mantik.storage.paths import storable_path
+
         for member in job if job.is_group() else ():
             await self._prepare(member)
         if job.is_group():
             return
         await job.check_protected_output()
+        if storage.files_stay(self.workflow):
+            self._catalog().forget(filter(None, map(storable_path, job.output)))
+            return  # the job itself does the rest at its site
         await job.remove_existing_output()
         for output in job.output:
             if is_flagged(output, "update") and await output.exists():
@@ -207,7 +244,10 @@ class Executor(RemoteExecutor):
         info.aux = {"site": outcome.site} if outcome.site else {}
         if not outcome.succeeded:
             info.aux["reason"] = str(outcome.reason)
-        if outcome.succeeded and (trouble := self._benchmark(info.job) or await self._store(info)):
+        trouble = self._benchmark(info.job) if outcome.succeeded else ""
+        if outcome.succeeded and not trouble:
+            trouble = await self._note_outputs(info.job, outcome) or await self._store(info)
+        if outcome.succeeded and trouble:
             self.report_job_error(info, msg=trouble)
         elif outcome.succeeded:
             if storage.jobs_use_storage(self.workflow):
@@ -216,6 +256,42 @@ class Executor(RemoteExecutor):
         else:
             logs = [str(outcome.log)] if outcome.log is not None else []
             self.report_job_error(info, msg=printable(outcome.message), aux_logs=logs)
+
+    def _catalog(self) -> "Catalog":
+        from snakemake_executor_plugin_mantik.storage.catalog import catalog_of
+
+        return catalog_of(Path.cwd())
+
+    async def _note_outputs(self, job: _Job, outcome: "Outcome") -> str:
+        """Note where the outputs of a job lie, if they may stay. Return an error, or ''."""
+        from snakemake_executor_plugin_mantik.engine.messages import describe_os_error
+        from snakemake_executor_plugin_mantik.rules.paths import storage
+        from snakemake_executor_plugin_mantik.rules.units import list_members
+        from snakemake_executor_plugin_mantik.storage.paths import storable_path
+
+        if not storage.files_stay(self.workflow):
+            return ""
+        catalog = self._catalog()
+        catalog.add(outcome.stored)
+        try:
+            for member in list_members(job):
+                for output in member.output:
+                    path = storable_path(output)
+                    if path is not None and catalog.find(path) is None:
+                        catalog.note_here(path, touch=bool(output.flags.get("touch")))
+                await self.dag.handle_ensure(member, member.output)
+                for log in member.log:  # as Snakemake does for a local job
+                    if (path := storable_path(log)) is not None:
+                        catalog.home(path).parent.mkdir(parents=True, exist_ok=True)
+                        catalog.home(path).touch()
+        except OSError as error:
+            trouble = f"its outputs cannot be written here ({describe_os_error(error)})\n"
+        except (MantikError, WorkflowError) as error:
+            trouble = f"{error}\n"
+        else:
+            return ""
+        catalog.discard(outcome.stored)
+        return trouble
 
     async def _store(self, info: SubmittedJobInfo) -> str:
         """Store outputs in Snakemake's cache if they belong there. Return an error, or ''."""

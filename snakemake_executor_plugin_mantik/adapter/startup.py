@@ -32,6 +32,7 @@ from snakemake_executor_plugin_mantik.engine.observer import Observers
 from snakemake_executor_plugin_mantik.engine.plan import Planner
 from snakemake_executor_plugin_mantik.journal import Journal, sent_try_ids
 from snakemake_executor_plugin_mantik.rules import preflight
+from snakemake_executor_plugin_mantik.rules.paths.storage import files_stay
 from snakemake_executor_plugin_mantik.rules.resources import SITE_RESOURCE, TRACK_RESOURCE
 from snakemake_executor_plugin_mantik.rules.tracked import (
     Which,
@@ -42,6 +43,7 @@ from snakemake_executor_plugin_mantik.rules.units import job_identity, list_memb
 from snakemake_executor_plugin_mantik.sites.base import Site, SiteFacts
 from snakemake_executor_plugin_mantik.sites.credentials import expires_at
 from snakemake_executor_plugin_mantik.staging import sources
+from snakemake_executor_plugin_mantik.storage.catalog import catalog_of
 from snakemake_executor_plugin_mantik.tracking.controller.direct import direct_remark
 
 
@@ -103,6 +105,8 @@ def start_run(workflow: Any, dag: Any, logger: Any) -> ActiveRun:
         engine.close(tidy=False)
         tracker.close(0.0)
         raise
+    if files_stay(workflow):
+        catalog_of(workdir).attach(engine.write_files)
     context = replace(checked.context, workspace=engine.workspace)
     checked = replace(checked, context=context)
     limit = workflow.executor_settings.ahead * len(configs)

@@ -26,7 +26,7 @@ from snakemake_executor_plugin_mantik.engine.request import JobNumber, JobReques
 from snakemake_executor_plugin_mantik.engine.site_runner import SiteRunner
 from snakemake_executor_plugin_mantik.engine.workflow_context import WorkflowContext
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
-from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, TryState
+from snakemake_executor_plugin_mantik.journal import FileLedger, Journal, TryRecord, TryState
 from snakemake_executor_plugin_mantik.sites.base import Site, SiteFacts
 from snakemake_executor_plugin_mantik.staging.sources import Sources
 
@@ -193,6 +193,18 @@ class Engine:
     def cycles(self, site: str) -> int:
         """Return how often the jobs of an opened site have been listed so far."""
         return self._runners[site].watcher.cycles
+
+    def write_files(self, change: Callable[[FileLedger], None]) -> None:
+        """Change the journal's records of files.
+
+        Raises:
+            JournalError: it cannot be written.
+        """
+
+        async def act() -> None:
+            change(self._journal.files)
+
+        self._call(act()).result()
 
     def cancel(self, *, at_once: bool = False) -> list[TryRecord]:
         """Cancel all jobs; return those that did not confirm their end.

@@ -1,5 +1,6 @@
 """Make the tries of one site and submit them."""
 
+import os
 import time
 from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -26,10 +27,10 @@ from snakemake_executor_plugin_mantik.engine.plan import Planner
 from snakemake_executor_plugin_mantik.engine.request import JobRequest, fingerprint_of
 from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
 from snakemake_executor_plugin_mantik.engine.submit import Submitter, make_submission
-from snakemake_executor_plugin_mantik.jobs.paths import local_path
+from snakemake_executor_plugin_mantik.jobs.paths import display_path, local_path
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.jobs.spec import OutputFile, Predecessor
-from snakemake_executor_plugin_mantik.journal import FileRecord, TryRecord, TryState
+from snakemake_executor_plugin_mantik.journal import FileRecord, StoredOutput, TryRecord, TryState
 from snakemake_executor_plugin_mantik.sites.base import Site, SiteFacts
 from snakemake_executor_plugin_mantik.staging.local import LocalFile
 from snakemake_executor_plugin_mantik.staging.transfers import OutputStaging
@@ -79,15 +80,40 @@ class Dispatcher:
         Raises:
             UserError: a file is missing or cannot be read.
         """
-        kept = [o.path for o in request.updated if local_path(o.path, self._workdir).exists()]
+        kept = [o.path for o in request.updated if self._exists(request, o.path)]
         inputs = [path for path in request.inputs if path not in unmade]
         wanted: list[tuple[str, Path | None]] = []
-        wanted += [(path, None) for path in dict.fromkeys([*inputs, *kept])]
+        stored: list[LocalFile] = []
+        for path in dict.fromkeys([*inputs, *kept]):
+            output = self._journal.files.stored(path) if path in request.storable else None
+            if output is not None and not output.here:
+                stored += _stored_files(output)
+            else:
+                if path in request.storable:
+                    self._require_here(path)
+                wanted.append((path, None))
         if (image := self._planner.image) is not None and not request.own_environment:
             wanted.append((image[1], image[0]))
         wanted += [(u.path, u.local) for u in request.uploads if u.content is None]
         made = [(u.path, u.content) for u in request.uploads if u.content is not None]
-        return [*await self._local.look_at(wanted), *starmap(LocalFile.holding, made)]
+        return [*await self._local.look_at(wanted), *stored, *starmap(LocalFile.holding, made)]
+
+    def _exists(self, request: JobRequest, path: str) -> bool:
+        output = self._journal.files.stored(path) if path in request.storable else None
+        return (output is not None and not output.here) or local_path(path, self._workdir).exists()
+
+    def _require_here(self, path: str) -> None:
+        """Check that a file is here that is no stored output.
+
+        Raises:
+            UserError: it is not.
+        """
+        if not os.path.lexists(local_path(path, self._workdir)):
+            raise UserError(
+                f"{display_path(path)} is neither here nor at a site any more",
+                where=str(self._workdir),
+                do="Start again: the rule that makes it is then run again",
+            )
 
     def _made_of(self, request: JobRequest, inputs: Mapping[str, str]) -> dict[str, str]:
         """Return the parts of a job's fingerprint (`JobRequest.made_of`)."""
@@ -238,6 +264,7 @@ class Dispatcher:
         submission = replace(make_submission(spec), after=tuple(after_jobs))
         # From now on the job may change its outputs at the site, whether it succeeds or not.
         self._place.stager.lost(outputs)
+        self._journal.files.forget_stored(o.path for o in request.outputs if o.stored)
         self._place.stager.carry(attempt.record.id, staged, made)
         if not attempt.sent:
             attempt.submitted_at = time.time()
@@ -278,6 +305,11 @@ class Dispatcher:
 
     async def _revoke(self, record: TryRecord) -> bool:
         return await self._retry.found(lambda: claims.revoke_try(self._site, record))
+
+
+def _stored_files(output: StoredOutput) -> list[LocalFile]:
+    """Return the files and empty directories of a stored output."""
+    return [LocalFile.at(output.place, file) for file in output.files]
 
 
 def _text(request: JobRequest) -> str:

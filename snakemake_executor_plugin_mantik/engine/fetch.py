@@ -4,7 +4,7 @@ import asyncio
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from snakemake_executor_plugin_mantik.common.errors import (
@@ -153,7 +153,11 @@ class Fetcher:
                 where=f"{record.name} at {record.site}",
                 do="Correct the paths that it writes to, relative to the working directory",
             )
-        landing = OutputStaging(self._workdir, record.id, [o.path for o in declared])
+        landing = OutputStaging(
+            self._workdir, record.id, [o.path for o in declared if not o.stored]
+        )
+        stored = [output.path for output in declared if output.stored]
+        whole, marker = marker, _without(marker, stored)
         try:
             await self._collect(record, marker, landing)
             links = [(e.path, e.target) for e in marker.files if e.type == "l"]
@@ -169,8 +173,8 @@ class Fetcher:
         finally:
             if not landing.settled:
                 await asyncio.to_thread(landing.clear)
-        files = [FileRecord(e.path, e.size, e.sha256) for e in marker.files if e.type == "f"]
-        return Fetched(marker, (*files, *_through_links(marker.files)))
+        files = [FileRecord(e.path, e.size, e.sha256) for e in whole.files if e.type == "f"]
+        return Fetched(whole, (*files, *_through_links(marker.files)))
 
     async def _collect(self, record: TryRecord, marker: Marker, landing: OutputStaging) -> None:
         await asyncio.to_thread(_begin, landing, marker)
@@ -244,6 +248,15 @@ class Fetcher:
             )
         except SiteNotFound:
             return b""
+
+
+def _without(marker: Marker, paths: Sequence[str]) -> Marker:
+    """Return a marker without what it says of the outputs at `paths`."""
+    if not paths:
+        return marker
+    below = tuple(f"{path}/" for path in paths)
+    files = tuple(e for e in marker.files if not f"{e.path}/".startswith(below))
+    return replace(marker, files=files)
 
 
 def _begin(landing: OutputStaging, marker: Marker) -> None:

@@ -1,7 +1,9 @@
 """Conclude tries: fetch a job's outputs, or report why it failed."""
 
 import hashlib
-from collections.abc import Collection, Iterator
+import posixpath
+import time
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +15,7 @@ from snakemake_executor_plugin_mantik.common.errors import (
     SiteError,
 )
 from snakemake_executor_plugin_mantik.engine import messages
-from snakemake_executor_plugin_mantik.engine.adopt import TIMESTAMP
+from snakemake_executor_plugin_mantik.engine.adopt import TIMESTAMP, is_at
 from snakemake_executor_plugin_mantik.engine.attempt import Attempt, TryEnd, TryEndKind
 from snakemake_executor_plugin_mantik.engine.cancel import Canceller
 from snakemake_executor_plugin_mantik.engine.failure_classifier import FailureClassifier
@@ -24,11 +26,18 @@ from snakemake_executor_plugin_mantik.engine.request import GroupJob, JobRequest
 from snakemake_executor_plugin_mantik.engine.stage import Stager
 from snakemake_executor_plugin_mantik.engine.submit import Submitter
 from snakemake_executor_plugin_mantik.engine.workflow_context import WorkflowContext
-from snakemake_executor_plugin_mantik.jobs.markers import Marker, MarkerInvalid
+from snakemake_executor_plugin_mantik.jobs.markers import Marker, MarkerInvalid, OutputEntry
 from snakemake_executor_plugin_mantik.jobs.paths import display_path, local_path
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.jobs.script import PREDECESSORS, STEPS
-from snakemake_executor_plugin_mantik.journal import FileRecord, TryRecord, TryState
+from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
+from snakemake_executor_plugin_mantik.journal import (
+    FileRecord,
+    StoredOutput,
+    TryRecord,
+    TryState,
+    content_name,
+)
 
 _MAX_NAMED_FILES = 5
 """Most files that a message names."""
@@ -310,7 +319,12 @@ class Finalizer:
         path: Path,
     ) -> Outcome:
         waited, ran = attempt.times(marker)
-        self._stager.made([*files, *self._timestamps(attempt.record)])
+        stored = _stored_outputs(request, attempt.record, marker)
+        files = _with_times(files, stored)
+        empty = [file for output in stored for file in output.files if not file.sha256]
+        self._stager.made([*files, *empty, *self._timestamps(attempt.record)])
+        if stored:
+            self._journal.files.set_stored(stored)
         self._journal.note_made(attempt.record.id, files)
         log = path if path.exists() else None
         self._observer.ended(
@@ -329,8 +343,9 @@ class Finalizer:
             attempt.record.id, "succeeded", waited=waited, ran=ran, log=str(log or "")
         )
         return Outcome(
-            request.number, attempt.record.id, True, log=log, site_job=attempt.joined_ids
-        )
+            request.number, attempt.record.id, True, log=log, site_job=attempt.joined_ids,
+            stored=tuple(stored),
+        )  # fmt: skip
 
     def _timestamps(self, record: TryRecord) -> list[FileRecord]:
         """Return what the script of a try that was submitted ahead has added to its inputs.
@@ -390,6 +405,59 @@ class Finalizer:
         if not path.exists():
             return None
         return path.relative_to(self._workdir) if path.is_relative_to(self._workdir) else path
+
+
+def _stored_outputs(request: JobRequest, record: TryRecord, marker: Marker) -> list[StoredOutput]:
+    """Return the outputs of a job that stay at its place."""
+    found = []
+    for output in request.outputs:
+        if output.stored:
+            files = tuple(
+                FileRecord(
+                    e.path, e.size, content_name(e.sha256, e.size, _modified(e)),
+                    modified=_modified(e), mode=e.mode,
+                )
+                for e in marker.files
+                if e.type == "f" and is_at(e.path, output.path)
+            )  # fmt: skip
+            files += tuple(_empty_directories(output, marker))
+            links = tuple(
+                (e.path, e.target)
+                for e in marker.files
+                if e.type == "l" and is_at(e.path, output.path)
+            )
+            found.append(
+                StoredOutput(
+                    output.path,
+                    record.place,
+                    output.directory,
+                    time.time(),
+                    record.name,
+                    files,
+                    links,
+                )
+            )
+    return found
+
+
+def _empty_directories(output: OutputFile, marker: Marker) -> Iterator[FileRecord]:
+    inside = [e for e in marker.files if is_at(e.path, output.path)]
+    filled = {posixpath.dirname(entry.path) for entry in inside}
+    for entry in inside:
+        if entry.type == "d" and entry.path not in filled:
+            yield FileRecord(entry.path, 0, "", modified=_modified(entry), mode=entry.mode)
+
+
+def _modified(entry: OutputEntry) -> float:
+    return (entry.modified_ns or 0) / 1e9
+
+
+def _with_times(
+    files: Iterable[FileRecord], stored: Iterable[StoredOutput]
+) -> tuple[FileRecord, ...]:
+    """Return `files` with those of stored outputs as these have them."""
+    known = {file.path: file for output in stored for file in output.files}
+    return tuple(known.get(file.path, file) for file in files)
 
 
 def _updated(request: JobRequest, attempt: Attempt, marker: Marker) -> list[FileRecord]:

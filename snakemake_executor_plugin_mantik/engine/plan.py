@@ -131,6 +131,7 @@ class Planner:
             numbers=staged.numbers,
             term=term,
             after=tuple(after),
+            storage_link=request.storage_link,
             secrets=tuple(request.secrets),
             benchmark=request.benchmark,
             umask=request.umask,

@@ -67,7 +67,7 @@ class RemoteCleanup:
         gone = [
             file.path
             for file in files
-            if not file.source
+            if not (file.source or file.stored)
             and not self._here(file.path).exists()
             and is_rest_safe(file.path)
             and (not file.path.startswith(".") or file.path.startswith(f"{OUTSIDE}/"))

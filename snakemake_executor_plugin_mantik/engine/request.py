@@ -8,6 +8,7 @@ from pathlib import Path
 
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.jobs.spec import Benchmark, OutputFile
+from snakemake_executor_plugin_mantik.journal import StoredOutput
 
 JobNumber = int | str
 """Snakemake's id of a job in a run: a number, or a UUID for a group."""
@@ -90,6 +91,8 @@ class JobRequest:
         subject: data for an observer; the engine does not use it.
         unmade: the inputs that other jobs are about to make, and the identity of the job that makes
             each (`job`), by path. Such a job can be submitted ahead (`engine.ahead`).
+        storable: those of its inputs, and of the outputs that it updates, that may be stored ones.
+        storage_link: see `JobSpec.storage_link`.
     """
 
     number: JobNumber
@@ -117,6 +120,8 @@ class JobRequest:
     incomplete: bool = False
     subject: object = None
     unmade: Mapping[str, str] = field(default_factory=dict)
+    storable: frozenset[str] = frozenset()
+    storage_link: str = ""
 
     @property
     def members(self) -> Mapping[str, str]:
@@ -204,6 +209,7 @@ class Outcome:
         reason: why it failed; SUCCESS if it did not.
         site: name of the site at which it ran or was to run; empty if the engine did not get it.
         failed: the members of a group that are known to have failed (`GroupJob.job`).
+        stored: its outputs that stay at the site.
     """
 
     number: JobNumber
@@ -215,3 +221,4 @@ class Outcome:
     reason: Reason = Reason.SUCCESS
     site: str = ""
     failed: tuple[str, ...] = ()
+    stored: tuple[StoredOutput, ...] = ()

@@ -9,19 +9,22 @@ from pathlib import Path, PurePosixPath
 
 from snakemake_executor_plugin_mantik.common.errors import SiteNotFound, SiteRejected, UserError
 from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
-from snakemake_executor_plugin_mantik.jobs.paths import bundle_path
+from snakemake_executor_plugin_mantik.jobs.paths import bundle_path, display_path
 from snakemake_executor_plugin_mantik.jobs.spec import InputFile
 from snakemake_executor_plugin_mantik.journal import (
     MADE,
     FileRecord,
     Journal,
     WriteConflict,
+    is_checksum,
     is_utf8,
 )
 from snakemake_executor_plugin_mantik.sites.base import Entry, Site, is_rest_safe
 from snakemake_executor_plugin_mantik.staging.bundle import pack, pack_to
 from snakemake_executor_plugin_mantik.staging.local import LocalFile
 
+TIMES_DIFFER_S = 2.0
+"""Seconds by which a site's file API and a job may report different times of the same change."""
 _NUMBERS = 10**9
 """Size of the range of content numbers of each term."""
 _COMPRESSION = 4
@@ -160,7 +163,12 @@ class Stager:
         await self._check(files)
         await self._clear(files, named)
         # Files that another job may still overwrite are included in any case.
-        missing = [f for f in files if not self._there(f) or self.conflicts(f.path, f.sha256)]
+        self._require_stored(files)
+        missing = [
+            f
+            for f in files
+            if not f.stored and (not self._there(f) or self.conflicts(f.path, f.sha256))
+        ]
         bundles, fresh = self._split_pending(missing)
         inline, carried = b"", tuple[FileRecord, ...]()
         if fresh and sum(file.size for file in fresh) <= _COMPRESSION * inline_limit:
@@ -180,6 +188,16 @@ class Stager:
             needed, inline, carried, _checks([*files, *own], named, makes),
             self._numbers(carried, needed),
         )  # fmt: skip
+
+    def _require_stored(self, files: Iterable[LocalFile]) -> None:
+        """Check that the stored outputs among `files` are still there."""
+        for file in files:
+            if file.stored and not self._there(file):
+                raise UserError(
+                    f"{display_path(file.path)} is no longer at the place where it was made",
+                    where=f"site {self._site.name}",
+                    do="Start again: the rule that makes it is then run again",
+                )
 
     def _numbers(self, carried: Iterable[FileRecord], bundles: Iterable[str]) -> dict[str, int]:
         """Return the numbers of a job's contents by path, for those that have one."""
@@ -205,7 +223,11 @@ class Stager:
         for directory in named:
             if directory not in here:
                 known = self._ledger.remote_files(self._place, below=directory)
-                gone += [f.path for f in known if f.path not in here and is_rest_safe(f.path)]
+                gone += [
+                    f.path
+                    for f in known
+                    if f.path not in here and not f.stored and is_rest_safe(f.path)
+                ]
                 links.update(self._ledger.links(directory))
         for path in gone:
             if any(str(at) in links for at in (path, *PurePosixPath(path).parents)):
@@ -382,7 +404,7 @@ def _checks(
         InputFile(
             path,
             file.size,
-            sha256=file.sha256,
+            sha256=file.sha256 if is_checksum(file.sha256) else "",
             changed=path in made or any(str(up) in made for up in PurePosixPath(path).parents),
         )
         for path, file in contents.items()
@@ -393,7 +415,9 @@ def _checks(
 
 def _matches(file: FileRecord, entries: Mapping[str, Entry]) -> bool:
     entry = entries.get(file.path.rpartition("/")[2])
-    return entry is not None and (not file.sha256 or entry.size == file.size)
+    if entry is None or (file.sha256 and entry.size != file.size):
+        return False
+    return not file.stored or abs(entry.modified - file.modified) < TIMES_DIFFER_S
 
 
 def _directory(path: str) -> str:

@@ -16,7 +16,7 @@ import re
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final, Literal, cast
+from typing import Final, Literal, cast, get_args
 
 from snakemake_executor_plugin_mantik.common.errors import MantikError
 from snakemake_executor_plugin_mantik.jobs.tar_reader import MOST_ENTRIES, TarDamaged, read_tar
@@ -32,6 +32,9 @@ _TIMES: Final = re.compile(" ".join([r"([0-9]{1,12})m([0-9]{1,2}[.,][0-9]{1,9})s
 _TIME: Final = re.compile(r"([0-9]{1,10})(?:\.([0-9]{1,10}))?", re.ASCII)
 _LONGEST_TIME: Final = 22
 _FIELDS = 7
+
+
+FilePlace = Literal["marker", "archive", "alone", "stored", "none"]
 
 
 class MarkerInvalid(MantikError):  # noqa: N818 - reads as what it says
@@ -51,7 +54,7 @@ class OutputEntry:
         sha256: hexadecimal; empty for directories and links, or if the job had to end before it was
             computed.
         place: where the content is: in the `marker`, in the `archive`, `alone` at its path; `none`
-            if it has no content.
+            if it has no content. An output that stays at the site is `stored`, at its path.
         target: the path that a link points to.
         modified_ns: modification time in ns since the epoch by the site's clock; None if unknown.
     """
@@ -61,7 +64,7 @@ class OutputEntry:
     size: int
     mode: int
     sha256: str
-    place: Literal["marker", "archive", "alone", "none"]
+    place: FilePlace
     target: str = ""
     modified_ns: int | None = None
 
@@ -228,7 +231,7 @@ def _entries(data: bytes) -> tuple[OutputEntry, ...]:
 
 def _entry(fields: list[str]) -> OutputEntry:
     place, kind, size, mode, sha256, target, path = fields
-    known = place in ("marker", "archive", "alone", "none") and kind in ("f", "d", "l")
+    known = place in get_args(FilePlace) and kind in ("f", "d", "l")
     if not known or not _is_number(size) or (kind == "f") == (place == "none"):
         raise _invalid(f"its record of {path!r} makes no sense")
     try:
@@ -241,7 +244,7 @@ def _entry(fields: list[str]) -> OutputEntry:
         size=int(size),
         mode=bits,
         sha256=sha256,
-        place=cast(Literal["marker", "archive", "alone", "none"], place),
+        place=cast(FilePlace, place),
         target=target,
     )
 

@@ -6,6 +6,7 @@ nothing else is.
 """
 
 import base64
+import os
 import re
 import shlex
 from collections.abc import Iterable, Mapping
@@ -95,6 +96,12 @@ def render_script(spec: JobSpec) -> str:
         umask="" if spec.umask is None else f"{spec.umask:04o}",
         inputs=_inputs(spec),
         outputs=_outputs(spec),
+        stored=[
+            shell_quote(path_argument(file.path), "an output")
+            for file in spec.outputs
+            if file.stored
+        ],
+        storage_link=spec.storage_link and link_words(spec.storage_link),
         bundles=[
             {"path": shlex.quote(bundle_path(name)), "done": shlex.quote(bundle_done_path(name))}
             for name in spec.bundles
@@ -192,6 +199,13 @@ def _inputs(spec: JobSpec) -> str:
         f"{shell_quote(path_argument(file.path), 'an input')}"
         for file in spec.inputs
     )
+
+
+def link_words(path: str) -> dict[str, str]:
+    """Return a link at `path` to the workspace itself: its directory and target, and it; quoted."""
+    folder = os.path.dirname(path) or "."
+    words = {"folder": folder, "target": os.path.relpath(".", folder), "path": path}
+    return {name: shell_quote(path_argument(word), "a link") for name, word in words.items()}
 
 
 def _outputs(spec: JobSpec) -> str:

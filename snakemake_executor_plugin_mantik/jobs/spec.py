@@ -108,12 +108,14 @@ class OutputFile:
         directory: whether it is a directory, which includes everything below it.
         keep: whether an existing version is kept when the job starts: that of an `update()` output,
             or an observer's directory, but not that of a log.
+        stored: whether it stays at the site.
     """
 
     path: str
     kind: Literal["output", "log", "touched"] = "output"
     directory: bool = False
     keep: bool = False
+    stored: bool = False
 
 
 @dataclass(frozen=True)
@@ -216,6 +218,8 @@ class JobSpec:
         shared: whether the workspace's group may read the executor's files in it, except secrets.
         incomplete: whether the outputs of a failed command are fetched.
         live: a directory whose new content is reported while the job runs.
+        storage_link: path of the directory by which commands name stored outputs: the script makes
+            it a link to the workspace itself; empty if there is none.
         after: the tries that make inputs which did not exist when the try was submitted. The
             command starts only if all of them have succeeded.
     """
@@ -241,6 +245,7 @@ class JobSpec:
     launches: bool = False
     incomplete: bool = False
     live: LiveDirectory | None = None
+    storage_link: str = ""
     after: tuple[Predecessor, ...] = ()
     cores: int | None = None
     limits: ScriptLimits = ScriptLimits()

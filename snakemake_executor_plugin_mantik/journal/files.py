@@ -2,12 +2,12 @@
 
 import json
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from snakemake_executor_plugin_mantik.journal.database import Tables
-from snakemake_executor_plugin_mantik.journal.records import FileRecord
+from snakemake_executor_plugin_mantik.journal.records import FileRecord, StoredOutput
 
 MADE = ""
 """In place of the checksum of a file that a try makes: its content is not known before."""
@@ -49,28 +49,17 @@ class FileLedger:
             db.executemany("INSERT OR REPLACE INTO local_files VALUES (?, ?, ?, ?, ?, ?)", files)
 
     def remote_file(self, place: str, path: str) -> FileRecord | None:
-        row = self._db.execute(
-            "SELECT path, size, sha256, source FROM remote_files WHERE place = ? AND path = ?",
-            (place, path),
-        ).fetchone()
-        return _file(row) if row else None
+        return _remote_file(self._db, place, path)
 
     def remote_files(self, place: str, *, below: str = "") -> list[FileRecord]:
         """Return all files known to be in the workspace at `place`, or in a directory of it."""
-        # "0" is the character after "/".
-        low, high = (f"{below}/", f"{below}0") if below else ("", "\U0010ffff")
-        rows = self._db.execute(
-            "SELECT path, size, sha256, source FROM remote_files"
-            " WHERE place = ? AND path >= ? AND path < ?",
-            (place, low, high),
-        )
-        return [_file(row) for row in rows]
+        return _remote_files(self._db, place, below)
 
     def set_remote_files(self, place: str, files: Iterable[FileRecord]) -> None:
         with self._database.write() as db:
             db.executemany(
-                "INSERT OR REPLACE INTO remote_files VALUES (?, ?, ?, ?, ?)",
-                [(place, f.path, f.size, f.sha256, f.source) for f in files],
+                "INSERT OR REPLACE INTO remote_files VALUES (?, ?, ?, ?, ?, ?, ?)",
+                [(place, f.path, f.size, f.sha256, f.source, f.modified, f.mode) for f in files],
             )
 
     def forget_remote_files(self, place: str, paths: Iterable[str]) -> None:
@@ -80,6 +69,43 @@ class FileLedger:
                 "DELETE FROM remote_files WHERE place = ? AND path = ?",
                 [(place, path) for path in paths],
             )
+
+    # Stored outputs
+
+    def set_stored(self, outputs: Sequence[StoredOutput]) -> None:
+        """Record outputs that stay at their places; their files are recorded there already."""
+        with self._database.write() as db:
+            db.executemany(
+                "INSERT OR REPLACE INTO stored VALUES (?, ?, ?, ?, ?, ?)",
+                [(o.path, o.place, o.directory, len(o.files), o.made, o.job) for o in outputs],
+            )
+            for output in outputs:
+                db.execute("DELETE FROM links WHERE path >= ? AND path < ?", _below(output.path))
+                db.executemany("INSERT OR REPLACE INTO links VALUES (?, ?)", output.links)
+
+    def stored(self, path: str) -> StoredOutput | None:
+        """Return the stored output at `path`, or that part of one; None if any of it is lost."""
+        for at in (path, *map(str, PurePosixPath(path).parents)):
+            row = self._db.execute("SELECT * FROM stored WHERE path = ?", (at,)).fetchone()
+            if row is not None:
+                output = _whole(self._db, row)
+                return output.part(path) if output is not None and at != path else output
+        return None
+
+    def renew_stored(self, output: StoredOutput) -> None:
+        """Record that files of an output were changed at its place."""
+        self.set_remote_files(output.place, output.files)
+        self.set_stored([output])
+
+    def drop_stored(self, output: StoredOutput) -> None:
+        """Record that an output, or a part of it, is gone from its place."""
+        self.forget_stored([output.path])
+        self.forget_remote_files(output.place, [file.path for file in output.files])
+
+    def forget_stored(self, paths: Iterable[str]) -> None:
+        """Record that outputs do not exist any more."""
+        with self._database.write() as db:
+            db.executemany("DELETE FROM stored WHERE path = ?", [(path,) for path in paths])
 
     # Links
 
@@ -242,5 +268,47 @@ def mark_landed(db: sqlite3.Connection, try_id: str) -> None:
     db.execute("DELETE FROM bundles WHERE id = ?", (try_id,))
 
 
+def all_stored(db: sqlite3.Connection) -> list[StoredOutput]:
+    """Return all stored outputs of which nothing is known to be lost."""
+    rows = db.execute("SELECT * FROM stored ORDER BY path")
+    return [output for row in rows if (output := _whole(db, row)) is not None]
+
+
+def _whole(db: sqlite3.Connection, row: sqlite3.Row) -> StoredOutput | None:
+    place, path = row["place"], row["path"]
+    if not place:
+        return StoredOutput(path, place, bool(row["directory"]), row["made"], row["job"], ())
+    file = _remote_file(db, place, path)
+    files = [file] if file is not None else _remote_files(db, place, path)
+    if len(files) != row["files"]:
+        return None
+    links = db.execute("SELECT * FROM links WHERE path >= ? AND path < ?", _below(path))
+    return StoredOutput(
+        path, place, bool(row["directory"]), row["made"], row["job"], tuple(files),
+        tuple((link["path"], link["target"]) for link in links),
+    )  # fmt: skip
+
+
+def _below(directory: str) -> tuple[str, str]:
+    """Return the range of paths below a directory: the first, and the first that is not."""
+    return f"{directory}/", f"{directory}0"  # "0" is the character after "/"
+
+
+def _remote_file(db: sqlite3.Connection, place: str, path: str) -> FileRecord | None:
+    row = db.execute(
+        "SELECT * FROM remote_files WHERE place = ? AND path = ?", (place, path)
+    ).fetchone()
+    return _file(row) if row else None
+
+
+def _remote_files(db: sqlite3.Connection, place: str, below: str) -> list[FileRecord]:
+    low, high = _below(below) if below else ("", "\U0010ffff")
+    rows = db.execute(
+        "SELECT * FROM remote_files WHERE place = ? AND path >= ? AND path < ?", (place, low, high)
+    )
+    return [_file(row) for row in rows]
+
+
 def _file(row: sqlite3.Row) -> FileRecord:
-    return FileRecord(row["path"], row["size"], row["sha256"], bool(row["source"]))
+    stored = {name: row[name] for name in ("modified", "mode") if name in row.keys()}  # noqa: SIM118
+    return FileRecord(row["path"], row["size"], row["sha256"], bool(row["source"]), **stored)

@@ -6,6 +6,7 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote
 
@@ -13,12 +14,13 @@ from snakemake_executor_plugin_mantik.common.errors import JournalError
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.journal import backup
 from snakemake_executor_plugin_mantik.journal.backup import JournalBackup
-from snakemake_executor_plugin_mantik.journal.database import JOURNAL_FILE, Database
-from snakemake_executor_plugin_mantik.journal.files import FileLedger, mark_landed
+from snakemake_executor_plugin_mantik.journal.database import JOURNAL_FILE, STORED_SINCE, Database
+from snakemake_executor_plugin_mantik.journal.files import FileLedger, all_stored, mark_landed
 from snakemake_executor_plugin_mantik.journal.records import (
     LEFT,
     FileRecord,
     SiteRecord,
+    StoredOutput,
     TryRecord,
     TryState,
     is_utf8,
@@ -495,6 +497,41 @@ def journal_path(directory: Path) -> Path:
     return path
 
 
+@dataclass(frozen=True)
+class StoredOutputs:
+    """The stored outputs of a workflow, its sites by name, and its own name in the journal."""
+
+    outputs: tuple[StoredOutput, ...] = ()
+    sites: Mapping[str, SiteRecord] = field(default_factory=dict)
+    workflow: str = ""
+
+
+def read_stored(directory: Path) -> StoredOutputs:
+    """Return the stored outputs of a workflow; none if it has no journal.
+
+    `directory` is the workflow's state directory. Works beside a running controller.
+
+    Raises:
+        JournalError: the journal cannot be read.
+    """
+    path = directory / JOURNAL_FILE
+    if not path.exists():
+        return StoredOutputs()
+    try:
+        with closing(
+            sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, timeout=30)
+        ) as db:
+            db.row_factory = sqlite3.Row
+            if db.execute("PRAGMA user_version").fetchone()[0] < STORED_SINCE:
+                return StoredOutputs()
+            rows = db.execute("SELECT site, url, workspace, config, place FROM sites")
+            sites = {row["site"]: SiteRecord(**row) for row in rows}
+            workflow = db.execute("SELECT id FROM workflow").fetchone()["id"]
+            return StoredOutputs(tuple(all_stored(db)), sites, workflow)
+    except sqlite3.DatabaseError as error:
+        raise _unreadable(path, error) from error
+
+
 def read_history(directory: Path, name: str = "") -> list[TryRecord]:
     """Return all tries of a workflow, or those of the job `name` and its groups.
 
@@ -517,8 +554,12 @@ def read_history(directory: Path, name: str = "") -> list[TryRecord]:
             named = "WHERE name = ? OR id IN (SELECT try FROM members WHERE name = ?)"
             return _read_tries(db, named, (name, name))
     except sqlite3.DatabaseError as error:
-        raise JournalError(
-            f"the journal cannot be read ({error})",
-            where=str(path),
-            do="If it is damaged, start snakemake: it is restored from its spare",
-        ) from error
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: sqlite3.DatabaseError) -> JournalError:
+    return JournalError(
+        f"the journal cannot be read ({error})",
+        where=str(path),
+        do="If it is damaged, start snakemake: it is restored from its spare",
+    )

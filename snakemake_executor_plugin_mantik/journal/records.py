@@ -2,10 +2,12 @@
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from snakemake_executor_plugin_mantik.jobs.paths import TryPaths
+
+_SHA256_DIGITS = 64
 
 LEFT = "left in "
 """Prefix of the outcome of a try that was left behind: it may still run, unobserved."""
@@ -140,12 +142,82 @@ class SiteRecord:
 
 @dataclass(frozen=True)
 class FileRecord:
-    """A file's content; `path` is relative to the workflow's directory."""
+    """A file's content.
+
+    Attributes:
+        path: relative to the workflow's directory.
+        source: whether it was uploaded as one of the working directory's sources.
+        modified: of a stored output, when the file was modified, by the clock of the site; else 0.
+        mode: of a stored output, the file's permission bits.
+    """
 
     path: str
     size: int
     sha256: str
     source: bool = False
+    modified: float = field(default=0.0, compare=False)
+    mode: int = field(default=0, compare=False)
+
+    @property
+    def stored(self) -> bool:
+        """Whether it belongs to a stored output."""
+        return bool(self.modified)
+
+
+@dataclass(frozen=True)
+class StoredOutput:
+    """An output that stays at the place where a job made it.
+
+    Attributes:
+        path: of the file or directory, relative to the workspace.
+        place: the identity of the place; empty for this machine, where local rules store theirs.
+        directory: whether the rule declares it as a directory.
+        made: when its job was seen to have succeeded, in seconds since the epoch by this machine's
+            clock: the time that Snakemake compares.
+        job: the rule and its wildcards, for messages.
+        files: the file, or the files and empty directories below the directory, or itself if it is
+            empty; an empty directory has no checksum.
+        links: path and target of the symbolic links below the directory.
+    """
+
+    path: str
+    place: str
+    directory: bool
+    made: float
+    job: str
+    files: tuple[FileRecord, ...]
+    links: tuple[tuple[str, str], ...] = ()
+
+    def part(self, path: str) -> "StoredOutput | None":
+        """Return what lies at `path` in a directory, as an output; None if there is nothing."""
+        files = tuple(file for file in self.files if f"{file.path}/".startswith(f"{path}/"))
+        directory = not any(file.path == path and file.sha256 for file in files)
+        links = tuple(link for link in self.links if link[0].startswith(f"{path}/"))
+        return (
+            replace(self, path=path, directory=directory, files=files, links=links)
+            if files
+            else None
+        )
+
+    @property
+    def here(self) -> bool:
+        """Whether it is on this machine."""
+        return not self.place
+
+    @property
+    def size(self) -> int:
+        """Bytes of all its files."""
+        return sum(file.size for file in self.files)
+
+
+def is_checksum(sha256: str) -> bool:
+    """Return whether a record names a content by its checksum; see `content_name`."""
+    return len(sha256) == _SHA256_DIGITS and not set(sha256) - set("0123456789abcdef")
+
+
+def content_name(sha256: str, size: int, modified: float) -> str:
+    """Return a name for a stored file's content: its checksum, else what else is known of it."""
+    return sha256 or f"{size} bytes, modified {modified:.0f}"
 
 
 def is_utf8(path: str) -> bool:

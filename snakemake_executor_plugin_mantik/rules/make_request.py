@@ -19,6 +19,8 @@ from snakemake_executor_plugin_mantik.rules.payload import make_payload
 from snakemake_executor_plugin_mantik.rules.resources import choose_site, given_resources
 from snakemake_executor_plugin_mantik.rules.units import job_display_name, job_identity, plain_path
 from snakemake_executor_plugin_mantik.rules.wrapping.mpi import has_launcher
+from snakemake_executor_plugin_mantik.sites.base import is_rest_safe
+from snakemake_executor_plugin_mantik.storage.paths import find_storage_link, storable_path
 
 _MEASUREMENTS = ".snakemake/mantik/benchmarks"
 """Directory of measurements, here and at the site, until Snakemake has accepted the outputs."""
@@ -75,6 +77,8 @@ def make_request(
         launches=has_launcher(job),
         full=any(run.full for run in payloads),
         incomplete=context.options.keep_incomplete,
+        storable=frozenset(list_storable(job)),
+        storage_link=find_storage_link(job),
     )
 
 
@@ -128,15 +132,26 @@ def list_outputs(job: Job, places: JobPaths) -> Iterable[OutputFile]:
     """Yield the files to download that a job makes, including logs but no measurements."""
     for path in job.output:
         if not is_unstaged(job, path) and (place := places.place(path)) is not None:
+            touched = is_flagged(path, "touch")
             yield OutputFile(
                 path=place,
-                kind="touched" if is_flagged(path, "touch") else "output",
+                kind="touched" if touched else "output",
                 directory=is_flagged(path, "directory"),
                 keep=is_flagged(path, "update"),
+                stored=storable_path(path) is not None
+                and not touched
+                and not job.is_checkpoint
+                and is_rest_safe(place),
             )
     for path in job.log:
         if not is_unstaged(job, path) and (place := places.place(path)) is not None:
             yield OutputFile(path=place, kind="log")
+
+
+def list_storable(job: Job) -> Iterable[str]:
+    """Yield the files that a job reads or updates and that may be stored outputs."""
+    updated = [path for path in job.output if is_flagged(path, "update")]
+    yield from filter(None, map(storable_path, [*job.input, *updated]))
 
 
 def job_variables(job: Job) -> dict[str, str]:

@@ -44,6 +44,8 @@ class LocalFile:
         sha256: checksum of its content; empty for a directory.
         source: whether it is uploaded as one of the working directory's sources.
         content: its bytes if there is no local file.
+        stored: identity of the place that it lies at, if it is a stored output: then there is no
+            local file, either.
     """
 
     path: str
@@ -54,6 +56,7 @@ class LocalFile:
     directory: bool = False
     source: bool = False
     content: bytes | None = None
+    stored: str = ""
 
     @classmethod
     def holding(cls, path: str, content: bytes | None) -> "LocalFile":
@@ -66,8 +69,18 @@ class LocalFile:
         digest = hashlib.sha256(content).hexdigest()
         return cls(path, Path(path), len(content), sha256=digest, content=content)
 
+    @classmethod
+    def at(cls, place: str, file: FileRecord) -> "LocalFile":
+        """Make a file or empty directory of a stored output."""
+        return cls(
+            file.path, Path(file.path), file.size, sha256=file.sha256,
+            directory=not file.sha256, stored=place,
+        )  # fmt: skip
+
     def is_touched(self) -> bool:
         """Check whether it changed, or vanished, since it was examined."""
+        if self.key is None:
+            return False
         try:
             return file_key(self.local, self.local.stat()) != self.key
         except OSError:

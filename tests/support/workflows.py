@@ -270,6 +270,12 @@ def mortal() -> tuple[str, ...]:
 UNTRACKED = {"SNAKEMAKE_MANTIK_TRACK": "none"}
 """For workflows whose MLflow runs are not looked at: MLflow takes seconds to start."""
 
+FILES_STAY = (
+    "--shared-fs-usage", "persistence", "software-deployment", "sources", "source-cache",
+    "--default-storage-provider", "mantik", "--default-storage-prefix", "mantik:",
+)  # fmt: skip
+"""Options with which outputs stay at their sites."""
+
 NEW_FILE = 0o644
 """Permissions of a file that was made with the umask 022, which the tests run with."""
 

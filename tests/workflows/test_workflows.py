@@ -19,8 +19,9 @@ from pathlib import Path
 import pytest
 
 from tests.real import apptainer
+from tests.support.command import smk_mantik
 from tests.support.needs import require
-from tests.support.workflows import UNTRACKED, Place, Project, tree, with_snakemake
+from tests.support.workflows import FILES_STAY, UNTRACKED, Place, Project, tree, with_snakemake
 
 HERE = Path(__file__).parent
 WORKFLOWS = sorted(path.parent.name for path in HERE.glob("*/Snakefile"))
@@ -54,6 +55,15 @@ CONTAINERS = [name for name in THIN if "apptainer" in lines(name, "needs")]
 """Those of them that run in containers: Apptainer is ours alone, not the users' of a centre."""
 HEAVY = ("many-files", "script-python", "train-evaluate")
 """Those of them that take so long that they run at a real server alone."""
+ABOUT_STORAGE = {
+    *("flags-inputs", "params", "resources", "scatter-gather", "script-bash", "shell-text"),
+    *("wildcards", "group-diamond", "group-touch", "helpers", "names", "paths-up", "flags-outputs"),
+    *("flags-defaults", "pathvars", "storage-fs", "failing", "workdir"),
+}
+"""Those of them that write the paths of their files into files, which differ in a storage; and those
+that Snakemake refuses with a default storage, or that have another one, keep what failed jobs have
+made, or change the directory."""
+STAY = [name for name in THIN if name not in {*HEAVY, *CONTAINERS, *ABOUT_STORAGE}]
 
 
 FULL = pytest.mark.software("Snakemake at a site")
@@ -81,6 +91,13 @@ def test_same_at_real_servers(
     compare(name, [unicore_centre_place, firecrest_centre_place], tmp_path)
 
 
+@pytest.mark.parametrize("name", STAY)
+def test_same_when_files_stay(
+    name: str, sandbox_place: Place, firecrest_place: Place, tmp_path: Path
+) -> None:
+    compare(name, [sandbox_place, firecrest_place], tmp_path, stay=True)
+
+
 @pytest.mark.software("Apptainer")
 @pytest.mark.parametrize("name", CONTAINERS)
 def test_same_in_containers(
@@ -91,8 +108,11 @@ def test_same_in_containers(
     compare(name, [firecrest_place], tmp_path)
 
 
-def compare(name: str, places: list[Place], directory: Path) -> None:
-    """Run a workflow here and, at the same time, at each of `places`, and compare all of it."""
+def compare(name: str, places: list[Place], directory: Path, *, stay: bool = False) -> None:
+    """Run a workflow here and, at the same time, at each of `places`, and compare all of it.
+
+    With `stay`, outputs stay at the sites, and are brought here before they are compared.
+    """
     needs = set(lines(name, "needs"))
     extra = UNTRACKED
     if SNAKEMAKE in needs:
@@ -116,7 +136,8 @@ def compare(name: str, places: list[Place], directory: Path) -> None:
             opened.enter_context(closing(each))
         for options in [list(words) for given, words in groups if given] or [[]]:
             # At the same time: a run at a site is mostly waiting.
-            started = [(remote, remote.start(*options)) for remote in remotes]
+            more = FILES_STAY if stay else ()
+            started = [(remote, remote.start(*more, *options)) for remote in remotes]
             before = tree(twin.directory)
             expected = twin.run(*options, local=True)
             files = tree(twin.directory)
@@ -125,5 +146,7 @@ def compare(name: str, places: list[Place], directory: Path) -> None:
                 ran = running.end()
                 told = f"{expected.output}\n---- at the site:\n{ran.output}"
                 assert ran.code == expected.code, told
+                if stay:
+                    told += smk_mantik(remote, "get", "--all", "--force").ok().output
                 assert tree(remote.directory) == files, told
                 assert "Traceback" not in ran.output, told

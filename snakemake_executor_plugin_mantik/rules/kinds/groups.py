@@ -40,6 +40,7 @@ from snakemake_executor_plugin_mantik.rules.make_request import (
     job_parameters,
     job_variables,
     list_outputs,
+    list_storable,
     message_name,
 )
 from snakemake_executor_plugin_mantik.rules.make_request import make_request as request_of_one
@@ -54,6 +55,7 @@ from snakemake_executor_plugin_mantik.rules.units import (
     member_title,
     unit_name,
 )
+from snakemake_executor_plugin_mantik.storage.paths import find_storage_link
 
 _REPORTS = ".snakemake/mantik/groups"
 """Directory of reports on failed members of groups, here and at the site, until they are read."""
@@ -147,6 +149,8 @@ def make_group_request(
         full=any(payload.full for payload in payloads),
         incomplete=context.options.keep_incomplete,
         group=JobGroup(jobs, report),
+        storable=frozenset(path for member in members for path in list_storable(member)),
+        storage_link=next(filter(None, map(find_storage_link, members)), ""),
     )
 
 

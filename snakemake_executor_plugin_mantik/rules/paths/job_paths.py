@@ -24,6 +24,7 @@ from snakemake_executor_plugin_mantik.jobs.paths import OURS, outside_path
 from snakemake_executor_plugin_mantik.rules import Job
 from snakemake_executor_plugin_mantik.rules.context import RuleContext
 from snakemake_executor_plugin_mantik.rules.resources import choose_site, given_resources
+from snakemake_executor_plugin_mantik.storage.paths import storable_path
 
 _EVERYWHERE = ("/dev", "/proc", "/sys")
 """Directories that every machine has of its own. Never staged, and the same path everywhere."""
@@ -46,11 +47,14 @@ class JobPaths:
     def place(self, path: object) -> str | None:
         """Return a path relative to the workspace; None below `/dev`, `/proc` and `/sys`.
 
-        `path` is absolute, or relative to the working directory.
+        `path` is absolute, or relative to the working directory. A file that may be a stored output
+        has the path that its rule names.
 
         Raises:
             UserError: the path is in the executor's own directory at a site.
         """
+        if (stored := storable_path(path)) is not None:
+            return stored
         absolute = self._absolute(str(path))
         if _is_below(absolute, _EVERYWHERE):
             return None

@@ -1,9 +1,12 @@
-"""Decide whether this machine or the jobs themselves fetch and store files of a storage.
+"""Decide who fetches and stores files of a storage: this machine, the jobs, or nobody.
 
 By default Snakemake fetches and stores on this machine, and jobs get local copies like any other
 file. With `--shared-fs-usage none` it does neither for jobs at a site. Each of them is then a full
 job, whose own Snakemake reaches the storage from the node (9.27: `jobs.py` `postprocess`, `dag.py`
 `retrieve_storage_inputs`, `handle_storage`).
+
+With the default storage provider `mantik`, outputs stay at the site where a job makes them: nothing
+is fetched or stored, and all jobs stay what they are.
 """
 
 import json
@@ -15,6 +18,7 @@ from snakemake_interface_executor_plugins.settings import SharedFSUsage
 from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.rules import Job
 from snakemake_executor_plugin_mantik.rules.paths.job_paths import is_kept_in_storage
+from snakemake_executor_plugin_mantik.storage.paths import PREFIX
 
 WORDS: Final = "files that its job fetches and stores itself (--shared-fs-usage)"
 """Why a job is a full job, as words that follow "has"."""
@@ -26,12 +30,35 @@ _TOGETHER: Final = {
 """With only one of them, Snakemake would fetch files that it does not store, or vice versa."""
 
 
-def check_shared(usage: Iterable[SharedFSUsage]) -> None:
-    """Check that either this machine or the jobs both fetch and store.
+PROVIDER: Final = "mantik"
+"""Name of the storage provider whose files stay where they were made."""
+
+SHARED: Final = "persistence software-deployment sources source-cache"
+"""What `--shared-fs-usage` has to be while files stay."""
+
+
+def check_shared(settings: Any) -> None:
+    """Check that either this machine or the jobs both fetch and store, or, if files stay, neither.
+
+    `settings` are Snakemake's storage settings.
 
     Raises:
-        UserError: one would fetch and the other store.
+        UserError: one would fetch and the other store; or files are to stay and to be fetched.
     """
+    usage = settings.shared_fs_usage
+    if settings.default_storage_provider == PROVIDER:
+        if settings.default_storage_prefix.rstrip("/") != PREFIX:
+            raise UserError(
+                f"--default-storage-prefix is {settings.default_storage_prefix!r}",
+                do=f"With --default-storage-provider {PROVIDER}, give"
+                f" --default-storage-prefix {PREFIX}",
+            )
+        if any(item in usage for item in _TOGETHER.values()):
+            raise UserError(
+                "outputs are to stay at their sites (--default-storage-provider"
+                f" {PROVIDER}), but --shared-fs-usage lets Snakemake fetch all of them",
+                do=f"Give --shared-fs-usage {SHARED}",
+            )
     given = [name for name, item in _TOGETHER.items() if item in usage]
     if len(given) == 1:
         [lacking] = _TOGETHER.keys() - given
@@ -43,9 +70,15 @@ def check_shared(usage: Iterable[SharedFSUsage]) -> None:
         )
 
 
+def files_stay(workflow: Any) -> bool:
+    """Return whether outputs stay at the sites where jobs make them."""
+    return bool(workflow.storage_settings.default_storage_provider == PROVIDER)
+
+
 def jobs_use_storage(workflow: Any) -> bool:
     """Return whether jobs at a site fetch and store files of a storage themselves."""
-    return SharedFSUsage.INPUT_OUTPUT not in workflow.storage_settings.shared_fs_usage
+    shared = SharedFSUsage.INPUT_OUTPUT in workflow.storage_settings.shared_fs_usage
+    return not shared and not files_stay(workflow)
 
 
 def is_unstaged(job: Job, path: Any) -> bool:

@@ -10,10 +10,12 @@ import shlex
 from dataclasses import dataclass
 
 from snakemake_executor_plugin_mantik.jobs.paths import SHADOWS
+from snakemake_executor_plugin_mantik.jobs.script import link_words
 from snakemake_executor_plugin_mantik.jobs.templates import load_template
 from snakemake_executor_plugin_mantik.rules import Job
 from snakemake_executor_plugin_mantik.rules.context import Payload, start_words
 from snakemake_executor_plugin_mantik.rules.units import job_identity, plain_path
+from snakemake_executor_plugin_mantik.storage.paths import find_storage_link, storable_path
 
 
 def shadow_payload(
@@ -34,6 +36,7 @@ def shadow_payload(
         outputs=_relative(job.output),
         logs=_relative(job.log),
         also=also,
+        storage_link=find_storage_link(job),
     )
     start, uploads = start_words(payload)
     text = wrap_shadow(
@@ -48,7 +51,13 @@ def shadow_payload(
 
 def _relative(paths: object) -> tuple[str, ...]:
     """Return the relative paths. Absolute ones are not moved to the shadow directory."""
-    return tuple(dict.fromkeys(plain_path(p) for p in paths if not os.path.isabs(p)))  # type: ignore[attr-defined] # Snakemake's Namedlist
+    return tuple(
+        dict.fromkeys(
+            storable_path(p) or plain_path(p)
+            for p in paths  # type: ignore[attr-defined] # Snakemake's Namedlist
+            if not os.path.isabs(p)
+        )
+    )
 
 
 @dataclass(frozen=True)
@@ -62,6 +71,7 @@ class Shadow:
         outputs: files that are moved out of it after a success.
         logs: files that are moved out of it in any case.
         also: further files that the command reads; linked unless they are there already.
+        storage_link: see `jobs.spec.JobSpec`.
     """
 
     place: str
@@ -70,6 +80,7 @@ class Shadow:
     outputs: tuple[str, ...] = ()
     logs: tuple[str, ...] = ()
     also: tuple[str, ...] = ()
+    storage_link: str = ""
 
 
 def wrap_shadow(
@@ -90,6 +101,7 @@ def wrap_shadow(
         also=[_linked(path, shadow.place) for path in shadow.also],
         outputs=[shlex.quote(path) for path in shadow.outputs],
         logs=[shlex.quote(path) for path in shadow.logs],
+        storage_link=shadow.storage_link and link_words(shadow.storage_link),
         start=start,
         first=first,
         last=last,

@@ -1,0 +1,146 @@
+"""`smk-mantik get`: bring outputs that stay at sites to this machine."""
+
+import os
+import posixpath
+import sys
+import threading
+from collections.abc import Iterable, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+from snakemake_executor_plugin_mantik.cli.options import Workdir
+from snakemake_executor_plugin_mantik.common.errors import UserError, printable
+from snakemake_executor_plugin_mantik.common.humanize import humanize_size
+from snakemake_executor_plugin_mantik.jobs.paths import display_path, local_path
+from snakemake_executor_plugin_mantik.journal import StoredOutput
+from snakemake_executor_plugin_mantik.staging.local import sha256_of
+from snakemake_executor_plugin_mantik.storage.catalog import Catalog
+
+_SHOW_S = 0.2
+"""Seconds between two updates of the progress bar."""
+
+
+def get(
+    paths: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[PATH…]", help="Files or directories, as the Snakefile names them."
+        ),
+    ] = None,
+    *,
+    directory: Workdir = Path(),
+    every: Annotated[bool, typer.Option("--all", help="Bring all outputs.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace files here that have another content.")
+    ] = False,
+) -> None:
+    """Bring outputs that stay at sites to where the Snakefile names them.
+
+    Each is verified and comes whole or not at all; a broken transfer continues where it stopped.
+    The outputs stay at their sites, too, and later runs use them there.
+    """
+    if bool(paths) == every:
+        raise UserError("there is nothing to bring", do="Name files, or add --all")
+    with closing(Catalog(directory.resolve(), os.environ, lambda t: typer.echo(printable(t)))) as c:
+        chosen = _chosen(c, paths or [])
+        missing = [output for output in chosen if not _is_here(directory, output)]
+        if not force:
+            _refuse_others(directory, missing)
+        _bring(c, directory, missing)
+    size = humanize_size(sum(output.size for output in missing))
+    left = len(chosen) - len(missing)
+    typer.echo(f"Brought {len(missing)} outputs, {size}" + f"; {left} were here." * bool(left))
+
+
+def _chosen(catalog: Catalog, paths: Sequence[str]) -> list[StoredOutput]:
+    """Return the outputs at `paths`, all if there are none.
+
+    Raises:
+        UserError: there is none at one of the paths.
+    """
+    known = [output for output in catalog.outputs() if not output.here]
+    wanted = [] if paths else known
+    for name in map(posixpath.normpath, paths):
+        there = [o for o in known if f"{display_path(o.path)}/".startswith(f"{name}/")]
+        if not there:
+            raise UserError(
+                f"no output at a site is {name}, or lies below it",
+                do="See smk-mantik ls for those that there are",
+            )
+        wanted += [output for output in there if output not in wanted]
+    found = [catalog.find(output.path) for output in wanted]
+    for output, now in zip(wanted, found, strict=True):
+        if now is None:
+            raise UserError(
+                f"{display_path(output.path)} is no longer at {catalog.site(output)}",
+                do="Run the workflow again: it is then made again",
+            )
+    return [output for output in found if output is not None]
+
+
+def _is_here(directory: Path, output: StoredOutput) -> bool:
+    """Check whether the content of an output is here already."""
+    home = local_path(output.path, directory)
+    for file in output.files:
+        path = Path(f"{home}{file.path.removeprefix(output.path)}")
+        if not path.is_file() or path.stat().st_size != file.size:
+            return False
+        if sha256_of(path) != file.sha256:
+            return False
+    count = sum(len(names) for _, _, names in os.walk(home)) if output.directory else 1
+    return os.path.lexists(home) and count == max(1 - output.directory, len(output.files))
+
+
+def _refuse_others(directory: Path, outputs: Iterable[StoredOutput]) -> None:
+    """Refuse to replace files.
+
+    Raises:
+        UserError: there is a file at one of the paths.
+    """
+    others = [
+        display_path(output.path)
+        for output in outputs
+        if os.path.lexists(local_path(output.path, directory))
+    ]
+    if others:
+        raise UserError(
+            f"there are files with other contents here: {', '.join(others[:5])}"
+            + ", …" * (len(others) > 5),
+            where=str(directory),
+            do="Move them away, or replace them with --force",
+        )
+
+
+def _bring(catalog: Catalog, directory: Path, outputs: Sequence[StoredOutput]) -> None:
+    """Bring outputs one after the other, with a progress bar if there is a terminal."""
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
+    with Progress(*columns, TimeRemainingColumn(), disable=not sys.stderr.isatty()) as progress:
+        for output in outputs:
+            target = local_path(output.path, directory)
+            task = progress.add_task(printable(display_path(output.path)), total=output.size)
+            done = threading.Event()
+            watching = threading.Thread(
+                target=_watch, args=(progress, task, catalog.part_of(target), done), daemon=True
+            )
+            watching.start()
+            try:
+                catalog.bring(output, target)
+            finally:
+                done.set()
+                watching.join()
+            progress.update(task, completed=output.size)
+
+
+def _watch(progress: Progress, task: object, part: Path, done: threading.Event) -> None:
+    """Show how much of a file or directory has come, until `done`."""
+    while not done.wait(_SHOW_S):
+        size = sum(
+            file.stat().st_size
+            for file in ([part] if part.is_file() else part.rglob("*"))
+            if file.is_file()
+        )
+        progress.update(task, completed=size)  # type: ignore[arg-type]

@@ -1,0 +1,157 @@
+"""Reach the places where outputs are stored, beside the engine or without one.
+
+Snakemake asks for stored outputs while it builds its graph of jobs, before there is an engine, and
+in runs that need none.
+"""
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from snakemake_executor_plugin_mantik.common.errors import MantikError, SiteNotFound, UserError
+from snakemake_executor_plugin_mantik.common.state_directory import STATE
+from snakemake_executor_plugin_mantik.config.reading import read_config_named
+from snakemake_executor_plugin_mantik.connections.connect import (
+    find_site_credentials,
+    make_sites,
+    workspace_name,
+)
+from snakemake_executor_plugin_mantik.engine.core import OPEN_WAIT_S
+from snakemake_executor_plugin_mantik.engine.place import make_retry
+from snakemake_executor_plugin_mantik.engine.plan import Planner
+from snakemake_executor_plugin_mantik.journal import read_stored
+from snakemake_executor_plugin_mantik.sites.base import Entry, Site
+from snakemake_executor_plugin_mantik.sites.credentials import find_account
+from snakemake_executor_plugin_mantik.staging.transfers import download_file
+
+_T = TypeVar("_T")
+
+
+class Access:
+    """Connections to places, made when they are first needed. Safe to use from any thread."""
+
+    def __init__(
+        self,
+        workdir: Path,
+        environ: Mapping[str, str],
+        notify: Callable[[str], None],
+    ) -> None:
+        """Make it for the workflow in `workdir`, whose journal knows the places.
+
+        `environ` holds variables with credentials. `notify` writes a line to the user's log.
+        """
+        self._workdir = workdir
+        self._environ = environ
+        self._notify = notify
+        self._opening: dict[str, asyncio.Task[Site]] = {}
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+
+    def list(self, place: str, directory: str) -> dict[str, Entry]:
+        """Return the entries of a directory at a place by name; none if it does not exist."""
+
+        async def entries() -> dict[str, Entry]:
+            site = await self._at(place)
+            try:
+                return await make_retry(site, self._notify)(lambda: site.list(directory))
+            except SiteNotFound:
+                return {}
+
+        return self._run(entries())
+
+    def remove(self, place: str, path: str) -> None:
+        """Remove a file or directory at a place."""
+
+        async def act() -> None:
+            site = await self._at(place)
+            await make_retry(site, self._notify)(lambda: site.remove(path))
+
+        self._run(act())
+
+    def download(self, place: str, files: Iterable[tuple[str, Path, int, str]]) -> None:
+        """Download files: the path at the place, the local path, the size and the checksum of each.
+
+        Raises:
+            MantikError: a file is not there any more, or another one.
+            OSError: a file cannot be written here.
+        """
+
+        async def act() -> None:
+            site = await self._at(place)
+            repeat = make_retry(site, self._notify).insist
+
+            async def one(path: str, target: Path, size: int, sha256: str) -> None:
+                await download_file(site, path, target, size=size, sha256=sha256, repeat=repeat)
+
+            await asyncio.gather(*(one(*file) for file in files))
+
+        self._run(act())
+
+    def name(self, place: str) -> str:
+        """Return the name of the site at which a place was last used; its identity if unknown."""
+        sites = read_stored(self._workdir / STATE).sites
+        return next((site.site for site in sites.values() if site.place == place), place)
+
+    def close(self) -> None:
+        """Close all connections."""
+
+        async def close() -> None:
+            for opening in self._opening.values():
+                if opening.done() and opening.exception() is None:
+                    await opening.result().close()
+
+        if not self._loop.is_closed():
+            self._run(close())
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+
+    def _run(self, what: Coroutine[Any, Any, _T]) -> _T:
+        return asyncio.run_coroutine_threadsafe(what, self._loop).result()
+
+    def _at(self, place: str) -> Awaitable[Site]:
+        if place not in self._opening:
+            self._opening[place] = asyncio.ensure_future(self._open(place))
+        return self._opening[place]
+
+    async def _open(self, place: str) -> Site:
+        known = await asyncio.to_thread(lambda: read_stored(self._workdir / STATE))
+        record = next((site for site in known.sites.values() if site.place == place), None)
+        if record is None or not record.config:
+            raise UserError(
+                "no backend config is known for the place of a stored output",
+                where=str(self._workdir),
+                do="Run the workflow with the backend config of its site",
+            )
+        name = record.site
+        loaded = await asyncio.to_thread(
+            lambda: read_config_named(name, record.config, Path(), project=None)
+        )
+        credentials = find_site_credentials({name: loaded}, self._workdir)
+        await asyncio.to_thread(credentials[name].login)
+        planner = Planner(loaded.config, find_account(name, self._environ), self._workdir)
+        sites = make_sites(
+            {name: loaded}, credentials, {name: planner},
+            workspace_name(self._workdir, known.workflow),
+        )  # fmt: skip
+        site, _ = sites[name]
+        try:
+            async with asyncio.timeout(OPEN_WAIT_S):
+                facts = await site.open()
+        except TimeoutError:
+            raise MantikError(
+                f"the site has not answered for {OPEN_WAIT_S:.0f} s, and outputs are stored there",
+                where=f"site {name}",
+                do="Check the network, and start again",
+            ) from None
+        if facts.workspace != record.workspace:
+            raise UserError(
+                f"outputs are stored in the workspace {record.workspace}, but the backend config"
+                f" leads to {facts.workspace}",
+                where=record.config,
+                do="Use the earlier backend config, or bring the outputs with smk-mantik get first",
+            )
+        return site

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from snakemake_executor_plugin_mantik.common.errors import MantikError, printable
+from snakemake_executor_plugin_mantik.common.errors import MantikError, UserError, printable
 from snakemake_executor_plugin_mantik.engine.adopt import ended_since_message
 from snakemake_executor_plugin_mantik.engine.cancel import CANCEL_WAIT_S
 from snakemake_executor_plugin_mantik.engine.observer import Observer
@@ -90,7 +90,9 @@ class Engine:
 
         self._notify = notify_printable
         self._journal = journal
-        self._places = Places(WorkflowContext(journal, workdir, state, self._notify, self._give_up))
+        self._places = Places(
+            WorkflowContext(journal, workdir, state, self._notify, self._give_up), self._site
+        )
         self._opened: dict[int, asyncio.Task[SiteFacts]] = {}
         self._chosen: set[tuple[str, str, int]] = set()
         self._runners: dict[str, SiteRunner] = {}
@@ -241,6 +243,12 @@ class Engine:
             raise errors[0]
 
     async def _site(self, name: str) -> SiteRunner:
+        if name not in self._sites:
+            raise UserError(
+                "an input is stored at a site that this run does not use",
+                where=f"site {name}",
+                do="Name its backend config, too: --mantik-backend-config NAME=FILE",
+            )
         if name not in self._opening:
             self._opening[name] = asyncio.create_task(self._open_site(name))
         try:

@@ -1,6 +1,7 @@
 """Make the tries of one site and submit them."""
 
 import os
+import posixpath
 import time
 from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -12,6 +13,7 @@ from snakemake_executor_plugin_mantik.engine import claims
 from snakemake_executor_plugin_mantik.engine.adopt import (
     choose_tries,
     encode_basis,
+    is_at,
     kept_message,
     name_by_makers,
     name_of_maker,
@@ -63,6 +65,7 @@ class Dispatcher:
         self._planner = planner
         self._place = place
         self._local = places.local
+        self._crossing = places.crossing
         self._journal = places.workflow.journal
         self._workdir = places.workflow.workdir
         self._notify = places.workflow.notify
@@ -87,7 +90,7 @@ class Dispatcher:
         for path in dict.fromkeys([*inputs, *kept]):
             output = self._journal.files.stored(path) if path in request.storable else None
             if output is not None and not output.here:
-                stored += _stored_files(output)
+                stored += _stored_files(output, self._place.id)
             else:
                 if path in request.storable:
                     self._require_here(path)
@@ -250,6 +253,7 @@ class Dispatcher:
         outputs = [output.path for output in request.outputs]
         made = [output.path for output in request.outputs if output.kind == "output"]
         code = self._code(request, {file.path for file in files})
+        files = await self._crossing.bring(files, self._place.id)
         files = [*files, *self._place.stager.code(code)]
         for message in await self._place.conflicts.make_way(files, made):
             self._notify(message)
@@ -307,9 +311,22 @@ class Dispatcher:
         return await self._retry.found(lambda: claims.revoke_try(self._site, record))
 
 
-def _stored_files(output: StoredOutput) -> list[LocalFile]:
-    """Return the files and empty directories of a stored output."""
-    return [LocalFile.at(output.place, file) for file in output.files]
+def _stored_files(output: StoredOutput, place: str) -> list[LocalFile]:
+    """Return the files and empty directories of a stored output for a job at `place`.
+
+    Links go to no other place: the files that they lead to go there under their paths, too.
+    """
+    files = [LocalFile.at(output.place, file) for file in output.files]
+    if output.place == place:
+        return files
+    for link, target in output.links:
+        to = posixpath.normpath(posixpath.join(posixpath.dirname(link), target))
+        files += [
+            replace(file, path=f"{link}{file.path.removeprefix(to)}")
+            for file in files
+            if is_at(file.path, to) and not is_at(link, to)
+        ]
+    return files
 
 
 def _text(request: JobRequest) -> str:

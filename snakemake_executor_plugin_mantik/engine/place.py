@@ -6,13 +6,14 @@ Before its first job a place gets the workflow's sources, the files that no rule
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import PurePosixPath
 from urllib.parse import quote
 
 from snakemake_executor_plugin_mantik.common.errors import SiteError, UserError
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
+from snakemake_executor_plugin_mantik.engine.crossing import Crossing
 from snakemake_executor_plugin_mantik.engine.leadership import Leadership
 from snakemake_executor_plugin_mantik.engine.leases import Lease, Leases
 from snakemake_executor_plugin_mantik.engine.remote_cleanup import RemoteCleanup
@@ -48,6 +49,8 @@ class Place:
 
     Attributes:
         id: its identity.
+        site: a site that sees it.
+        retry: repeats requests there.
         scratch: a local directory for files in transfer.
         lead: this controller's lead of it.
         stager: uploads missing files.
@@ -64,7 +67,7 @@ class Place:
         self.sources: dict[str, str] = {}
         self.leftovers: set[str] = set()
         self.lead = Leadership(lease, leases)
-        self._site = site
+        self.site = self._site = site
         self._journal = journal = workflow.journal
         self._notify = workflow.notify
         self._local = local
@@ -74,7 +77,7 @@ class Place:
         for left in scratch.iterdir():
             left.unlink()  # left by a killed run
         self.scratch = scratch
-        retry = make_retry(site, workflow.notify)
+        self.retry = retry = make_retry(site, workflow.notify)
         self.stager = Stager(site, self.id, journal, retry, scratch, term=lease.term)
         self.cleanup = RemoteCleanup(site, self.id, journal.files, retry, workflow.workdir)
         self.conflicts = WriteConflicts(site, journal, self.stager, retry, workflow.give_up)
@@ -117,6 +120,8 @@ class Place:
                 await asyncio.gather(*(self._site.remove(path) for path in left))
                 if unused:
                     await self._empty()
+        for file in self.scratch.glob("crossing-*"):
+            file.unlink()
 
     async def _empty(self) -> None:
         for bundle in self._journal.files.loose_bundles(self.id):
@@ -144,9 +149,14 @@ class Place:
 class Places:
     """The places of a workflow's sites. Call all methods from the event loop's thread."""
 
-    def __init__(self, workflow: WorkflowContext) -> None:
+    def __init__(
+        self, workflow: WorkflowContext, open_site: Callable[[str], Awaitable[object]] | None = None
+    ) -> None:
+        """Make it; `open_site` opens the site with a name, if the run has its backend config."""
         self.workflow = workflow
+        self._open_site = open_site
         self.local = LocalFiles(workflow.workdir, workflow.journal.files)
+        self.crossing = Crossing(workflow.journal.files, self._find, workflow.notify)
         self._opening = asyncio.Lock()
         self._of_client: dict[int, Place] = {}
         self._known: dict[str, Place] = {}
@@ -186,6 +196,24 @@ class Places:
         if (place := self._known.get(lease.place)) is None:
             place = self._known[lease.place] = Place(lease, leases, site, self.workflow, self.local)
         return place
+
+    async def _find(self, identity: str) -> Place:
+        """Return the place with an identity; open a site that sees it if need be.
+
+        Raises:
+            MantikError: the run has no such site, or it cannot be opened.
+        """
+        sites = self.workflow.journal.sites().values()
+        for known in (site for site in sites if site.place == identity):
+            if identity not in self._known and self._open_site is not None:
+                await self._open_site(known.site)
+            if identity in self._known:
+                return self._known[identity]
+        raise UserError(
+            "an input is stored at a place that no known site sees any more",
+            where=f"place {identity}",
+            do="Use the backend config that it was made with",
+        )
 
     def __iter__(self) -> Iterator[Place]:
         return iter(list(self._known.values()))

@@ -92,6 +92,10 @@ class FileLedger:
                 return output.part(path) if output is not None and at != path else output
         return None
 
+    def has_stored(self) -> bool:
+        """Return whether any output is stored."""
+        return self._db.execute("SELECT 1 FROM stored").fetchone() is not None
+
     def renew_stored(self, output: StoredOutput) -> None:
         """Record that files of an output were changed at its place."""
         self.set_remote_files(output.place, output.files)

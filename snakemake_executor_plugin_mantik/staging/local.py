@@ -45,7 +45,7 @@ class LocalFile:
         source: whether it is uploaded as one of the working directory's sources.
         content: its bytes if there is no local file.
         stored: identity of the place that it lies at, if it is a stored output: then there is no
-            local file, either.
+            local file, either, and `local` is its path there.
     """
 
     path: str

@@ -5,6 +5,7 @@ import os
 import posixpath
 import shutil
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -169,7 +170,8 @@ class Catalog:
             return
         renewed = tuple(_renewed(file, changed.get(file)) for file in output.files)
         later = max(entry.modified - file.modified for file, entry in changed.items())
-        newer = replace(output, files=renewed, made=output.made + max(later, TIMES_DIFFER_S))
+        made = min(output.made + max(later, TIMES_DIFFER_S), time.time())
+        newer = replace(output, files=renewed, made=made)
         self._known[output.path] = newer
         self._record(lambda ledger: ledger.renew_stored(newer))
 

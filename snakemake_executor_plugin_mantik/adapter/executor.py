@@ -279,6 +279,9 @@ class Executor(RemoteExecutor):
                     path = storable_path(output)
                     if path is not None and catalog.find(path) is None:
                         catalog.note_here(path, touch=bool(output.flags.get("touch")))
+                    if output.flags.get("protected"):
+                        catalog.link_here(str(path), Path(output))
+                        output.protect()
                 await self.dag.handle_ensure(member, member.output)
                 for log in member.log:  # as Snakemake does for a local job
                     if (path := storable_path(log)) is not None:

@@ -23,6 +23,7 @@ from snakemake_executor_plugin_mantik.engine.forecast import (
     Total,
 )
 from snakemake_executor_plugin_mantik.engine.plan import find_misfits, unchecked_resources
+from snakemake_executor_plugin_mantik.jobs.paths import display_path
 from snakemake_executor_plugin_mantik.jobs.spec import Environment
 from snakemake_executor_plugin_mantik.rules import Job, preflight
 from snakemake_executor_plugin_mantik.rules.kinds.group_resources import unit_request
@@ -31,6 +32,7 @@ from snakemake_executor_plugin_mantik.rules.units import list_members, unit_name
 from snakemake_executor_plugin_mantik.rules.wrapping import deployment
 from snakemake_executor_plugin_mantik.rules.wrapping.environ import workflow_variables
 from snakemake_executor_plugin_mantik.sites.base import QueueLimits
+from snakemake_executor_plugin_mantik.storage.paths import storable_path
 
 
 def plan_workflow(workflow: Any, options: Any, logger: Any, *, connect: bool) -> JobPlan:
@@ -125,7 +127,9 @@ def _runs(unit: Job) -> bool:
 
 def _outputs(unit: Job) -> Iterator[object]:
     for member in list_members(unit):
-        yield from member.output
+        for path in member.output:
+            stored = storable_path(path)
+            yield path if stored is None else display_path(stored)
 
 
 @dataclass(frozen=True)

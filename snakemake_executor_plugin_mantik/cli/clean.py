@@ -19,7 +19,15 @@ from snakemake_executor_plugin_mantik.connections.reconnect import (
 )
 from snakemake_executor_plugin_mantik.engine.cancel import CANCEL_WAIT_S
 from snakemake_executor_plugin_mantik.engine.clear import Clearer, WorkspacePart
-from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, TryState, read_history
+from snakemake_executor_plugin_mantik.jobs.paths import display_path
+from snakemake_executor_plugin_mantik.journal import (
+    Journal,
+    StoredOutput,
+    TryRecord,
+    TryState,
+    read_history,
+)
+from snakemake_executor_plugin_mantik.storage.catalog import is_here
 
 _LEFT = 1
 """Exit code if something had to stay; a "no" of the user does not count."""
@@ -36,15 +44,13 @@ def clean(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     force: Annotated[
         bool,
-        typer.Option(
-            "--force", help="Also cancel jobs, and lose outputs that have not been fetched."
-        ),
+        typer.Option("--force", help="Also cancel jobs, and lose outputs that are nowhere else."),
     ] = False,
 ) -> None:
     """Show what a workflow has in its workspaces, and remove it.
 
     Local inputs and outputs stay; a later run uploads what it needs again. A workspace with jobs
-    that may still run, or with outputs that have not been fetched, is kept unless you use --force.
+    that may still run, or with outputs that are nowhere else, is kept unless you use --force.
     """
     journal = open_journal(directory)
     if journal.remark:
@@ -85,8 +91,22 @@ async def _clean(
             needed = _needed(journal, name)
             for record in needed:
                 typer.echo(printable(f"  needed: {record.name} ({_why(record)})"))
+            alone = _only_there(there, name)
+            for output in alone:
+                typer.echo(
+                    printable(
+                        f"  only there: {display_path(output.path)} ({humanize_size(output.size)},"
+                        f" made by {output.job})"
+                    )
+                )
             if needed and not force:
                 typer.echo("  Kept: let snakemake finish these jobs, cancel them, or add --force.")
+                troubled = True
+            elif alone and not force:
+                typer.echo(
+                    "  Kept: bring these outputs here with smk-mantik get, or add --force to lose"
+                    " them."
+                )
                 troubled = True
             elif found:
                 cleared[name] = clearer
@@ -143,6 +163,12 @@ def _needed(journal: Journal, name: str) -> list[TryRecord]:
         if record.place == place
         and (record.may_run or (record.state is TryState.ENDED and record.outcome == "succeeded"))
     ]
+
+
+def _only_there(there: ReconnectedSite, name: str) -> list[StoredOutput]:
+    """Return the outputs that are stored in a workspace, and not on this machine, too."""
+    stored = there.journal.files.stored_at(there.runners[name].place.id)
+    return [output for output in stored if not is_here(output, there.workdir)]
 
 
 def _why(record: TryRecord) -> str:

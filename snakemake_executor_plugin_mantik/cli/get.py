@@ -17,8 +17,7 @@ from snakemake_executor_plugin_mantik.common.errors import UserError, printable
 from snakemake_executor_plugin_mantik.common.humanize import humanize_size
 from snakemake_executor_plugin_mantik.jobs.paths import display_path, local_path
 from snakemake_executor_plugin_mantik.journal import StoredOutput
-from snakemake_executor_plugin_mantik.staging.local import sha256_of
-from snakemake_executor_plugin_mantik.storage.catalog import Catalog
+from snakemake_executor_plugin_mantik.storage.catalog import Catalog, is_here
 
 _SHOW_S = 0.2
 """Seconds between two updates of the progress bar."""
@@ -47,7 +46,7 @@ def get(
         raise UserError("there is nothing to bring", do="Name files, or add --all")
     with closing(Catalog(directory.resolve(), os.environ, lambda t: typer.echo(printable(t)))) as c:
         chosen = _chosen(c, paths or [])
-        missing = [output for output in chosen if not _is_here(directory, output)]
+        missing = [output for output in chosen if not is_here(output, directory)]
         if not force:
             _refuse_others(directory, missing)
         _bring(c, directory, missing)
@@ -80,21 +79,6 @@ def _chosen(catalog: Catalog, paths: Sequence[str]) -> list[StoredOutput]:
                 do="Run the workflow again: it is then made again",
             )
     return [output for output in found if output is not None]
-
-
-def _is_here(directory: Path, output: StoredOutput) -> bool:
-    """Check whether the content of an output is here already."""
-    home = local_path(output.path, directory)
-    for file in output.files:
-        path = Path(f"{home}{file.path.removeprefix(output.path)}")
-        if not file.sha256:
-            same = path.is_dir()
-        else:
-            same = path.is_file() and path.stat().st_size == file.size
-            same = same and sha256_of(path) == file.sha256
-        if not same:
-            return False
-    return True
 
 
 def _refuse_others(directory: Path, outputs: Iterable[StoredOutput]) -> None:

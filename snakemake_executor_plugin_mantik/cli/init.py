@@ -56,6 +56,10 @@ def init(  # noqa: PLR0917 - options of a command line
     directory: Annotated[
         Path, typer.Option("--directory", "-d", help="The workflow's working directory.")
     ] = Path(),
+    files_stay: Annotated[
+        bool,
+        typer.Option("--files-stay", help="Leave outputs at the site where a job made them."),
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite existing files.")] = False,
     show_list: Annotated[
         bool, typer.Option("--list", help="Show the known public sites and write nothing.")
@@ -96,7 +100,8 @@ def init(  # noqa: PLR0917 - options of a command line
     if profile.exists() and not force:
         typer.echo(f"Kept {profile}: add '- {config.name}' to its mantik-backend-config.")
     else:
-        _write(profile, _filled("profile.yaml", file=_quoted(config.name)))
+        more = _filled("files-stay.yaml") if files_stay else ""
+        _write(profile, _filled("profile.yaml", file=_quoted(config.name), more=more))
         typer.echo(f"Wrote {profile}: with it, plain `snakemake` here uses the executor.")
     typer.echo(next_steps(site, chosen.api))
 

@@ -97,6 +97,8 @@ class Clearer:
         known, place = self._known(), self._place
         for bucket in self._journal.retire_buckets(place):
             self._journal.bucket_gone(place, bucket)
+        stored = [output.path for output in self._journal.files.stored_at(place)]
+        self._journal.files.forget_stored(stored)
         self._journal.files.forget_remote_files(place, [f.path for f in known])
         for bundle in self._journal.files.pending_bundles(place):
             self._journal.files.set_bundle(bundle, "gone")

@@ -14,7 +14,7 @@ from snakemake_executor_plugin_mantik.engine.plan import Planner
 from snakemake_executor_plugin_mantik.engine.request import JobRequest
 from snakemake_executor_plugin_mantik.jobs.paths import local_path
 from snakemake_executor_plugin_mantik.jobs.spec import Resources
-from snakemake_executor_plugin_mantik.journal import FileLedger, JournalCopy
+from snakemake_executor_plugin_mantik.journal import FileLedger, FileRecord, JournalCopy
 from snakemake_executor_plugin_mantik.staging.local import Key, LocalFile, LocalFiles
 
 LOCAL = ""
@@ -198,7 +198,11 @@ class Forecaster:
         ]
         for path in dict.fromkeys([*request.inputs, *kept]):
             maker = self._maker(path)
-            if maker is None:
+            stored = self._ledger.stored(path) if path in request.storable else None
+            if maker is None and stored is not None and not stored.here:
+                kinds = ((file.path, self._stored_kind(place, file)) for file in stored.files)
+                found |= dict(kinds)
+            elif maker is None:
                 look.append((path, None))
             else:
                 found[path] = ("made_there" if self._places.get(maker) == place else "later", 0)
@@ -252,6 +256,10 @@ class Forecaster:
         self, paths: Iterable[tuple[str, Path | None]], *, source: bool = False
     ) -> list[LocalFile]:
         return await self._local.look_at(paths, source=source)
+
+    def _stored_kind(self, place: str, file: FileRecord) -> tuple[str, int]:
+        known = self._ledger.remote_file(place, file.path)
+        return ("at_site", 0) if known == file else ("files", file.size)
 
     def _kind(self, site: str, file: LocalFile) -> tuple[str, int]:
         content = (file.size, file.sha256)

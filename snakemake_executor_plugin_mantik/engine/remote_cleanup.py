@@ -67,7 +67,7 @@ class RemoteCleanup:
         gone = [
             file.path
             for file in files
-            if not (file.source or file.stored or self._is_copy(file))
+            if not (file.source or file.stored or self._ledger.is_stored(file.path))
             and not self._here(file.path).exists()
             and is_rest_safe(file.path)
             and (not file.path.startswith(".") or file.path.startswith(f"{OUTSIDE}/"))
@@ -85,11 +85,6 @@ class RemoteCleanup:
             with suppress(SiteNotFound):
                 if not await self._site.list(directory):
                     await self._site.remove(directory)
-
-    def _is_copy(self, file: FileRecord) -> bool:
-        """Return whether a file is that of an output which is stored at another place."""
-        output = self._ledger.stored(file.path) if self._ledger.has_stored() else None
-        return output is not None and file in output.files
 
     def _here(self, path: str) -> Path:
         return local_path(path, self._workdir)

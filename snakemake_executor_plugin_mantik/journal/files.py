@@ -92,9 +92,15 @@ class FileLedger:
                 return output.part(path) if output is not None and at != path else output
         return None
 
-    def has_stored(self) -> bool:
-        """Return whether any output is stored."""
-        return self._db.execute("SELECT 1 FROM stored").fetchone() is not None
+    def stored_at(self, place: str) -> list[StoredOutput]:
+        """Return the outputs that are stored at a place."""
+        return [output for output in all_stored(self._db) if output.place == place]
+
+    def is_stored(self, path: str) -> bool:
+        """Return whether a path is that of a stored output, or below it, at whatever place."""
+        above = json.dumps([path, *map(str, PurePosixPath(path).parents)])
+        found = "SELECT 1 FROM stored WHERE path IN (SELECT value FROM json_each(?))"
+        return self._db.execute(found, (above,)).fetchone() is not None
 
     def renew_stored(self, output: StoredOutput) -> None:
         """Record that files of an output were changed at its place."""

@@ -141,6 +141,7 @@ def list_outputs(job: Job, places: JobPaths) -> Iterable[OutputFile]:
                 stored=storable_path(path) is not None
                 and not touched
                 and not job.is_checkpoint
+                and not is_flagged(path, "protected")
                 and is_rest_safe(place),
             )
     for path in job.log:

@@ -32,11 +32,16 @@ from snakemake_executor_plugin_mantik.rules.kinds.shell_command import (
 )
 from snakemake_executor_plugin_mantik.rules.paths.path_rewriting import replace_resources
 from snakemake_executor_plugin_mantik.rules.paths.source_files import is_source_file
-from snakemake_executor_plugin_mantik.rules.paths.storage import is_unstaged, jobs_use_storage
+from snakemake_executor_plugin_mantik.rules.paths.storage import (
+    files_stay,
+    is_unstaged,
+    jobs_use_storage,
+)
 from snakemake_executor_plugin_mantik.rules.payload import make_payload, why_full_job
 from snakemake_executor_plugin_mantik.rules.resources import given_resources
 from snakemake_executor_plugin_mantik.rules.units import list_members
 from snakemake_executor_plugin_mantik.staging.secret_files import CredentialFiles
+from snakemake_executor_plugin_mantik.storage.paths import PROVIDER_MODULE
 
 _UNKNOWN: Final = str(TBDString())
 
@@ -128,7 +133,7 @@ def _obstacle(job: Job, deployment: Iterable[DeploymentMethod]) -> str | None:
                 f"has an environment that --software-deployment-method {method} deploys on this"
                 f" machine and not at a site (use --mantik-software-deployment {method} instead)"
             )
-    return _script(job) or _project(job) or _paths(job)
+    return _script(job) or _project(job) or _stored(job) or _paths(job)
 
 
 def _script(job: Job) -> str | None:
@@ -144,6 +149,26 @@ def _project(job: Job) -> str | None:
     """Return what is wrong with the folder of the job's MLproject, or None."""
     given = find_bound_entry_point(job.rule.params)
     return folder_mistake(given.project.relative_folder()) or None if given is not None else None
+
+
+def _stored(job: Job) -> str | None:
+    """Return why a job cannot run at a site while outputs stay there, or None."""
+    if not files_stay(job.rule.workflow):
+        return None
+    if directive := why_full_job(job):
+        return (
+            f"has {directive} and needs a Snakemake at the site, which does not know outputs that"
+            " stay there (use shell: or script:, make it a localrule, or run without"
+            " --default-storage-provider mantik)"
+        )
+    for path in [*job.input, *job.output, *job.log]:
+        if path.is_storage and type(path.storage_object.provider).__module__ != PROVIDER_MODULE:
+            return (
+                f"uses {path.storage_object.print_query}, but where outputs stay at sites, no other"
+                " storage is fetched (make it a localrule, or run without"
+                " --default-storage-provider mantik)"
+            )
+    return None
 
 
 def _paths(job: Job) -> str | None:

@@ -28,6 +28,7 @@ from snakemake_executor_plugin_mantik.journal import (
     read_stored,
 )
 from snakemake_executor_plugin_mantik.sites.base import Entry, is_rest_safe
+from snakemake_executor_plugin_mantik.staging.local import sha256_of
 from snakemake_executor_plugin_mantik.storage.access import Access
 
 MOST_LISTINGS = 20
@@ -332,6 +333,21 @@ def catalog_of(workdir: Path) -> Catalog:
     catalog = Catalog(workdir, os.environ, get_logger().info)
     atexit.register(catalog.close)
     return catalog
+
+
+def is_here(output: StoredOutput, workdir: Path) -> bool:
+    """Check whether a stored output is on this machine, too, where its rule names it."""
+    home = local_path(output.path, workdir)
+    for file in output.files:
+        path = Path(f"{home}{file.path.removeprefix(output.path)}")
+        if not file.sha256:
+            same = path.is_dir()
+        else:
+            same = path.is_file() and path.stat().st_size == file.size
+            same = same and sha256_of(path) == file.sha256
+        if not same:
+            return False
+    return True
 
 
 def copy_by_link(source: Path, target: Path) -> None:

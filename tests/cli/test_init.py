@@ -181,3 +181,14 @@ def test_without_options_an_example_is_written_and_said_to_be_one(tmp_path: Path
     assert "examples" in done.output
     loaded = read_configs(["hpc.yaml"], tmp_path)["hpc"]
     assert loaded.config.api_url == "https://unicore.example.org/SITE/rest/core"
+
+
+def test_files_stay_if_that_is_wanted(tmp_path: Path) -> None:
+    words = ("--site", "juwels", "--queue", "batch", "-d", str(tmp_path), "--files-stay")
+    assert run(*words).exit_code == 0
+    profile = YAML(typ="safe", pure=True).load((tmp_path / PROFILE).read_text())
+    assert profile["default-storage-provider"] == "mantik"
+    assert profile["default-storage-prefix"] == "mantik:"
+    assert profile["shared-fs-usage"] == [
+        "persistence", "software-deployment", "sources", "source-cache",
+    ]  # fmt: skip

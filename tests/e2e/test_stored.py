@@ -238,6 +238,28 @@ def test_options_that_contradict_are_told(one: Project) -> None:
     tells(one.run(*words).failed(), "mantik:/")
 
 
+def test_what_cannot_stay_is_told_before_anything_is_sent(one: Project) -> None:
+    one.write("Snakefile", 'rule x:\n    output: "x"\n    run: open(output[0], "w").close()\n')
+    said = one.run(*FILES_STAY).failed()
+    tells(said, "rule x has run:", "needs a Snakemake at the site")
+    one.write(
+        "Snakefile", 'rule x:\n    output: storage.fs("away/x")\n    shell: "touch {output}"\n'
+    )
+    tells(one.run(*FILES_STAY).failed(), "rule x uses away/x", "no other storage is fetched")
+    assert not one.workspace.exists()
+
+
+def test_protected_outputs_come_here(one: Project) -> None:
+    text = PIPELINE.replace('output: "results/set.txt"', 'output: protected("results/set.txt")')
+    one.write("Snakefile", text)
+    run(one)
+
+    assert one.read("results/set.txt") == "set\n"
+    assert (one.directory / "results/set.txt").stat().st_mode & 0o222 == 0
+    assert one.read("report.txt") == REPORT
+    tells(run(one), "Nothing to be done")
+
+
 def test_between_sites(project: Project, firecrest_place: Place) -> None:
     second = project.directory.parent / "hpc2.yaml"
     second.write_text(firecrest_place.config)
@@ -259,3 +281,37 @@ def test_between_sites(project: Project, firecrest_place: Place) -> None:
     said = run(project, "--forcerun", "score")
     assert "Moving" not in said
     assert project.read("report.txt") == REPORT
+
+
+def test_plan_counts_what_lies_there(project: Project, firecrest_place: Place) -> None:
+    laid_out(project)
+    run(project)
+    second = project.directory.parent / "hpc2.yaml"
+    second.write_text(firecrest_place.config)
+    project.sites = [str(second)]
+    config = ["--mantik-backend-config", str(project.config), str(second)]
+    words = ["plan", *config, "--forcerun", "score", *FILES_STAY, "--", "report"]
+
+    said = smk_mantik(project, *words).ok().output
+    tells(said, "score", "5 at the site")
+    there = '    rule score:\n        resources: mantik_site="hpc2"\n'
+    project.write("Snakefile", PIPELINE.replace("    rule score:\n", there))
+    assert "5 at the site" not in smk_mantik(project, *words).ok().output
+    assert ran(project) == "pts"
+
+
+def test_clean_names_what_is_only_there(one: Project) -> None:
+    run(one)
+    smk_mantik(one, "get", "results/model.txt").ok()
+
+    said = smk_mantik(one, "clean", "--yes")
+    assert said.code == 1
+    tells(said.output, "only there: results/set.txt (4 B, made by prepare)", "smk-mantik get")
+    assert "only there: results/model.txt" not in said.output
+    assert (one.workspace / "results/set.txt").exists()
+
+    smk_mantik(one, "clean", "--yes", "--force").ok()
+    assert not one.workspace.exists() or not (one.workspace / "results").exists()
+    tells(smk_mantik(one, "ls").ok().output, "No output stays at a site")
+    run(one, "--forcerun", "report")
+    assert one.read("report.txt") == REPORT

@@ -10,6 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = "snakemake_executor_plugin_mantik"
+STORAGE = "snakemake_storage_plugin_mantik"
 
 
 def python(*arguments: str, at: Path, **environment: str) -> str:
@@ -69,14 +70,17 @@ def test_the_wheel_has_all_files_and_no_others(wheel: Path) -> None:
 
     ours = {
         path.relative_to(ROOT).as_posix()
-        for path in (ROOT / PACKAGE).rglob("*")
+        for package in (PACKAGE, STORAGE)
+        for path in (ROOT / package).rglob("*")
         if path.is_file() and "__pycache__" not in path.parts and path.suffix != ".pyc"
     }
-    assert {name for name in names if name.startswith(f"{PACKAGE}/")} == ours
+    assert {name for name in names if name.startswith((f"{PACKAGE}/", f"{STORAGE}/"))} == ours
     assert f"{PACKAGE}/py.typed" in names
     assert f"{PACKAGE}/jobs/bash/script.sh.j2" in names
     assert f"{PACKAGE}/sandbox/shims/bin/srun" in names
-    assert {name.partition("/")[0] for name in names} - {PACKAGE} == {f"{PACKAGE}-0.1.0.dist-info"}
+    assert {name.partition("/")[0] for name in names} - {PACKAGE, STORAGE} == {
+        f"{PACKAGE}-0.1.0.dist-info"
+    }
 
 
 def test_importing_the_plugin_imports_nothing_heavy(tmp_path: Path) -> None:

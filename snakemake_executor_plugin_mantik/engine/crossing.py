@@ -3,23 +3,32 @@
 import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from snakemake_executor_plugin_mantik.common.humanize import humanize_size
+from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
 from snakemake_executor_plugin_mantik.jobs.paths import display_path
 from snakemake_executor_plugin_mantik.journal import FileLedger, is_checksum
+from snakemake_executor_plugin_mantik.sites.base import Site
 from snakemake_executor_plugin_mantik.staging.local import LocalFile, file_key
 from snakemake_executor_plugin_mantik.staging.transfers import download_file
 
-if TYPE_CHECKING:
-    from snakemake_executor_plugin_mantik.engine.place import Place
+
+@dataclass(frozen=True)
+class Source:
+    """A place to fetch files from: a site that sees it, and a local directory for the files."""
+
+    site: Site
+    retry: SiteRetry
+    scratch: Path
+
 
 _Key = tuple[str, Path, str]
 """A content: its place, its path there, its checksum."""
 
-Find = Callable[[str], Awaitable["Place"]]
-"""Returns the opened place with an identity."""
+Find = Callable[[str], Awaitable[Source]]
+"""Opens the place with an identity."""
 
 
 class Crossing:

@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 from snakemake_executor_plugin_mantik.common.errors import SiteError, UserError
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
-from snakemake_executor_plugin_mantik.engine.crossing import Crossing
+from snakemake_executor_plugin_mantik.engine.crossing import Crossing, Source
 from snakemake_executor_plugin_mantik.engine.leadership import Leadership
 from snakemake_executor_plugin_mantik.engine.leases import Lease, Leases
 from snakemake_executor_plugin_mantik.engine.remote_cleanup import RemoteCleanup
@@ -197,8 +197,8 @@ class Places:
             place = self._known[lease.place] = Place(lease, leases, site, self.workflow, self.local)
         return place
 
-    async def _find(self, identity: str) -> Place:
-        """Return the place with an identity; open a site that sees it if need be.
+    async def _find(self, identity: str) -> Source:
+        """Return a place as a source of files; open a site that sees it if need be.
 
         Raises:
             MantikError: the run has no such site, or it cannot be opened.
@@ -208,7 +208,8 @@ class Places:
             if identity not in self._known and self._open_site is not None:
                 await self._open_site(known.site)
             if identity in self._known:
-                return self._known[identity]
+                place = self._known[identity]
+                return Source(place.site, place.retry, place.scratch)
         raise UserError(
             "an input is stored at a place that no known site sees any more",
             where=f"place {identity}",

@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path, PurePosixPath
 
-from snakemake_executor_plugin_mantik.common.errors import MantikError, UserError
+from snakemake_executor_plugin_mantik.common.errors import JournalLocked, MantikError, UserError
 from snakemake_executor_plugin_mantik.common.state_directory import STATE, change_mode, read_umask
 from snakemake_executor_plugin_mantik.engine.adopt import TIMESTAMP
 from snakemake_executor_plugin_mantik.engine.stage import TIMES_DIFFER_S
@@ -321,7 +321,12 @@ class Catalog:
 
     def close(self) -> None:
         """Save what has changed and close all connections."""
-        self.save()
+        try:
+            self.save()
+        except JournalLocked:
+            pass  # another run is using the journal, and compares for itself
+        except MantikError as error:
+            self._notify(str(error))
         self._access.close()
 
 

@@ -3,11 +3,15 @@
 import os
 import shutil
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.real.centre import tsi
+from tests.real.centre.firecrest import SOFTWARE as FIRECREST
 from tests.support.command import smk_mantik
+from tests.support.places import REAL
 from tests.support.workflows import (
     FILES_STAY,
     UNTRACKED,
@@ -50,9 +54,12 @@ PIPELINE = """
 REPORT = "set\nmodel\n2\n1\nraw\n"
 
 
-@pytest.fixture
-def pipeline(either: Project) -> Project:
-    return laid_out(either)
+@pytest.fixture(params=["sandbox", "firecrest", *REAL])
+def pipeline(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Project]:
+    place: Place = request.getfixturevalue(f"{request.param}_place")
+    made = Project(tmp_path / "project", place)
+    yield laid_out(made)
+    made.close()
 
 
 @pytest.fixture
@@ -151,8 +158,9 @@ def test_an_input_here_that_changed_is_sent_again(one: Project) -> None:
 
 
 def test_killed_at_any_time(pipeline: Project) -> None:
-    pipeline.workspace.mkdir(parents=True)
-    (pipeline.workspace / "wait").touch()
+    pipeline.write(
+        "Snakefile", PIPELINE.replace("echo p >> ran.txt", "touch wait; echo p >> ran.txt")
+    )
     running = pipeline.start(*FILES_STAY)
     until(lambda: ran(pipeline) == "p", "the first job")
     running.says("queued behind train")
@@ -260,14 +268,28 @@ def test_protected_outputs_come_here(one: Project) -> None:
     tells(run(one), "Nothing to be done")
 
 
-def test_between_sites(project: Project, firecrest_place: Place) -> None:
-    second = project.directory.parent / "hpc2.yaml"
-    second.write_text(firecrest_place.config)
+@pytest.mark.parametrize(
+    "places",
+    [
+        ("sandbox", "firecrest"),
+        pytest.param(
+            ("unicore_centre", "firecrest_centre"),
+            marks=[pytest.mark.software(tsi.SOFTWARE), pytest.mark.software(FIRECREST)],
+        ),
+    ],
+    ids=["sandbox", "real"],
+)
+def test_between_sites(
+    places: tuple[str, str], request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    first, other = (request.getfixturevalue(f"{name}_place") for name in places)
+    project = laid_out(Project(tmp_path / "project", first))
+    second = tmp_path / f"{other.name}.yaml"
+    second.write_text(other.config)
     project.sites = [str(second)]
-    laid_out(project)
-    text = PIPELINE.replace(
-        "    rule train:\n", '    rule train:\n        resources: mantik_site="hpc2"\n'
-    )
+    project.extra |= other.environment
+    there = f'    rule train:\n        resources: mantik_site="{other.name}"\n'
+    text = PIPELINE.replace("    rule train:\n", there)
     project.write("Snakefile", text)
 
     said = run(project)
@@ -275,12 +297,13 @@ def test_between_sites(project: Project, firecrest_place: Place) -> None:
     tells(said, "Moving results/set.txt (4 B) between sites", "Moving results/model.txt")
     assert project.read("report.txt") == REPORT
     assert not project.exists("results")
-    assert (project.workspace_at(firecrest_place) / "results/steps/2").read_text() == "2\n"
+    assert (project.workspace_at(other) / "results/steps/2").read_text() == "2\n"
     tells(run(project), "Nothing to be done")
 
     said = run(project, "--forcerun", "score")
     assert "Moving" not in said
     assert project.read("report.txt") == REPORT
+    project.close()
 
 
 def test_plan_counts_what_lies_there(project: Project, firecrest_place: Place) -> None:

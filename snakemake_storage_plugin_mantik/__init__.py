@@ -14,6 +14,7 @@ from snakemake_interface_storage_plugins.io import IOCacheStorageInterface, get_
 from snakemake_interface_storage_plugins.storage_object import (
     StorageObjectGlob,
     StorageObjectRead,
+    StorageObjectTouch,
     StorageObjectWrite,
 )
 from snakemake_interface_storage_plugins.storage_provider import (
@@ -72,7 +73,7 @@ class StorageProvider(StorageProviderBase):
         return StorageQueryValidationResult(query=query, valid=valid, reason=reason)
 
 
-class StorageObject(StorageObjectRead, StorageObjectWrite, StorageObjectGlob):
+class StorageObject(StorageObjectRead, StorageObjectWrite, StorageObjectGlob, StorageObjectTouch):
     """A file or directory that may be stored at a site."""
 
     provider: StorageProvider
@@ -80,6 +81,7 @@ class StorageObject(StorageObjectRead, StorageObjectWrite, StorageObjectGlob):
     def __post_init__(self) -> None:
         if self.home.parts[:2] in _EVERYWHERE:
             self.set_local_path(self.home)
+            self.keep_local = True  # this is no copy
 
     @property
     def home(self) -> Path:
@@ -100,8 +102,9 @@ class StorageObject(StorageObjectRead, StorageObjectWrite, StorageObjectGlob):
 
     def exists(self) -> bool:
         if (output := self._stored()) is not None and not output.here:
+            self.provider.catalog.drop_older(output, self.local_path())
             return True
-        if not os.path.exists(self.home):
+        if self.provider.catalog.is_lost(self._path) or not os.path.exists(self.home):
             return False
         self.provider.catalog.link_here(self._path, self.local_path())
         return True
@@ -136,7 +139,12 @@ class StorageObject(StorageObjectRead, StorageObjectWrite, StorageObjectGlob):
 
     def remove(self) -> None:
         """Remove what a job has stored. A file of the user's own stays."""
+        self.provider.catalog.drop_copy(self.local_path())
         self.provider.catalog.remove(self._path)
+
+    def touch(self) -> None:
+        """Let a stored output be as new as now. A file of the user's own keeps its time."""
+        self.provider.catalog.touch(self._path)
 
     def list_candidate_matches(self) -> Iterable[str]:
         prefix = os.path.dirname(get_constant_prefix(home_of(self.query)))

@@ -154,7 +154,7 @@ class Executor(RemoteExecutor):
                     output = catalog.find(path) if path is not None else None
                     if output is not None and not output.here:
                         stored = True
-                        if not os.path.lexists(given):
+                        if not os.path.lexists(given):  # an older copy is gone: Catalog.drop_older
                             catalog.bring(output, Path(given))
             if not stored:
                 raise
@@ -279,7 +279,7 @@ class Executor(RemoteExecutor):
                     path = storable_path(output)
                     if path is not None and catalog.find(path) is None:
                         catalog.note_here(path, touch=bool(output.flags.get("touch")))
-                    if output.flags.get("protected"):
+                    if path is not None and output.flags.get("protected"):
                         catalog.link_here(str(path), Path(output))
                         output.protect()
                 await self.dag.handle_ensure(member, member.output)

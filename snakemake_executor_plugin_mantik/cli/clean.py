@@ -146,7 +146,9 @@ async def _clear(there: ReconnectedSite, name: str, clearer: Clearer) -> bool:
         return False
     for record in _needed(journal, name):
         journal.abandoned(record.id, "failed: its outputs were removed by smk-mantik clean")
-    left = await clearer.remove()
+    alone = {output.path for output in _only_there(there, name)}
+    stored = journal.files.stored_at(there.runners[name].place.id)
+    left = await clearer.remove(o.path for o in stored if o.path not in alone)
     for path in left:
         typer.echo(printable(f"{name}: could not be removed: {path}"))
     if not left:

@@ -9,7 +9,7 @@ from typing import Any
 
 from snakemake_executor_plugin_mantik.engine.request import UPDATED, JobRequest
 from snakemake_executor_plugin_mantik.jobs.paths import display_path
-from snakemake_executor_plugin_mantik.journal import TryRecord, TryState
+from snakemake_executor_plugin_mantik.journal import TIMESTAMP, TryRecord, TryState
 
 
 @dataclass(frozen=True)
@@ -126,8 +126,6 @@ _RESOURCES = {
 """Fields of `jobs.spec.Resources` that have other names in messages."""
 _WORD = re.compile(r"[^\s'\"`=:;|&<>(){}$,]+")
 _MOST_TOLD = 5
-TIMESTAMP = ".snakemake_timestamp"
-"""The file that Snakemake adds to each `directory()` output."""
 
 
 def encode_basis(made_of: Mapping[str, str], resources: Mapping[str, str], sources: str) -> str:

@@ -87,8 +87,10 @@ class Clearer:
             level = below
         return found
 
-    async def remove(self) -> list[str]:
+    async def remove(self, also_here: Iterable[str] = ()) -> list[str]:
         """Remove all files there that count, but not the workspace's directory itself.
+
+        `also_here` are paths of stored outputs that this machine has, too.
 
         Returns the paths that could not be removed, each with the reason. First the journal forgets
         the files. At the site the tries are removed first, so that a job that it starts late cannot
@@ -98,7 +100,8 @@ class Clearer:
         for bucket in self._journal.retire_buckets(place):
             self._journal.bucket_gone(place, bucket)
         stored = [output.path for output in self._journal.files.stored_at(place)]
-        self._journal.files.forget_stored(stored)
+        self._journal.files.lose(stored)
+        self._journal.files.forget_stored(also_here)
         self._journal.files.forget_remote_files(place, [f.path for f in known])
         for bundle in self._journal.files.pending_bundles(place):
             self._journal.files.set_bundle(bundle, "gone")

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.common.humanize import humanize_size
 from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
 from snakemake_executor_plugin_mantik.jobs.paths import display_path
@@ -94,10 +95,19 @@ class Crossing:
         source = await self._find(file.stored)
         name = hashlib.sha256(f"{file.local}\0{file.sha256}".encode()).hexdigest()[:32]
         target = source.scratch / f"crossing-{name}"
-        await download_file(
-            source.site, str(file.local), target, size=file.size,
-            sha256=file.sha256 if is_checksum(file.sha256) else "", repeat=source.retry.insist,
-        )  # fmt: skip
+        sha256 = file.sha256 if is_checksum(file.sha256) else ""
+        try:
+            await download_file(
+                source.site, str(file.local), target, size=file.size, sha256=sha256,
+                repeat=source.retry.insist,
+            )  # fmt: skip
+        except OSError as error:
+            raise UserError(
+                f"{display_path(file.path)} cannot be written here on its way to another site"
+                f" ({error.strerror or error})",
+                where=str(target.parent),
+                do="Free space and start again: running jobs are taken up",
+            ) from error
         return target
 
 

@@ -83,12 +83,14 @@ class Dispatcher:
         Raises:
             UserError: a file is missing or cannot be read.
         """
-        kept = [o.path for o in request.updated if self._exists(request, o.path)]
+        kept = [o.path for o in request.updated if local_path(o.path, self._workdir).exists()]
         inputs = [path for path in request.inputs if path not in unmade]
         wanted: list[tuple[str, Path | None]] = []
         stored: list[LocalFile] = []
         for path in dict.fromkeys([*inputs, *kept]):
             output = self._journal.files.stored(path) if path in request.storable else None
+            if output is None and path in request.storable:
+                self._require_known(path)
             if output is not None and not output.here:
                 stored += _stored_files(output, self._place.id)
             else:
@@ -101,9 +103,18 @@ class Dispatcher:
         made = [(u.path, u.content) for u in request.uploads if u.content is not None]
         return [*await self._local.look_at(wanted), *stored, *starmap(LocalFile.holding, made)]
 
-    def _exists(self, request: JobRequest, path: str) -> bool:
-        output = self._journal.files.stored(path) if path in request.storable else None
-        return (output is not None and not output.here) or local_path(path, self._workdir).exists()
+    def _require_known(self, path: str) -> None:
+        """Check that no job was to store an input which does not exist, or not any more.
+
+        Raises:
+            UserError: what lies here under its name is not what the job was to make.
+        """
+        if self._journal.files.has_row(path):
+            raise UserError(
+                f"{display_path(path)} is not at the site any more where it was made",
+                where=str(self._workdir),
+                do="Start again: the rule that makes it is then run again",
+            )
 
     def _require_here(self, path: str) -> None:
         """Check that a file is here that is no stored output.
@@ -253,7 +264,9 @@ class Dispatcher:
         outputs = [output.path for output in request.outputs]
         made = [output.path for output in request.outputs if output.kind == "output"]
         code = self._code(request, {file.path for file in files})
-        files = await self._crossing.bring(files, self._place.id)
+        if any(file.stored not in ("", self._place.id) for file in files):
+            await self._place.stager.compare(files)
+            files = await self._crossing.bring(files, self._place.id)
         files = [*files, *self._place.stager.code(code)]
         for message in await self._place.conflicts.make_way(files, made):
             self._notify(message)
@@ -268,7 +281,8 @@ class Dispatcher:
         submission = replace(make_submission(spec), after=tuple(after_jobs))
         # From now on the job may change its outputs at the site, whether it succeeds or not.
         self._place.stager.lost(outputs)
-        self._journal.files.forget_stored(o.path for o in request.outputs if o.stored)
+        self._journal.files.forget_stored(o.path for o in request.outputs if not o.stored)
+        self._journal.files.lose(o.path for o in request.outputs if o.stored)
         self._place.stager.carry(attempt.record.id, staged, made)
         if not attempt.sent:
             attempt.submitted_at = time.time()

@@ -15,7 +15,7 @@ from snakemake_executor_plugin_mantik.common.errors import (
     SiteError,
 )
 from snakemake_executor_plugin_mantik.engine import messages
-from snakemake_executor_plugin_mantik.engine.adopt import TIMESTAMP, is_at
+from snakemake_executor_plugin_mantik.engine.adopt import is_at
 from snakemake_executor_plugin_mantik.engine.attempt import Attempt, TryEnd, TryEndKind
 from snakemake_executor_plugin_mantik.engine.cancel import Canceller
 from snakemake_executor_plugin_mantik.engine.failure_classifier import FailureClassifier
@@ -32,11 +32,13 @@ from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.jobs.script import PREDECESSORS, STEPS
 from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
 from snakemake_executor_plugin_mantik.journal import (
+    TIMESTAMP,
     FileRecord,
     StoredOutput,
     TryRecord,
     TryState,
     content_name,
+    is_utf8,
 )
 
 _MAX_NAMED_FILES = 5
@@ -355,7 +357,7 @@ class Finalizer:
         return [
             FileRecord(f"{path}/{TIMESTAMP}", 0, hashlib.sha256().hexdigest())
             for path in record.makers
-            if local_path(path, self._workdir).is_dir()
+            if not self._journal.files.is_stored(path) and local_path(path, self._workdir).is_dir()
         ]
 
     def _failed(
@@ -418,7 +420,7 @@ def _stored_outputs(request: JobRequest, record: TryRecord, marker: Marker) -> l
                     modified=_modified(e), mode=e.mode,
                 )
                 for e in marker.files
-                if e.type == "f" and is_at(e.path, output.path)
+                if e.type == "f" and is_at(e.path, output.path) and is_utf8(e.path)
             )  # fmt: skip
             files += tuple(_empty_directories(output, marker))
             links = tuple(

@@ -67,7 +67,7 @@ class Place:
         self.sources: dict[str, str] = {}
         self.leftovers: set[str] = set()
         self.lead = Leadership(lease, leases)
-        self.site = self._site = site
+        self.site = site
         self._journal = journal = workflow.journal
         self._notify = workflow.notify
         self._local = local
@@ -117,7 +117,7 @@ class Place:
                 left = self.leftovers
                 if unused:
                     left = {str(PurePosixPath(path).parent) for path in left}
-                await asyncio.gather(*(self._site.remove(path) for path in left))
+                await asyncio.gather(*(self.site.remove(path) for path in left))
                 if unused:
                     await self._empty()
         for file in self.scratch.glob("crossing-*"):
@@ -126,7 +126,7 @@ class Place:
     async def _empty(self) -> None:
         for bundle in self._journal.files.loose_bundles(self.id):
             await asyncio.gather(
-                *map(self._site.remove, [bundle_path(bundle), bundle_done_path(bundle)])
+                *map(self.site.remove, [bundle_path(bundle), bundle_done_path(bundle)])
             )
             self._journal.files.set_bundle(bundle, "gone")
         buckets = self._journal.retire_buckets(self.id)
@@ -140,7 +140,7 @@ class Place:
         async def one(bucket: int) -> None:
             paths = [f"{TRIES}/{bucket}", f"{WORK}/{bucket}"]
             paths += [f"{BUNDLES}/{bucket}"] * (str(bucket) in used)
-            await asyncio.gather(*map(self._site.remove, paths))
+            await asyncio.gather(*map(self.site.remove, paths))
             self._journal.bucket_gone(self.id, bucket)
 
         await asyncio.gather(*map(one, buckets))

@@ -91,7 +91,7 @@ class JobRequest:
         subject: data for an observer; the engine does not use it.
         unmade: the inputs that other jobs are about to make, and the identity of the job that makes
             each (`job`), by path. Such a job can be submitted ahead (`engine.ahead`).
-        storable: those of its inputs, and of the outputs that it updates, that may be stored ones.
+        storable: those of its inputs that may be stored outputs.
         storage_link: see `JobSpec.storage_link`.
     """
 

@@ -253,7 +253,11 @@ class SiteRunner:
 
     async def _report_changed(self, request: JobRequest, files: Sequence[LocalFile]) -> None:
         """Warn if inputs have changed since the job was submitted."""
-        known = {file.path: file for file in files if file.key is not None and not file.directory}
+        known = {
+            file.path: file
+            for file in files
+            if file.content is None and not file.stored and not file.directory
+        }
         if not known:
             return
         other = await asyncio.to_thread(lambda: [p for p, f in known.items() if f.is_touched()])

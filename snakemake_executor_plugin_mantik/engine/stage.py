@@ -23,7 +23,8 @@ from snakemake_executor_plugin_mantik.sites.base import Entry, Site, is_rest_saf
 from snakemake_executor_plugin_mantik.staging.bundle import pack, pack_to
 from snakemake_executor_plugin_mantik.staging.local import LocalFile
 
-TIMES_DIFFER_S = 2.0
+_SUMMER_S = 3600.0
+_TIMES_DIFFER_S = 2.0
 """Seconds by which a site's file API and a job may report different times of the same change."""
 _NUMBERS = 10**9
 """Size of the range of content numbers of each term."""
@@ -121,7 +122,7 @@ class Stager:
             if is_rest_safe(path):
                 await self._retry(lambda path=path: self._site.remove(path))  # type: ignore[misc]
         self._ledger.forget_remote_files(self._place, gone)
-        await self._check(sources)
+        await self.compare(sources)
         missing = [file for file in sources if not self._there(file)]
         pending, fresh = self._split_pending(missing)
         self._source_bundles = set(pending)
@@ -160,7 +161,7 @@ class Stager:
             if self._sources_lost:
                 await self.send_sources([*self._source_files.values()])
         await self._withdraw(self._outdated_bundles(files, makes))
-        await self._check(files)
+        await self.compare(files)
         await self._clear(files, named)
         # Files that another job may still overwrite are included in any case.
         self._require_stored(files)
@@ -358,7 +359,7 @@ class Stager:
             local.unlink(missing_ok=True)
         self._ledger.add_bundle(self._place, bundle, [file.record for file in files])
 
-    async def _check(self, files: Sequence[LocalFile]) -> None:
+    async def compare(self, files: Sequence[LocalFile]) -> None:
         """Compare the manifest's records from earlier runs with the site, once per directory.
 
         Centres purge scratch. Records below directories whose names the file API cannot carry are
@@ -373,6 +374,8 @@ class Stager:
         await asyncio.gather(*(self._comparisons[directory] for directory in directories))
 
     async def _compare(self, directory: str, files: Sequence[FileRecord]) -> None:
+        if not is_rest_safe(directory):  # the scripts of jobs that read stored outputs compare them
+            files = [file for file in files if not file.stored]
         try:
             if not is_rest_safe(directory):
                 raise SiteNotFound("not asked")
@@ -417,7 +420,16 @@ def _matches(file: FileRecord, entries: Mapping[str, Entry]) -> bool:
     entry = entries.get(file.path.rpartition("/")[2])
     if entry is None or (file.sha256 and entry.size != file.size):
         return False
-    return not file.stored or abs(entry.modified - file.modified) < TIMES_DIFFER_S
+    return not file.stored or same_time(entry.modified, file.modified)
+
+
+def same_time(one: float, other: float) -> bool:
+    """Return whether two times are those of the same change of a file, in seconds.
+
+    firecREST lists local times without a zone: after a change to or from summer time they differ by
+    an hour.
+    """
+    return min(abs(one - other), abs(abs(one - other) - _SUMMER_S)) < _TIMES_DIFFER_S
 
 
 def _directory(path: str) -> str:

@@ -9,10 +9,17 @@ Readers (`smk-mantik jobs`) may read at any time.
 """
 
 from snakemake_executor_plugin_mantik.journal.database import JOURNAL_FILE, JournalCopy
-from snakemake_executor_plugin_mantik.journal.files import MADE, FileLedger, WriteConflict
+from snakemake_executor_plugin_mantik.journal.files import (
+    LOST,
+    MADE,
+    TIMESTAMP,
+    FileLedger,
+    WriteConflict,
+)
 from snakemake_executor_plugin_mantik.journal.journal import (
     BUCKET_SIZE,
     Journal,
+    StoredOutputs,
     journal_path,
     read_history,
     read_stored,
@@ -33,13 +40,16 @@ from snakemake_executor_plugin_mantik.journal.records import (
 __all__ = [
     "BUCKET_SIZE",
     "JOURNAL_FILE",
+    "LOST",
     "MADE",
+    "TIMESTAMP",
     "FileLedger",
     "FileRecord",
     "Journal",
     "JournalCopy",
     "SiteRecord",
     "StoredOutput",
+    "StoredOutputs",
     "TryRecord",
     "TryState",
     "WriteConflict",

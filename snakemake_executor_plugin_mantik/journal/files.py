@@ -9,6 +9,10 @@ from pathlib import PurePosixPath
 from snakemake_executor_plugin_mantik.journal.database import Tables
 from snakemake_executor_plugin_mantik.journal.records import FileRecord, StoredOutput
 
+LOST = "lost"
+"""In place of a place: the output does not exist."""
+TIMESTAMP = ".snakemake_timestamp"
+"""The file that Snakemake adds to each `directory()` output."""
 MADE = ""
 """In place of the checksum of a file that a try makes: its content is not known before."""
 
@@ -99,8 +103,13 @@ class FileLedger:
     def is_stored(self, path: str) -> bool:
         """Return whether a path is that of a stored output, or below it, at whatever place."""
         above = json.dumps([path, *map(str, PurePosixPath(path).parents)])
-        found = "SELECT 1 FROM stored WHERE path IN (SELECT value FROM json_each(?))"
-        return self._db.execute(found, (above,)).fetchone() is not None
+        found = "SELECT 1 FROM stored WHERE place <> ? AND path IN (SELECT value FROM json_each(?))"
+        return self._db.execute(found, (LOST, above)).fetchone() is not None
+
+    def has_row(self, path: str) -> bool:
+        """Return whether a job has made an output at `path`, or was to make one."""
+        found = self._db.execute("SELECT 1 FROM stored WHERE path = ?", (path,))
+        return found.fetchone() is not None
 
     def renew_stored(self, output: StoredOutput) -> None:
         """Record that files of an output were changed at its place."""
@@ -109,13 +118,24 @@ class FileLedger:
 
     def drop_stored(self, output: StoredOutput) -> None:
         """Record that an output, or a part of it, is gone from its place."""
-        self.forget_stored([output.path])
+        self.lose([output.path])
         self.forget_remote_files(output.place, [file.path for file in output.files])
 
     def forget_stored(self, paths: Iterable[str]) -> None:
-        """Record that outputs do not exist any more."""
+        """Record that nothing is known of outputs: what lies here under their names counts."""
+        paths = [path for path in paths if self.has_row(path)]
+        if not paths:
+            return
         with self._database.write() as db:
             db.executemany("DELETE FROM stored WHERE path = ?", [(path,) for path in paths])
+
+    def lose(self, paths: Iterable[str]) -> None:
+        """Record that outputs do not exist, whatever lies here under their names."""
+        rows = [(path, LOST) for path in paths]
+        if not rows:
+            return
+        with self._database.write() as db:
+            db.executemany("INSERT OR REPLACE INTO stored VALUES (?, ?, 0, 0, 0, '')", rows)
 
     # Links
 
@@ -286,10 +306,14 @@ def all_stored(db: sqlite3.Connection) -> list[StoredOutput]:
 
 def _whole(db: sqlite3.Connection, row: sqlite3.Row) -> StoredOutput | None:
     place, path = row["place"], row["path"]
+    if place == LOST:
+        return None
     if not place:
         return StoredOutput(path, place, bool(row["directory"]), row["made"], row["job"], ())
     file = _remote_file(db, place, path)
     files = [file] if file is not None else _remote_files(db, place, path)
+    # The script of a job that runs ahead adds this file, and Snakemake does here.
+    files = [file for file in files if file.stored or PurePosixPath(file.path).name != TIMESTAMP]
     if len(files) != row["files"]:
         return None
     links = db.execute("SELECT * FROM links WHERE path >= ? AND path < ?", _below(path))

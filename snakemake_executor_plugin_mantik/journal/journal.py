@@ -499,9 +499,13 @@ def journal_path(directory: Path) -> Path:
 
 @dataclass(frozen=True)
 class StoredOutputs:
-    """The stored outputs of a workflow, its sites by name, and its own name in the journal."""
+    """The stored outputs of a workflow, its sites by name, and its own name in the journal.
+
+    `lost` are the paths of outputs that do not exist, whatever lies here under their names.
+    """
 
     outputs: tuple[StoredOutput, ...] = ()
+    lost: frozenset[str] = frozenset()
     sites: Mapping[str, SiteRecord] = field(default_factory=dict)
     workflow: str = ""
 
@@ -527,7 +531,10 @@ def read_stored(directory: Path) -> StoredOutputs:
             rows = db.execute("SELECT site, url, workspace, config, place FROM sites")
             sites = {row["site"]: SiteRecord(**row) for row in rows}
             workflow = db.execute("SELECT id FROM workflow").fetchone()["id"]
-            return StoredOutputs(tuple(all_stored(db)), sites, workflow)
+            outputs = tuple(all_stored(db))
+            there = {output.path for output in outputs}
+            paths = {row["path"] for row in db.execute("SELECT path FROM stored")}
+            return StoredOutputs(outputs, frozenset(paths - there), sites, workflow)
     except sqlite3.DatabaseError as error:
         raise _unreadable(path, error) from error
 

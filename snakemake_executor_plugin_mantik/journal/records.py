@@ -7,8 +7,6 @@ from enum import StrEnum
 
 from snakemake_executor_plugin_mantik.jobs.paths import TryPaths
 
-_SHA256_DIGITS = 64
-
 LEFT = "left in "
 """Prefix of the outcome of a try that was left behind: it may still run, unobserved."""
 
@@ -212,7 +210,7 @@ class StoredOutput:
 
 def is_checksum(sha256: str) -> bool:
     """Return whether a record names a content by its checksum; see `content_name`."""
-    return len(sha256) == _SHA256_DIGITS and not set(sha256) - set("0123456789abcdef")
+    return " " not in sha256
 
 
 def content_name(sha256: str, size: int, modified: float) -> str:

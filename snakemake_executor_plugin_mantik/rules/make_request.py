@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from snakemake.io import is_flagged
 
@@ -132,27 +133,32 @@ def list_outputs(job: Job, places: JobPaths) -> Iterable[OutputFile]:
     """Yield the files to download that a job makes, including logs but no measurements."""
     for path in job.output:
         if not is_unstaged(job, path) and (place := places.place(path)) is not None:
-            touched = is_flagged(path, "touch")
             yield OutputFile(
                 path=place,
-                kind="touched" if touched else "output",
+                kind="touched" if is_flagged(path, "touch") else "output",
                 directory=is_flagged(path, "directory"),
                 keep=is_flagged(path, "update"),
-                stored=storable_path(path) is not None
-                and not touched
-                and not job.is_checkpoint
-                and not is_flagged(path, "protected")
-                and is_rest_safe(place),
+                stored=_stays(job, path, place),
             )
     for path in job.log:
         if not is_unstaged(job, path) and (place := places.place(path)) is not None:
             yield OutputFile(path=place, kind="log")
 
 
+_COMES = ("touch", "protected", "update")
+"""Flags of outputs that never stay at a site: Snakemake handles them on this machine."""
+
+
+def _stays(job: Job, path: Any, place: str) -> bool:
+    """Return whether an output stays at the site; `place` is its path in the workspace."""
+    if storable_path(path) is None or job.is_checkpoint or not is_rest_safe(place):
+        return False
+    return not any(is_flagged(path, flag) for flag in _COMES)
+
+
 def list_storable(job: Job) -> Iterable[str]:
-    """Yield the files that a job reads or updates and that may be stored outputs."""
-    updated = [path for path in job.output if is_flagged(path, "update")]
-    yield from filter(None, map(storable_path, [*job.input, *updated]))
+    """Yield the files that a job reads and that may be stored outputs."""
+    yield from filter(None, map(storable_path, job.input))
 
 
 def job_variables(job: Job) -> dict[str, str]:

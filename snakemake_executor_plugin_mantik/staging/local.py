@@ -79,7 +79,7 @@ class LocalFile:
 
     def is_touched(self) -> bool:
         """Check whether it changed, or vanished, since it was examined."""
-        if self.key is None:
+        if self.stored:
             return False
         try:
             return file_key(self.local, self.local.stat()) != self.key

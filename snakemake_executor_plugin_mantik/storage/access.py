@@ -113,14 +113,16 @@ class Access:
         return asyncio.run_coroutine_threadsafe(what, self._loop).result()
 
     def _at(self, place: str) -> Awaitable[Site]:
-        if place not in self._opening:
+        known = self._opening.get(place)
+        if known is None or (known.done() and known.exception() is not None):
             self._opening[place] = asyncio.ensure_future(self._open(place))
         return self._opening[place]
 
     async def _open(self, place: str) -> Site:
         known = await asyncio.to_thread(lambda: read_stored(self._workdir / STATE))
-        record = next((site for site in known.sites.values() if site.place == place), None)
-        if record is None or not record.config:
+        there = [site for site in known.sites.values() if site.place == place]
+        record = next((site for site in there if Path(site.config).is_file()), None)
+        if record is None:
             raise UserError(
                 "no backend config is known for the place of a stored output",
                 where=str(self._workdir),

@@ -13,16 +13,22 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path, PurePosixPath
 
-from snakemake_executor_plugin_mantik.common.errors import JournalLocked, MantikError, UserError
+from snakemake_executor_plugin_mantik.common.errors import (
+    JournalError,
+    JournalLocked,
+    MantikError,
+    UserError,
+)
 from snakemake_executor_plugin_mantik.common.state_directory import STATE, change_mode, read_umask
-from snakemake_executor_plugin_mantik.engine.adopt import TIMESTAMP
-from snakemake_executor_plugin_mantik.engine.stage import TIMES_DIFFER_S
+from snakemake_executor_plugin_mantik.engine.stage import same_time
 from snakemake_executor_plugin_mantik.jobs.paths import local_path
 from snakemake_executor_plugin_mantik.journal import (
+    TIMESTAMP,
     FileLedger,
     FileRecord,
     Journal,
     StoredOutput,
+    StoredOutputs,
     content_name,
     is_checksum,
     read_stored,
@@ -33,6 +39,9 @@ from snakemake_executor_plugin_mantik.storage.access import Access
 
 MOST_LISTINGS = 20
 """How many directories of each place are compared with it, at most."""
+
+_SAME_TIME_S = 0.01
+"""Seconds by which the times of the same file may differ: file systems round them."""
 
 Write = Callable[[FileLedger], None]
 """Writes to the journal's records of files."""
@@ -50,7 +59,8 @@ class Catalog:
         self._workdir = workdir
         self._notify = notify
         self._lock = threading.RLock()
-        found = read_stored(workdir / STATE)
+        found = _read(workdir / STATE, notify)
+        self._lost = set(found.lost)
         self._known = {output.path: output for output in found.outputs}
         self._access = Access(workdir, environ, notify)
         self._compared: set[tuple[str, str]] = set()
@@ -77,6 +87,11 @@ class Catalog:
             found = self._known.get(at)
             return found.part(path) if found is not None and at != path else found
 
+    def is_lost(self, path: str) -> bool:
+        """Return whether an output does not exist, whatever lies here under its name."""
+        with self._lock:
+            return path in self._lost
+
     def outputs(self) -> list[StoredOutput]:
         """Return all stored outputs, as far as they were compared with their places."""
         with self._lock:
@@ -92,6 +107,7 @@ class Catalog:
         """Note outputs that a job has just made, which the journal knows already."""
         with self._lock:
             self._known |= {output.path: output for output in outputs}
+            self._lost -= {output.path for output in outputs}
             # They are newer than any listing.
             self._compared |= {
                 (output.place, posixpath.dirname(file.path))
@@ -101,9 +117,12 @@ class Catalog:
 
     def forget(self, paths: Iterable[str]) -> None:
         """Note that jobs are about to make these outputs again."""
+        paths = list(paths)
         with self._lock:
             for path in paths:
                 self._known.pop(path, None)
+            self._lost.update(paths)
+            self._record(lambda ledger: ledger.lose(paths))
 
     def attach(self, write: Callable[[Write], None] | None) -> None:
         """Use an engine's journal from now on, or none any more; bring it up to date."""
@@ -147,9 +166,9 @@ class Catalog:
             if output.place != place:
                 continue
             if here := {f for f in output.files if posixpath.dirname(f.path) == directory}:
-                self._settle(output, here, entries)
+                self._compare_output(output, here, entries)
 
-    def _settle(
+    def _compare_output(
         self,
         output: StoredOutput,
         files: set[FileRecord],
@@ -159,20 +178,19 @@ class Catalog:
         now = {file: entries.get(posixpath.basename(file.path)) for file in files}
         if None in now.values():
             self._known.pop(output.path)
+            self._lost.add(output.path)
             self._record(lambda ledger: ledger.drop_stored(output))
             return
         changed = {
             file: entry
             for file, entry in now.items()
             if entry is not None
-            and (entry.size != file.size or abs(entry.modified - file.modified) > TIMES_DIFFER_S)
+            and (entry.size != file.size or not same_time(entry.modified, file.modified))
         }
         if not changed:
             return
         renewed = tuple(_renewed(file, changed.get(file)) for file in output.files)
-        later = max(entry.modified - file.modified for file, entry in changed.items())
-        made = min(output.made + max(later, TIMES_DIFFER_S), time.time())
-        newer = replace(output, files=renewed, made=made)
+        newer = replace(output, files=renewed, made=time.time())
         self._known[output.path] = newer
         self._record(lambda ledger: ledger.renew_stored(newer))
 
@@ -203,6 +221,8 @@ class Catalog:
                 local.mkdir(parents=True, exist_ok=True)
                 continue
             sha256 = file.sha256 if is_checksum(file.sha256) else ""
+            if not sha256:  # what came of it before may be another content
+                local.unlink(missing_ok=True)
             wanted.append((file.path, local, file.size, sha256))
         self._access.download(output.place, wanted)
         modes = [file.mode for file in output.files if file.sha256]
@@ -216,14 +236,35 @@ class Catalog:
         if output.directory:
             (part / TIMESTAMP).touch()
         os.utime(part, (output.made, output.made))
-        if target.is_dir() and not target.is_symlink():
-            shutil.rmtree(target)
-        part.replace(target)
+        _put(part, target)
 
     @staticmethod
     def part_of(target: Path) -> Path:
         """Return where `bring` collects what comes for `target`."""
         return target.with_name(f".{target.name}.mantik-part")
+
+    @staticmethod
+    def drop_older(output: StoredOutput, copy: Path) -> None:
+        """Remove a local copy of an earlier content, which functions of a Snakefile might read."""
+        with suppress(FileNotFoundError):
+            if copy.lstat().st_mtime < output.made - _SAME_TIME_S:
+                _remove(copy)
+
+    def drop_copy(self, copy: Path) -> None:
+        """Remove a local copy, which is no output of the next job that writes there."""
+        if not copy.is_absolute() or copy.is_relative_to(self._workdir):
+            _remove(copy)
+
+    def touch(self, path: str) -> None:
+        """Let the output at `path`, if a job has made it, be as new as now."""
+        with self._lock:
+            output = self._known.get(path)
+            if output is None:
+                return
+            newer = self._known[path] = replace(output, made=time.time())
+            if output.here:
+                os.utime(self.home(path))
+            self._record(lambda ledger: ledger.set_stored([newer]))
 
     def remove(self, path: str) -> None:
         """Remove the output at `path` where it lies: at its place, or on this machine.
@@ -233,7 +274,8 @@ class Catalog:
         with self._lock:
             above = (path, *map(str, PurePosixPath(path).parents))
             at = next((each for each in above if each in self._known), None)
-            if at is None:
+            if at is None:  # the user's own, which is the output no more
+                self.forget([path])
                 return
             output = self._known[at]
             if output.here:
@@ -242,8 +284,12 @@ class Catalog:
                 if self.home(at).exists():
                     return
             else:
-                self._access.remove(output.place, path)
+                try:
+                    self._access.remove(output.place, path)
+                except MantikError as error:  # no reason to end a run, and its jobs
+                    self._notify(f"{path} stays at {self.site(output)}: {error}")
             self._known.pop(output.path, None)
+            self._lost.add(output.path)
             self._record(lambda ledger: ledger.drop_stored(output))
 
     def discard(self, outputs: Iterable[StoredOutput]) -> None:
@@ -272,10 +318,8 @@ class Catalog:
         home = self.home(path)
         home.parent.mkdir(parents=True, exist_ok=True)
         part = home.with_name(f".{home.name}.{uuid.uuid4().hex[:8]}.mantik-part")
-        copy_by_link(source, part)
-        if home.is_dir() and not home.is_symlink():
-            shutil.rmtree(home)
-        part.replace(home)
+        copy_by_link(source.resolve(), part)
+        _put(part, home)
         self.note_here(path)
 
     def note_here(self, path: str, *, touch: bool = False) -> None:
@@ -295,6 +339,7 @@ class Catalog:
         output = StoredOutput(path, "", home.is_dir(), home.stat().st_mtime, "", ())
         with self._lock:
             self._known[path] = output
+            self._lost.discard(path)
             self._record(lambda ledger: ledger.set_stored([output]))
 
     def link_here(self, path: str, target: Path) -> None:
@@ -315,7 +360,7 @@ class Catalog:
             copy_by_link(home, target)
             return
         try:
-            os.link(home, target)
+            os.link(home.resolve(), target)
         except OSError:  # a directory, or on another file system
             target.symlink_to(home.resolve())
 
@@ -375,6 +420,33 @@ def _renewed(file: FileRecord, entry: Entry | None) -> FileRecord:
         return file
     name = content_name("", entry.size, entry.modified)
     return replace(file, size=entry.size, sha256=name, modified=entry.modified)
+
+
+def _put(part: Path, target: Path) -> None:
+    """Move a file or directory to its final path; other files in a directory there stay."""
+    if target.is_symlink() or (target.exists() and not (target.is_dir() and part.is_dir())):
+        _remove(target)
+    if not target.exists():
+        part.replace(target)
+        return
+    for each in part.iterdir():
+        _put(each, target / each.name)
+    part.rmdir()
+
+
+def _read(state: Path, notify: Callable[[str], None]) -> StoredOutputs:
+    """Read what is stored; restore a damaged journal first.
+
+    Raises:
+        JournalError: it cannot be restored.
+    """
+    try:
+        return read_stored(state)
+    except JournalError:
+        journal = Journal(state)
+        notify(journal.remark)
+        journal.close()
+        return read_stored(state)
 
 
 def _remove(path: Path) -> None:

@@ -239,6 +239,55 @@ def test_a_failed_job_leaves_no_output(one: Project) -> None:
     assert ran(one) == "pts"
 
 
+def test_an_older_file_here_is_no_output_of_a_job_that_failed(one: Project) -> None:
+    run(one)
+    smk_mantik(one, "get", "--all").ok()
+    one.write("data/raw.txt", "raw, too\n")
+    one.write("Snakefile", PIPELINE.replace("chmod +x {output[1]}/2;", "[ ! -e fails ];"))
+    (one.workspace / "fails").touch()
+    one.run(*FILES_STAY).failed()
+    (one.workspace / "fails").unlink()
+
+    run(one)
+
+    assert one.read("report.txt") == "set, too\nmodel\n2\n1\nraw, too\n"
+    assert one.read("results/model.txt") == "set\nmodel\n"  # what get brought
+
+
+def test_a_directory_here_does_not_hide_the_one_at_the_site(one: Project) -> None:
+    run(one)
+    smk_mantik(one, "get", "results/steps").ok()
+
+    run(one, "--forcerun", "train")
+    run(one, "--forcerun", "score")
+
+    assert ran(one) == "ptstss"
+    assert one.read("report.txt") == REPORT
+
+
+def test_a_local_rule_finds_none_of_its_old_output(one: Project) -> None:
+    text = PIPELINE.replace(
+        "cat {input} > {output}; echo written > {log}", "cat {input} >> {output}"
+    )
+    one.write("Snakefile", text)
+    run(one)
+
+    run(one, "--forcerun", "report")
+
+    assert one.read("report.txt") == REPORT
+
+
+def test_a_link_of_the_user_is_read(one: Project) -> None:
+    one.write("shared/raw.txt", "raw\n")
+    (one.directory / "data/raw.txt").unlink()
+    (one.directory / "data/raw.txt").symlink_to("../shared/raw.txt")
+
+    run(one)
+
+    assert one.read("report.txt") == REPORT
+    assert (one.directory / "data/raw.txt").readlink() == Path("../shared/raw.txt")
+
+
 def test_options_that_contradict_are_told(one: Project) -> None:
     said = one.run("--default-storage-provider", "mantik", "--default-storage-prefix", "mantik:")
     tells(said.failed(), "--shared-fs-usage persistence software-deployment sources source-cache")

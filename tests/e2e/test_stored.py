@@ -254,6 +254,19 @@ def test_an_older_file_here_is_no_output_of_a_job_that_failed(one: Project) -> N
     assert one.read("results/model.txt") == "set\nmodel\n"  # what get brought
 
 
+def test_a_file_from_before_is_no_output_of_a_job_that_failed(one: Project) -> None:
+    one.write("results/set.txt", "from before\n")
+    one.write("Snakefile", PIPELINE.replace("sed s/raw", "[ ! -e fails ]; sed s/raw"))
+    one.write("fails")
+    one.run(*FILES_STAY, "--forcerun", "prepare").failed()
+    (one.directory / "fails").unlink()
+
+    run(one)
+
+    assert one.read("report.txt") == REPORT
+    assert one.read("results/set.txt") == "from before\n"
+
+
 def test_a_directory_here_does_not_hide_the_one_at_the_site(one: Project) -> None:
     run(one)
     smk_mantik(one, "get", "results/steps").ok()

@@ -43,9 +43,11 @@ def get(
     The outputs stay at their sites, too, and later runs use them there.
     """
     if bool(paths) == every:
-        raise UserError("there is nothing to bring", do="Name files, or add --all")
+        raise UserError(
+            "there is nothing to bring", where="smk-mantik get", do="Name files, or add --all"
+        )
     with closing(Catalog(directory.resolve(), os.environ, lambda t: typer.echo(printable(t)))) as c:
-        chosen = _chosen(c, paths or [])
+        chosen = _chosen(c, paths or [], directory)
         missing = [output for output in chosen if not is_here(output, directory)]
         if not force:
             _refuse_others(directory, missing)
@@ -55,7 +57,7 @@ def get(
     typer.echo(f"Brought {len(missing)} outputs, {size}" + f"; {left} were here." * bool(left))
 
 
-def _chosen(catalog: Catalog, paths: Sequence[str]) -> list[StoredOutput]:
+def _chosen(catalog: Catalog, paths: Sequence[str], directory: Path) -> list[StoredOutput]:
     """Return the outputs at `paths`, all if there are none.
 
     Raises:
@@ -68,6 +70,7 @@ def _chosen(catalog: Catalog, paths: Sequence[str]) -> list[StoredOutput]:
         if not there:
             raise UserError(
                 f"no output at a site is {name}, or lies below it",
+                where=str(directory.resolve()),
                 do="See smk-mantik ls for those that there are",
             )
         wanted += [output for output in there if output not in wanted]
@@ -75,7 +78,8 @@ def _chosen(catalog: Catalog, paths: Sequence[str]) -> list[StoredOutput]:
     for output, now in zip(wanted, found, strict=True):
         if now is None:
             raise UserError(
-                f"{display_path(output.path)} is no longer at {catalog.site(output)}",
+                f"{display_path(output.path)} is no longer there",
+                where=f"site {catalog.site(output)}",
                 do="Run the workflow again: it is then made again",
             )
     return [output for output in found if output is not None]

@@ -21,7 +21,7 @@ from snakemake_executor_plugin_mantik.common.errors import (
 )
 from snakemake_executor_plugin_mantik.common.state_directory import STATE, change_mode, read_umask
 from snakemake_executor_plugin_mantik.engine.stage import same_time
-from snakemake_executor_plugin_mantik.jobs.paths import local_path
+from snakemake_executor_plugin_mantik.jobs.paths import display_path, local_path
 from snakemake_executor_plugin_mantik.journal import (
     TIMESTAMP,
     FileLedger,
@@ -287,7 +287,7 @@ class Catalog:
                 try:
                     self._access.remove(output.place, path)
                 except MantikError as error:  # no reason to end a run, and its jobs
-                    self._notify(f"{path} stays at {self.site(output)}: {error}")
+                    self._notify(f"{display_path(path)} stays at {self.site(output)}: {error}")
             self._known.pop(output.path, None)
             self._lost.add(output.path)
             self._record(lambda ledger: ledger.drop_stored(output))

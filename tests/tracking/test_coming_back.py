@@ -94,7 +94,8 @@ def test_a_job_that_waited_for_another_while_nobody_looked(tracked: Tracked) -> 
 
     run = tracked.run()
     assert (run.info.status, run.data.tags.get(WAITING_REASON, "")) == ("FINISHED", "")
-    assert run.info.end_time <= 1000 * (over + 1), "it had ended before it was looked for"
+    # The site's clock, in whole seconds, says when it was submitted; nobody looked for 3 s.
+    assert run.info.end_time <= 1000 * (over + 2), "it had ended before it was looked for"
 
 
 def test_cancelled_after_the_controller_was_killed(

@@ -1,15 +1,23 @@
 """Snakemake's storage provider `mantik`: outputs stay at the site where a job made them.
 
-What lies where is the knowledge of `snakemake_executor_plugin_mantik.storage`; this package answers
-Snakemake's questions with it. A file that no job of the executor has stored is a file on this
-machine, at the path that the Snakefile names, and is never removed or replaced.
+    storage.mantik("train/set.tar")               an output, which stays at the site that makes it
+    storage.mantik("juwels:/p/data/imagenet")     a dataset, which lies at a site anyway
+
+As the default storage provider it has all files of a workflow. What lies where is the knowledge of
+`snakemake_executor_plugin_mantik.storage`; this package answers Snakemake's questions with it. A
+file that no job of the executor has stored is a file on this machine, at the path that the
+Snakefile names, and is never removed or replaced.
 """
 
+import math
 import os
 from collections.abc import Iterable
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from snakemake_interface_common.exceptions import WorkflowError
 from snakemake_interface_storage_plugins.io import IOCacheStorageInterface, get_constant_prefix
 from snakemake_interface_storage_plugins.storage_object import (
     StorageObjectGlob,
@@ -24,16 +32,32 @@ from snakemake_interface_storage_plugins.storage_provider import (
     StorageQueryValidationResult,
 )
 
+from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.jobs.paths import display_path
-from snakemake_executor_plugin_mantik.storage.paths import PREFIX, home_of, workspace_path
+from snakemake_executor_plugin_mantik.storage.paths import (
+    PREFIX,
+    Dataset,
+    home_of,
+    parse_dataset,
+    query_mistake,
+    workspace_path,
+)
 
 if TYPE_CHECKING:
     from snakemake_executor_plugin_mantik.journal import StoredOutput
     from snakemake_executor_plugin_mantik.storage.catalog import Catalog
 
-_EVERYWHERE = tuple(("/", name) for name in ("dev", "proc", "sys"))
+_EVERYWHERE = ("/dev/", "/proc/", "/sys/")
 """The beginnings of paths that are the same on every machine."""
 _TIMESTAMP = ".snakemake_timestamp"
+
+
+@cache
+def _catalog_in(workdir: str) -> "Catalog":
+    # Imported here because Snakemake imports all storage plugins for each of its commands.
+    from snakemake_executor_plugin_mantik.storage.catalog import catalog_of
+
+    return catalog_of(Path(workdir))
 
 
 class StorageProvider(StorageProviderBase):
@@ -46,16 +70,23 @@ class StorageProvider(StorageProviderBase):
                 query=f"{PREFIX}/results/model.pt",
                 description="a file that stays at the site where a job makes it",
                 type=QueryType.ANY,
-            )
+            ),
+            ExampleQuery(
+                query="train/set.tar",
+                description="the same, without --default-storage-provider",
+                type=QueryType.ANY,
+            ),
+            ExampleQuery(
+                query="juwels:/p/data/imagenet",
+                description="a dataset: a file or directory that lies at a site anyway, read-only",
+                type=QueryType.INPUT,
+            ),
         ]
 
     @property
     def catalog(self) -> "Catalog":
         """The catalog of the workflow in the present working directory."""
-        # Imported here because Snakemake imports all storage plugins for each of its commands.
-        from snakemake_executor_plugin_mantik.storage.catalog import catalog_of
-
-        return catalog_of(Path.cwd())
+        return _catalog_in(os.getcwd())
 
     def rate_limiter_key(self, query: str, operation: Any) -> str:  # noqa: ARG002
         return PREFIX
@@ -68,9 +99,25 @@ class StorageProvider(StorageProviderBase):
 
     @classmethod
     def is_valid_query(cls, query: str) -> StorageQueryValidationResult:
-        valid = query.startswith(f"{PREFIX}/") and len(query) > len(PREFIX) + 1
-        reason = None if valid else f"it does not begin with {PREFIX}/, followed by a path"
-        return StorageQueryValidationResult(query=query, valid=valid, reason=reason)
+        reason = query_mistake(query)
+        return StorageQueryValidationResult(query=query, valid=reason is None, reason=reason)
+
+    def object(
+        self,
+        query: str,
+        **options: Any,  # Snakemake gives none for paths without storage.mantik
+    ) -> Any:
+        """Return the object of a query. Snakemake never fetches or stores one with `retrieve` off.
+
+        Without `--default-storage-provider` it would fetch all inputs and store all outputs.
+        """
+        if not options and not query.startswith(f"{PREFIX}/"):
+            return UnprefixedObject(query=query, keep_local=False, retrieve=True, provider=self)
+        if parse_dataset(query) is not None:
+            return DatasetObject(query=query, keep_local=True, retrieve=False, provider=self)
+        if not self.is_default:
+            options["retrieve"] = False
+        return super().object(query, **options)
 
 
 class StorageObject(StorageObjectRead, StorageObjectWrite, StorageObjectGlob, StorageObjectTouch):
@@ -79,7 +126,7 @@ class StorageObject(StorageObjectRead, StorageObjectWrite, StorageObjectGlob, St
     provider: StorageProvider
 
     def __post_init__(self) -> None:
-        if self.home.parts[:2] in _EVERYWHERE:
+        if f"{home_of(self.query)}/".startswith(_EVERYWHERE):
             self.set_local_path(self.home)
             self.keep_local = True  # this is no copy
 
@@ -101,12 +148,17 @@ class StorageObject(StorageObjectRead, StorageObjectWrite, StorageObjectGlob, St
         """Do nothing: Snakemake itself removes the local copy."""
 
     def exists(self) -> bool:
+        if self._is_home:
+            return os.path.exists(self.home)
+        self._clear_way()
         if (output := self._stored()) is not None and not output.here:
             self.provider.catalog.drop_older(output, self.local_path())
             return True
         if self.provider.catalog.is_lost(self._path) or not os.path.exists(self.home):
             return False
-        self.provider.catalog.link_here(self._path, self.local_path())
+        if self.retrieve:
+            with suppress(OSError):  # reported when a rule needs it
+                self._link_here(anew=False)
         return True
 
     def mtime(self) -> float:
@@ -126,21 +178,45 @@ class StorageObject(StorageObjectRead, StorageObjectWrite, StorageObjectGlob, St
             return None
         return f"sha256:{output.files[0].sha256}"
 
+    async def managed_retrieve(self) -> None:
+        """Fetch it for a local rule. Without it only that rule fails.
+
+        An error here would end the run, and all its jobs; and a command might succeed without the
+        file. It finds something there that it cannot read: a directory for a file, and vice versa.
+        """
+        self._clear_way()
+        try:
+            await super().managed_retrieve()
+        except (WorkflowError, OSError) as error:
+            self.provider.logger.error(" ".join(map(str, error.args)))  # noqa: TRY400 - no trace
+            output = self._stored()
+            self.provider.catalog.block(
+                self.local_path(), directory=output is None or not output.directory
+            )
+
     def retrieve_object(self) -> None:
+        if self._is_home:
+            return
         target = self.local_path()
         output = self._stored()
         if output is not None and not output.here:
             self.provider.catalog.bring(output, target)
             return
-        self.provider.catalog.link_here(self._path, target)
+        self._link_here(anew=True)
 
     def store_object(self) -> None:
+        if self._is_home:
+            return
         self.provider.catalog.store_here(self._path, self.local_path())
 
     def remove(self) -> None:
         """Remove what a job has stored. A file of the user's own stays."""
-        self.provider.catalog.drop_copy(self.local_path())
-        self.provider.catalog.remove(self._path)
+        if self._is_home:
+            return
+        self._clear_way()
+        if self.retrieve or self._stored() is not None:
+            self.provider.catalog.drop_copy(self.local_path())
+            self.provider.catalog.remove(self._path)
 
     def touch(self) -> None:
         """Let a stored output be as new as now. A file of the user's own keeps its time."""
@@ -161,5 +237,83 @@ class StorageObject(StorageObjectRead, StorageObjectWrite, StorageObjectGlob, St
     def _path(self) -> str:
         return workspace_path(self.query)
 
+    @property
+    def _is_home(self) -> bool:
+        """Whether it is the same file on every machine, and has no local copy."""
+        return bool(self.local_path() == self.home)
+
+    def _link_here(self, *, anew: bool) -> None:
+        prefix = self.provider.local_prefix
+        self.provider.catalog.link_here(self._path, self.local_path(), prefix, anew=anew)
+
+    def _clear_way(self) -> None:
+        """Remove what is no directory from above the local copy.
+
+        A link there could lead to files of the user's own.
+        """
+        copy, prefix = self.local_path(), self.provider.local_prefix
+        if copy == prefix or not copy.is_relative_to(prefix):
+            return
+        for above in copy.parents:
+            if above == prefix:
+                return
+            if above.is_symlink() or above.is_file():
+                above.unlink()
+
     def _stored(self) -> "StoredOutput | None":
         return self.provider.catalog.find(self._path)
+
+
+class UnprefixedObject(StorageObject):
+    """What Snakemake makes of a path if --default-storage-prefix is another one than `PREFIX`."""
+
+    def is_valid_query(self) -> Any:
+        reason = f"it does not begin with {PREFIX}/"
+        return StorageQueryValidationResult(query=self.query, valid=False, reason=reason)
+
+
+class DatasetObject(StorageObjectRead):
+    """A dataset. Snakemake neither fetches nor removes it, and no job makes it."""
+
+    provider: StorageProvider
+
+    @property
+    def dataset(self) -> Dataset:
+        """The dataset's site, and its path there."""
+        found = parse_dataset(self.query)
+        assert found is not None
+        return found
+
+    def local_suffix(self) -> str:
+        return f".mantik/datasets/{self.dataset.site}{self.dataset.path}"
+
+    async def inventory(self, cache: IOCacheStorageInterface) -> None:
+        """Do nothing: the catalog lists each directory at most once."""
+
+    def get_inventory_parent(self) -> str | None:
+        return None
+
+    def cleanup(self) -> None:
+        """Do nothing: there is no local copy."""
+
+    def exists(self) -> bool:
+        """Return whether it exists; True as well if it cannot be looked up before the run starts.
+
+        The executor looks it up before it submits the first job.
+        """
+        found = self.provider.catalog.look(self.dataset)
+        return not found.known or found.entry is not None
+
+    def mtime(self) -> float:
+        entry = self.provider.catalog.look(self.dataset).entry
+        return -math.inf if entry is None else entry.modified
+
+    def size(self) -> int:
+        entry = self.provider.catalog.look(self.dataset).entry
+        return 0 if entry is None else entry.size
+
+    def retrieve_object(self) -> None:
+        raise UserError(
+            f"{self.dataset} is a dataset, which is never fetched",
+            do="Read it in a job at its site",
+        )

@@ -11,11 +11,11 @@ from snakemake_executor_plugin_mantik.adapter.look_ahead import LookAhead
 from snakemake_executor_plugin_mantik.adapter.workflow_metadata import describe_pipeline
 from snakemake_executor_plugin_mantik.engine.core import Engine
 from snakemake_executor_plugin_mantik.engine.request import JobNumber, JobRequest, Outcome
-from snakemake_executor_plugin_mantik.rules.paths.storage import files_stay
 from snakemake_executor_plugin_mantik.rules.payload import why_full_job
 from snakemake_executor_plugin_mantik.rules.tracked import is_tracked, make_tracked_run
 from snakemake_executor_plugin_mantik.rules.units import list_members
 from snakemake_executor_plugin_mantik.storage.catalog import catalog_of
+from snakemake_executor_plugin_mantik.storage.paths import uses_provider
 from snakemake_executor_plugin_mantik.tracking.controller.invocation import Ending
 from snakemake_executor_plugin_mantik.tracking.controller.tracker import Tracker
 from snakemake_executor_plugin_mantik.tracking.run import TrackedRun
@@ -95,7 +95,7 @@ class ActiveRun:
 
     def close(self, how: Ending, *, tidy: bool) -> None:
         """Close the engine, then the tracker. Skip work that a later run can do unless `tidy`."""
-        if files_stay(self.dag.workflow):
+        if uses_provider(self.dag.workflow):
             catalog_of(self.checked.workdir).attach(None)
         self.engine.close(tidy=tidy)
         if self.tracker.shows_pipeline:

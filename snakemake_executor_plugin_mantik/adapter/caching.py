@@ -39,12 +39,13 @@ async def store_cached(workflow: Any, job: Job) -> None:
 
 def is_cached(workflow: Any, job: Job) -> bool:
     """Return whether Snakemake's cache serves a job."""
-    from snakemake_executor_plugin_mantik.rules.paths.storage import files_stay, jobs_use_storage
+    from snakemake_executor_plugin_mantik.rules.paths.storage import jobs_use_storage
+    from snakemake_executor_plugin_mantik.storage.paths import uses_provider
 
     # Jobs that use the storage themselves, or whose files stay, leave no outputs here. Without a
     # location for the cache, Snakemake reports that it runs without one, and `rule.cache.fetch`
     # would raise.
     enabled = workflow.output_file_cache is not None and not (
-        jobs_use_storage(workflow) or files_stay(workflow)
+        jobs_use_storage(workflow) or uses_provider(workflow)
     )
     return bool(enabled and job.rule.cache and job.rule.cache.output)

@@ -1,11 +1,12 @@
 """Find the mistakes in a workflow that can be found without a site and a credential."""
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from snakemake.io import is_flagged
 from snakemake_interface_executor_plugins.settings import DeploymentMethod
 
 from snakemake_executor_plugin_mantik.common.errors import (
@@ -40,11 +41,20 @@ from snakemake_executor_plugin_mantik.rules.wrapping.mpi import launcher_mistake
 from snakemake_executor_plugin_mantik.sites.credentials import (
     find_account,
 )
-from snakemake_executor_plugin_mantik.storage.paths import storable_path
+from snakemake_executor_plugin_mantik.storage.catalog import Catalog, catalog_of
+from snakemake_executor_plugin_mantik.storage.datasets import Finding
+from snakemake_executor_plugin_mantik.storage.paths import (
+    find_dataset,
+    storable_path,
+    uses_provider,
+    workspace_path,
+)
 from snakemake_executor_plugin_mantik.tracking.controller import direct
 
 STATE_DIRECTORY = "mantik"
 """The executor's directory below Snakemake's `.snakemake`."""
+
+_HOUR_S = 3600
 
 
 @dataclass(frozen=True)
@@ -88,6 +98,7 @@ class CheckedWorkflow:
         """
         refuse_jobs([job], self.settings.deployed_here)
         members = list_members(job)
+        _check_datasets(members, self.context)
         for member in members:
             resources.job_retry_reasons(member)
             tracked.tracking_request(member)
@@ -95,7 +106,14 @@ class CheckedWorkflow:
                 deployment.drop_unrequested(member)
         forced = any(map(self.settings.forces, members))
         ask = groups.make_group_request if job.is_group() else request_of
-        return ask(job, self.context, secrets=secrets, forced=forced)
+        request = ask(job, self.context, secrets=secrets, forced=forced)
+        if not request.datasets:
+            return request
+        # A job that ran with earlier datasets is another one.
+        found = [f.entry for f in look_up_datasets(members, catalog_of(self.workdir))]
+        # Local times of a site may be shifted by an hour: see `engine.stage.same_time`.
+        versions = [None if e is None else (e.size, int(e.modified % _HOUR_S)) for e in found]
+        return replace(request, parameters=f"{request.parameters} {versions}")
 
 
 @dataclass(frozen=True)
@@ -155,10 +173,14 @@ def check_workflow(workflow: Any, dag: Any, options: Any, logger: Any) -> Checke
         frozenset(map(str, workflow.dag_settings.forcerun)),
     )
     units = list_units(dag)
-    refuse_jobs(units, settings.deployed_here)
+    here_jobs = [job for job in dag.needrun_jobs() if job.is_local]
+    refuse_jobs([*units, *here_jobs], settings.deployed_here)
     check_conda_here(workflow, dag)
     units = [unit for unit in units if unit.is_group() or resources.are_resources_known(unit)]
     jobs = [job for unit in units for job in list_members(unit)]
+    _check_datasets(jobs, context)
+    if uses_provider(workflow):
+        _check_names(dag.jobs)
     _check_environments(jobs, context, find_products(dag))
     for warning in capped_options(workflow, jobs):
         logger.warning(warning)
@@ -180,6 +202,71 @@ def check_workflow(workflow: Any, dag: Any, options: Any, logger: Any) -> Checke
     return CheckedWorkflow(
         context, planners, units, used, settings, state, missing_snakemake, mistakes
     )
+
+
+def _check_names(jobs: Iterable[Any]) -> None:
+    """Check that no file is named both with and without `storage.mantik`.
+
+    Snakemake would take it for two files.
+
+    Raises:
+        UserError: one is.
+    """
+    named: dict[str, None] = {}
+    plain: set[str] = set()
+    for job in jobs:
+        for path in [*job.input, *job.output]:
+            if (stored := storable_path(path)) is not None:
+                named[stored] = None
+            elif not path.is_storage and not is_flagged(path, "local"):
+                plain.add(workspace_path(str(path)))
+    if both := [path for path in named if path in plain]:
+        raise UserError(
+            f"a file is named with and without storage.mantik: {', '.join(both)}",
+            do="Name it with storage.mantik in all rules, or in none",
+        )
+
+
+def _check_datasets(jobs: list[Any], context: RuleContext) -> None:
+    """Check that jobs read datasets of their own sites only.
+
+    Raises:
+        UserError: a job reads another one, or names an unknown site.
+    """
+    found = {
+        job.rule.name: mistake
+        for job in jobs
+        if (mistake := storage.dataset_mistake(job, context)) is not None
+    }
+    if found:
+        raise UserError(
+            "datasets are not where they are read (nothing submitted): "
+            + "; ".join(f"rule {name} {mistake}" for name, mistake in sorted(found.items())),
+            do="Name the site of the rule (resources: mantik_site) in storage.mantik, or the"
+            " dataset's site in the rule",
+        )
+
+
+def look_up_datasets(jobs: Iterable[Any], catalog: Catalog) -> list[Finding]:
+    """Look up the datasets that jobs read, as far as their sites' APIs can list them.
+
+    Raises:
+        UserError: lists those that do not exist.
+    """
+    missing: dict[str, None] = {}
+    all_found = []
+    for job in jobs:
+        for dataset in filter(None, map(find_dataset, job.input)):
+            found = catalog.look(dataset)
+            all_found.append(found)
+            if found.known and found.entry is None:
+                missing[f"{dataset} (rule {job.rule.name})"] = None
+    if missing:
+        raise UserError(
+            f"datasets do not exist (nothing submitted): {', '.join(missing)}",
+            do="Correct the paths, or put the files there",
+        )
+    return all_found
 
 
 def _check_environments(jobs: list[Any], context: RuleContext, products: frozenset[str]) -> None:

@@ -61,6 +61,24 @@ class Executor(RemoteExecutor):
         units = (self.dag.get_job_group(job) or job for job in self.dag.needrun_jobs())
         if any(not unit.is_local for unit in units):
             self._start()
+        else:
+            self._check_local()
+
+    def _check_local(self) -> None:
+        """Check the jobs of a run in which none runs at a site.
+
+        Raises:
+            ApiError: a job reads or makes what stays at a site.
+        """
+        from snakemake_executor_plugin_mantik.rules.preflight import refuse_jobs
+        from snakemake_executor_plugin_mantik.storage.paths import uses_provider
+
+        if not uses_provider(self.workflow):
+            return
+        try:
+            refuse_jobs(self.dag.needrun_jobs(), ())
+        except MantikError as error:
+            raise ApiError(str(error)) from None
 
     def _start(self) -> "ActiveRun":
         # Imported here because Snakemake imports this module for every one of its commands.
@@ -136,14 +154,13 @@ class Executor(RemoteExecutor):
         If its values cannot be computed, functions of its rule may read inputs that stay at a site:
         fetch these and try again.
         """
-        from snakemake_executor_plugin_mantik.rules.paths import storage
         from snakemake_executor_plugin_mantik.rules.units import list_members
-        from snakemake_executor_plugin_mantik.storage.paths import storable_path
+        from snakemake_executor_plugin_mantik.storage.paths import storable_path, uses_provider
 
         try:
             return run.request(job, self.envvars())
         except (MantikError, WorkflowError):
-            if not storage.files_stay(self.workflow):
+            if not uses_provider(self.workflow):
                 raise
             catalog, stored = self._catalog(), False
             for member in list_members(job):
@@ -180,15 +197,16 @@ class Executor(RemoteExecutor):
         from snakemake.io import is_flagged
 
         from snakemake_executor_plugin_mantik.rules.paths import storage
-        from snakemake_executor_plugin_mantik.storage.paths import storable_path
+        from snakemake_executor_plugin_mantik.storage.paths import storable_path, uses_provider
 
         for member in job if job.is_group() else ():
             await self._prepare(member)
         if job.is_group():
             return
         await job.check_protected_output()
-        if storage.files_stay(self.workflow):
+        if uses_provider(self.workflow):
             self._catalog().forget(filter(None, map(storable_path, job.output)))
+        if storage.files_stay(self.workflow):
             return  # the job itself does the rest at its site
         await job.remove_existing_output()
         for output in job.output:
@@ -265,11 +283,10 @@ class Executor(RemoteExecutor):
     async def _note_outputs(self, job: _Job, outcome: "Outcome") -> str:
         """Note where the outputs of a job lie, if they may stay. Return an error, or ''."""
         from snakemake_executor_plugin_mantik.engine.messages import describe_os_error
-        from snakemake_executor_plugin_mantik.rules.paths import storage
         from snakemake_executor_plugin_mantik.rules.units import list_members
-        from snakemake_executor_plugin_mantik.storage.paths import storable_path
+        from snakemake_executor_plugin_mantik.storage.paths import storable_path, uses_provider
 
-        if not storage.files_stay(self.workflow):
+        if not uses_provider(self.workflow):
             return ""
         catalog = self._catalog()
         catalog.add(outcome.stored)
@@ -280,9 +297,11 @@ class Executor(RemoteExecutor):
                     if path is not None and catalog.find(path) is None:
                         catalog.note_here(path, touch=bool(output.flags.get("touch")))
                     if path is not None and output.flags.get("protected"):
-                        catalog.link_here(str(path), Path(output))
+                        prefix = output.storage_object.provider.local_prefix
+                        catalog.link_here(path, Path(output), prefix)
                         output.protect()
-                await self.dag.handle_ensure(member, member.output)
+                stored = [output for output in member.output if storable_path(output) is not None]
+                await self.dag.handle_ensure(member, stored)
                 for log in member.log:  # as Snakemake does for a local job
                     if (path := storable_path(log)) is not None:
                         catalog.home(path).parent.mkdir(parents=True, exist_ok=True)

@@ -14,6 +14,7 @@ from snakemake_executor_plugin_mantik.adapter.checks import (
     check_jobs,
     check_workflow,
     find_products,
+    look_up_datasets,
 )
 from snakemake_executor_plugin_mantik.adapter.job_log import JobLog
 from snakemake_executor_plugin_mantik.adapter.look_ahead import LookAhead
@@ -32,7 +33,6 @@ from snakemake_executor_plugin_mantik.engine.observer import Observers
 from snakemake_executor_plugin_mantik.engine.plan import Planner
 from snakemake_executor_plugin_mantik.journal import Journal, sent_try_ids
 from snakemake_executor_plugin_mantik.rules import preflight
-from snakemake_executor_plugin_mantik.rules.paths.storage import files_stay
 from snakemake_executor_plugin_mantik.rules.resources import SITE_RESOURCE, TRACK_RESOURCE
 from snakemake_executor_plugin_mantik.rules.tracked import (
     Which,
@@ -44,6 +44,7 @@ from snakemake_executor_plugin_mantik.sites.base import Site, SiteFacts
 from snakemake_executor_plugin_mantik.sites.credentials import expires_at
 from snakemake_executor_plugin_mantik.staging import sources
 from snakemake_executor_plugin_mantik.storage.catalog import catalog_of
+from snakemake_executor_plugin_mantik.storage.paths import uses_provider
 from snakemake_executor_plugin_mantik.tracking.controller.direct import direct_remark
 
 
@@ -100,12 +101,15 @@ def start_run(workflow: Any, dag: Any, logger: Any) -> ActiveRun:
     try:
         engine.open(used, partial(collect_sources, checked, find_products(dag), logger))
         check_jobs(units, planners, engine)
+        if uses_provider(workflow):
+            catalog_of(workdir).try_again()
+            look_up_datasets((j for j in dag.needrun_jobs() if not j.is_local), catalog_of(workdir))
         engine.end_unneeded(lambda: {job_identity(j) for j in dag.jobs if not dag.needrun(j)})
     except BaseException:
         engine.close(tidy=False)
         tracker.close(0.0)
         raise
-    if files_stay(workflow):
+    if uses_provider(workflow):
         catalog_of(workdir).attach(engine.write_files)
     context = replace(checked.context, workspace=engine.workspace)
     checked = replace(checked, context=context)

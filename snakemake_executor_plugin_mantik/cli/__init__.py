@@ -54,6 +54,7 @@ def _app() -> typer.Typer:
     from snakemake_executor_plugin_mantik.cli.cancel import cancel
     from snakemake_executor_plugin_mantik.cli.check import check
     from snakemake_executor_plugin_mantik.cli.clean import clean
+    from snakemake_executor_plugin_mantik.cli.evaluation import Evaluating
     from snakemake_executor_plugin_mantik.cli.get import get
     from snakemake_executor_plugin_mantik.cli.init import init
     from snakemake_executor_plugin_mantik.cli.jobs import jobs
@@ -79,8 +80,8 @@ def _app() -> typer.Typer:
     app.command(context_settings={"allow_interspersed_args": True})(run)
     app.command(context_settings={"allow_interspersed_args": True})(bootstrap)
     app.command()(jobs)
-    app.command()(ls)
-    app.command()(get)
+    app.command(cls=Evaluating)(ls)
+    app.command(cls=Evaluating)(get)
     app.command()(cancel)
     app.command()(clean)
     app.command()(track)

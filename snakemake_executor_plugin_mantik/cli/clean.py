@@ -27,7 +27,7 @@ from snakemake_executor_plugin_mantik.journal import (
     TryState,
     read_history,
 )
-from snakemake_executor_plugin_mantik.storage.catalog import is_here
+from snakemake_executor_plugin_mantik.storage.copies import is_here
 
 _LEFT = 1
 """Exit code if something had to stay; a "no" of the user does not count."""

@@ -12,18 +12,21 @@ from typing import Annotated
 import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
+from snakemake_executor_plugin_mantik.cli.evaluation import ALL_TARGETS, read_files
 from snakemake_executor_plugin_mantik.cli.options import Workdir
 from snakemake_executor_plugin_mantik.common.errors import UserError, printable
 from snakemake_executor_plugin_mantik.common.humanize import humanize_size
 from snakemake_executor_plugin_mantik.jobs.paths import display_path, local_path
 from snakemake_executor_plugin_mantik.journal import StoredOutput
-from snakemake_executor_plugin_mantik.storage.catalog import Catalog, is_here
+from snakemake_executor_plugin_mantik.storage.catalog import Catalog
+from snakemake_executor_plugin_mantik.storage.copies import is_here, part_of
 
 _SHOW_S = 0.2
 """Seconds between two updates of the progress bar."""
 
 
 def get(
+    context: typer.Context,
     paths: Annotated[
         list[str] | None,
         typer.Argument(
@@ -33,6 +36,13 @@ def get(
     *,
     directory: Workdir = Path(),
     every: Annotated[bool, typer.Option("--all", help="Bring all outputs.")] = False,
+    targets: Annotated[
+        bool,
+        typer.Option(
+            ALL_TARGETS,
+            help="Bring the workflow's targets. Arguments for snakemake follow after --.",
+        ),
+    ] = False,
     force: Annotated[
         bool, typer.Option("--force", help="Replace files here that have another content.")
     ] = False,
@@ -42,12 +52,20 @@ def get(
     Each is verified and comes whole or not at all; a broken transfer continues where it stopped.
     The outputs stay at their sites, too, and later runs use them there.
     """
-    if bool(paths) == every:
+    if bool(paths) + every + targets != 1:
         raise UserError(
-            "there is nothing to bring", where="smk-mantik get", do="Name files, or add --all"
+            "it is not clear what to bring" if paths or every else "there is nothing to bring",
+            where="smk-mantik get",
+            do=f"Name files, or add --all or {ALL_TARGETS}",
         )
+    lacking: list[str] = []
+    files = read_files(context, directory) if targets else None
+    directory = directory if files is None else files.workdir
     with closing(Catalog(directory.resolve(), os.environ, lambda t: typer.echo(printable(t)))) as c:
-        chosen = _chosen(c, paths or [], directory)
+        if files is None:
+            chosen = _chosen(c, paths or [], directory)
+        else:
+            chosen, lacking = _find(c, files.targets)
         missing = [output for output in chosen if not is_here(output, directory)]
         if not force:
             _refuse_others(directory, missing)
@@ -55,6 +73,12 @@ def get(
     size = humanize_size(sum(output.size for output in missing))
     left = len(chosen) - len(missing)
     typer.echo(f"Brought {len(missing)} outputs, {size}" + f"; {left} were here." * bool(left))
+    if lacking:
+        raise UserError(
+            f"there are targets that do not exist: {_names(lacking)}",
+            where=str(directory),
+            do="Run the workflow: it makes them",
+        )
 
 
 def _chosen(catalog: Catalog, paths: Sequence[str], directory: Path) -> list[StoredOutput]:
@@ -85,6 +109,23 @@ def _chosen(catalog: Catalog, paths: Sequence[str], directory: Path) -> list[Sto
     return [output for output in found if output is not None]
 
 
+def _find(catalog: Catalog, paths: Iterable[str]) -> tuple[list[StoredOutput], list[str]]:
+    """Return those of `paths` that are outputs at a site, and those that do not exist at all."""
+    found, lacking = [], []
+    for path in paths:
+        output = catalog.find(path)
+        if output is not None and not output.here:
+            found.append(output)
+        elif catalog.is_lost(path) or not os.path.lexists(catalog.home(path)):
+            lacking.append(path)
+    return found, lacking
+
+
+def _names(paths: Sequence[str]) -> str:
+    """Name the first few of some files."""
+    return ", ".join(map(display_path, paths[:5])) + ", …" * (len(paths) > 5)
+
+
 def _refuse_others(directory: Path, outputs: Iterable[StoredOutput]) -> None:
     """Refuse to replace files.
 
@@ -92,14 +133,11 @@ def _refuse_others(directory: Path, outputs: Iterable[StoredOutput]) -> None:
         UserError: there is a file at one of the paths.
     """
     others = [
-        display_path(output.path)
-        for output in outputs
-        if os.path.lexists(local_path(output.path, directory))
+        output.path for output in outputs if os.path.lexists(local_path(output.path, directory))
     ]
     if others:
         raise UserError(
-            f"there are files with other contents here: {', '.join(others[:5])}"
-            + ", …" * (len(others) > 5),
+            f"there are files with other contents here: {_names(others)}",
             where=str(directory),
             do="Move them away, or replace them with --force",
         )
@@ -114,7 +152,7 @@ def _bring(catalog: Catalog, directory: Path, outputs: Sequence[StoredOutput]) -
             task = progress.add_task(printable(display_path(output.path)), total=output.size)
             done = threading.Event()
             watching = threading.Thread(
-                target=_watch, args=(progress, task, catalog.part_of(target), done), daemon=True
+                target=_watch, args=(progress, task, part_of(target), done), daemon=True
             )
             watching.start()
             try:

@@ -2,45 +2,104 @@
 
 import os
 import time
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.table import Table
 
 from snakemake_executor_plugin_mantik.cli import tables
+from snakemake_executor_plugin_mantik.cli.evaluation import NEEDED_BY, read_files
 from snakemake_executor_plugin_mantik.cli.options import Workdir
+from snakemake_executor_plugin_mantik.common.errors import json_text
 from snakemake_executor_plugin_mantik.common.humanize import humanize_duration, humanize_size
 from snakemake_executor_plugin_mantik.common.state_directory import STATE
 from snakemake_executor_plugin_mantik.jobs.paths import display_path, local_path
-from snakemake_executor_plugin_mantik.journal import read_stored
+from snakemake_executor_plugin_mantik.journal import StoredOutput, read_stored
+
+if TYPE_CHECKING:
+    from snakemake_executor_plugin_mantik.adapter.graph_files import GraphFiles
 
 
-def ls(directory: Workdir = Path()) -> None:
+def ls(
+    context: typer.Context,
+    *,
+    directory: Workdir = Path(),
+    needed_by: Annotated[
+        bool,
+        typer.Option(
+            NEEDED_BY,
+            help="Also show which rules of the Snakefile read them. Arguments for snakemake follow"
+            " after --.",
+        ),
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
     """Show the outputs that stay at sites: where, how big, how old, and which job made them.
 
     To bring them here, use smk-mantik get.
     """
+    files = read_files(context, directory) if needed_by else None
+    directory = directory if files is None else files.workdir
     known = read_stored(directory / STATE)
+    names = {site.place: site.site for site in known.sites.values()}
     outputs = [output for output in known.outputs if not output.here]
+    if as_json:
+        typer.echo(json_text([_as_json(output, names, directory, files) for output in outputs]))
+        return
     if not outputs:
         typer.echo("No output stays at a site.")
         return
-    names = {site.place: site.site for site in known.sites.values()}
-    titles = ("file", "site", "size", "age", "made by", "here")
-    shown = tables.new_table(titles, right=("size", "age"))
-    for output in outputs:
-        tables.add_row(
-            shown,
-            [
-                display_path(output.path) + "/" * output.directory,
-                names.get(output.place, output.place),
-                humanize_size(output.size),
-                humanize_duration(max(0.0, time.time() - output.made)),
-                output.job,
-                "a file of this name"
-                if os.path.lexists(local_path(output.path, directory))
-                else "",
-            ],
-        )
-    tables.make_console().print(shown)
+    tables.make_console().print(_table(outputs, names, directory, files))
     total = humanize_size(sum(output.size for output in outputs))
     typer.echo(f"{len(outputs)} outputs, {total}")
+
+
+def _table(
+    outputs: Iterable[StoredOutput],
+    names: Mapping[str, str],
+    directory: Path,
+    files: "GraphFiles | None",
+) -> Table:
+    titles = ["file", "site", "size", "age", "made by", "here"]
+    if files is not None:
+        titles.insert(5, "needed by")
+    shown = tables.new_table(titles, right=("size", "age"))
+    for output in outputs:
+        cells = [
+            display_path(output.path) + "/" * output.directory,
+            names.get(output.place, output.place),
+            humanize_size(output.size),
+            humanize_duration(max(0.0, time.time() - output.made)),
+            output.job,
+            "a file of this name" if _has_namesake(output, directory) else "",
+        ]
+        if files is not None:
+            target = "(target)" if output.path in files.targets else ""
+            cells.insert(5, ", ".join(files.readers.get(output.path, ())) or target)
+        tables.add_row(shown, cells)
+    return shown
+
+
+def _as_json(
+    output: StoredOutput, names: Mapping[str, str], directory: Path, files: "GraphFiles | None"
+) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "file": display_path(output.path),
+        "directory": output.directory,
+        "site": names.get(output.place, output.place),
+        "size": output.size,
+        "made": output.made,
+        "job": output.job,
+        "here": _has_namesake(output, directory),
+    }
+    if files is not None:
+        found["needed_by"] = list(files.readers.get(output.path, ()))
+        found["target"] = output.path in files.targets
+    return found
+
+
+def _has_namesake(output: StoredOutput, directory: Path) -> bool:
+    """Return whether there is a file of the output's name on this machine."""
+    return os.path.lexists(local_path(output.path, directory))

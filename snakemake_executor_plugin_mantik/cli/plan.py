@@ -1,6 +1,5 @@
 """`smk-mantik plan`: show what a run of a workflow would submit, without submitting it."""
 
-import importlib.util
 import json
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -13,7 +12,8 @@ from typer.core import TyperCommand
 
 from snakemake_executor_plugin_mantik.cli import tables
 from snakemake_executor_plugin_mantik.cli.check import WRONG
-from snakemake_executor_plugin_mantik.common.errors import UserError, printable
+from snakemake_executor_plugin_mantik.cli.evaluation import require_snakemake
+from snakemake_executor_plugin_mantik.common.errors import printable
 from snakemake_executor_plugin_mantik.common.humanize import humanize_duration, humanize_size
 from snakemake_executor_plugin_mantik.engine.forecast import (
     Forecast,
@@ -56,11 +56,7 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show what `snakemake` with the same arguments would submit; submit nothing."""
-    if importlib.util.find_spec("snakemake") is None:
-        raise UserError(
-            "snakemake is not installed beside this command", where="smk-mantik plan",
-            do="Install it with: pip install snakemake",
-        )  # fmt: skip
+    require_snakemake("smk-mantik plan")
     from snakemake_executor_plugin_mantik.adapter.dryrun import dry_run
     from snakemake_executor_plugin_mantik.adapter.planning import plan_workflow
 
@@ -200,12 +196,16 @@ def _jobs(number: int) -> str:
 def _uploads(files: UploadForecast, *, short: bool = False) -> str:
     if short:
         count = "1 file" if files.files == 1 else f"{files.files} files"
-        return f"{count}, {humanize_size(files.bytes)}" if files.files else ""
+        parts = [f"{count}, {humanize_size(files.bytes)}"] if files.files else []
+        if files.moved:
+            parts.append(f"{files.moved} to move, {humanize_size(files.moved_bytes)}")
+        return "; ".join(parts)
     parts = [f"{files.files} to upload ({humanize_size(files.bytes)})"]
     for number, words in (
         (files.at_site, "at the site already"),
         (files.made_there, "made at the site by earlier jobs"),
         (files.later, "to upload once made elsewhere"),
+        (files.moved, f"to move from other sites ({humanize_size(files.moved_bytes)})"),
     ):
         if number:
             parts.append(f"{number} {words}")

@@ -326,7 +326,8 @@ class Finalizer:
         empty = [file for output in stored for file in output.files if not file.sha256]
         self._stager.made([*files, *empty, *self._timestamps(attempt.record)])
         if stored:
-            self._journal.files.set_stored(stored)
+            # Nothing else on this machine shows that they exist.
+            self._journal.files.set_stored(stored, lasting=True)
         self._journal.note_made(attempt.record.id, files)
         log = path if path.exists() else None
         self._observer.ended(
@@ -451,7 +452,8 @@ def _empty_directories(output: OutputFile, marker: Marker) -> Iterator[FileRecor
 
 
 def _modified(entry: OutputEntry) -> float:
-    return (entry.modified_ns or 0) / 1e9
+    # 0 would mean that it is not stored.
+    return (entry.modified_ns or 1) / 1e9
 
 
 def _with_times(

@@ -5,6 +5,7 @@ The forecast uses only the journal and local files. It contacts no site.
 
 import asyncio
 import os
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -31,6 +32,8 @@ class UploadForecast:
         at_site: files that are there already, or in an uploaded bundle.
         later: files that are still to be made elsewhere and are uploaded then.
         made_there: files that are still to be made at the same site.
+        moved: files that stay at another site, and move through this machine.
+        moved_bytes: total size of these.
     """
 
     files: int = 0
@@ -38,6 +41,8 @@ class UploadForecast:
     at_site: int = 0
     later: int = 0
     made_there: int = 0
+    moved: int = 0
+    moved_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -259,7 +264,7 @@ class Forecaster:
 
     def _stored_kind(self, place: str, file: FileRecord) -> tuple[str, int]:
         known = self._ledger.remote_file(place, file.path)
-        return ("at_site", 0) if known == file else ("files", file.size)
+        return ("at_site", 0) if known == file else ("moved", file.size)
 
     def _kind(self, site: str, file: LocalFile) -> tuple[str, int]:
         content = (file.size, file.sha256)
@@ -303,9 +308,9 @@ def _workspace(planner: Planner) -> str:
 
 
 def _sum(kinds: Iterable[tuple[str, int]]) -> UploadForecast:
-    counts = dict.fromkeys(("files", "at_site", "later", "made_there"), 0)
-    size = 0
-    for kind, its in kinds:
+    counts: Counter[str] = Counter()
+    sizes: Counter[str] = Counter()
+    for kind, size in kinds:
         counts[kind] += 1
-        size += its
-    return UploadForecast(bytes=size, **counts)
+        sizes[kind] += size
+    return UploadForecast(bytes=sizes["files"], moved_bytes=sizes["moved"], **counts)

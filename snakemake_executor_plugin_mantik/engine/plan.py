@@ -132,6 +132,7 @@ class Planner:
             term=term,
             after=tuple(after),
             storage_link=request.storage_link,
+            datasets=request.datasets,
             secrets=tuple(request.secrets),
             benchmark=request.benchmark,
             umask=request.umask,

@@ -93,6 +93,7 @@ class JobRequest:
             each (`job`), by path. Such a job can be submitted ahead (`engine.ahead`).
         storable: those of its inputs that may be stored outputs.
         storage_link: see `JobSpec.storage_link`.
+        datasets: see `JobSpec.datasets`.
     """
 
     number: JobNumber
@@ -122,6 +123,7 @@ class JobRequest:
     unmade: Mapping[str, str] = field(default_factory=dict)
     storable: frozenset[str] = frozenset()
     storage_link: str = ""
+    datasets: tuple[str, ...] = ()
 
     @property
     def members(self) -> Mapping[str, str]:

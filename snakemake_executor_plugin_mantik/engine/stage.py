@@ -5,11 +5,11 @@ import uuid
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from snakemake_executor_plugin_mantik.common.errors import SiteNotFound, SiteRejected, UserError
 from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
-from snakemake_executor_plugin_mantik.jobs.paths import bundle_path, display_path
+from snakemake_executor_plugin_mantik.jobs.paths import at_or_above, bundle_path, display_path
 from snakemake_executor_plugin_mantik.jobs.spec import InputFile
 from snakemake_executor_plugin_mantik.journal import (
     MADE,
@@ -109,6 +109,7 @@ class Stager:
         Remove sources that no longer exist here from the site, so that no job imports them, and
         bundles with outdated sources.
         """
+        sources = [file for file in sources if not self._is_away(file.path)]
         self._source_files = {file.path: file for file in sources}
         here = {file.path: file.sha256 for file in sources}
         await self._withdraw(
@@ -130,6 +131,10 @@ class Stager:
             self._source_bundles.add(await self._upload(fresh))
         self._sources_lost = False
         return len(fresh)
+
+    def _is_away(self, path: str) -> bool:
+        """Return whether a source's path is that of an output that stays at a place."""
+        return self._ledger.is_stored(path, here=False)
 
     def code(self, paths: Iterable[str]) -> list[LocalFile]:
         """Return the current versions of the sources at these paths."""
@@ -231,7 +236,7 @@ class Stager:
                 ]
                 links.update(self._ledger.links(directory))
         for path in gone:
-            if any(str(at) in links for at in (path, *PurePosixPath(path).parents)):
+            if any(at in links for at in at_or_above(path)):
                 continue  # A job's link, or behind one: its target must stay.
             await self._retry(lambda path=path: self._site.remove(path))  # type: ignore[misc]
         self._ledger.forget_remote_files(self._place, gone)
@@ -387,7 +392,8 @@ class Stager:
             for file in files
             if not _matches(file, entries)
             # A file that a job of this run made meanwhile has a newer record.
-            and self._ledger.remote_file(self._place, file.path) == file
+            and (now := self._ledger.remote_file(self._place, file.path)) == file
+            and now.modified == file.modified
         ]
         self._ledger.forget_remote_files(self._place, lost)
         if self._old.get(directory) is files:
@@ -408,7 +414,7 @@ def _checks(
             path,
             file.size,
             sha256=file.sha256 if is_checksum(file.sha256) else "",
-            changed=path in made or any(str(up) in made for up in PurePosixPath(path).parents),
+            changed=any(each in made for each in at_or_above(path)),
         )
         for path, file in contents.items()
     ]

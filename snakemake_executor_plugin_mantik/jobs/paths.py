@@ -28,7 +28,7 @@ or three requests.
 import hashlib
 import re
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 OURS = ".mantik"
 PLACE = f"{OURS}/place"
@@ -128,6 +128,11 @@ def file_path(content: bytes, name: str) -> str:
 def script_path(content: bytes, name: str) -> str:
     """Return the path of a rule's script: Snakemake's own, because scripts may rely on it."""
     return f".snakemake/scripts/{hashlib.sha256(content).hexdigest()[:16]}.{name}"
+
+
+def at_or_above(path: str) -> list[str]:
+    """Return a path and those of the directories above it, the nearest first, `.` or `/` last."""
+    return [path, *map(str, PurePosixPath(path).parents)]
 
 
 def outside_path(path: str) -> str:

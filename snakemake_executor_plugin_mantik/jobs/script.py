@@ -101,6 +101,7 @@ def render_script(spec: JobSpec) -> str:
             for file in spec.outputs
             if file.stored
         ],
+        mounts=_mounts(spec),
         storage_link=spec.storage_link and link_words(spec.storage_link),
         bundles=[
             {"path": shlex.quote(bundle_path(name)), "done": shlex.quote(bundle_done_path(name))}
@@ -167,6 +168,24 @@ def _commands(spec: JobSpec) -> list[dict[str, str]]:
             {"text": command, "file": shlex.quote(file) if file else "", "start": start}
         )
     return commands
+
+
+def _mounts(spec: JobSpec) -> str:
+    """Return APPTAINER_MOUNT, lines of comma-separated values, for the datasets.
+
+    A dataset that contains the workspace is not mounted: it would make that read-only, too.
+    """
+
+    def field(text: str) -> str:
+        return '"' + text.replace('"', '""') + '"'
+
+    lines = (
+        f"type=bind,{field(f'source={path}')},{field(f'destination={path}')},ro"
+        for path in spec.datasets
+        if not f"{spec.workspace}/".startswith(f"{path.rstrip('/')}/")
+    )
+    text = "\n".join(lines)
+    return shell_quote(text, "a dataset") if text else ""
 
 
 def _apptainer(apptainer: Apptainer | None, workspace: str) -> dict[str, object]:

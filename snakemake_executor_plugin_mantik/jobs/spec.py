@@ -220,6 +220,8 @@ class JobSpec:
         live: a directory whose new content is reported while the job runs.
         storage_link: path of the directory by which commands name stored outputs: the script makes
             it a link to the workspace itself; empty if there is none.
+        datasets: absolute paths of files and directories at the site that the command reads:
+            containers see them, read-only.
         after: the tries that make inputs which did not exist when the try was submitted. The
             command starts only if all of them have succeeded.
     """
@@ -246,6 +248,7 @@ class JobSpec:
     incomplete: bool = False
     live: LiveDirectory | None = None
     storage_link: str = ""
+    datasets: tuple[str, ...] = ()
     after: tuple[Predecessor, ...] = ()
     cores: int | None = None
     limits: ScriptLimits = ScriptLimits()

@@ -209,6 +209,15 @@ class Tables:
                 ) from error
             raise
 
+    @contextmanager
+    def lasting(self) -> Iterator[None]:
+        """Have what is written here, and all that was before, on disk when a transaction ends."""
+        self.db.execute("PRAGMA synchronous = FULL")
+        try:
+            yield
+        finally:
+            self.db.execute("PRAGMA synchronous = NORMAL")
+
 
 class JournalCopy(Tables):
     """An in-memory copy of the journal's current contents; writes to it are not kept.

@@ -3,9 +3,11 @@
 import json
 import sqlite3
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
+from snakemake_executor_plugin_mantik.jobs.paths import at_or_above
 from snakemake_executor_plugin_mantik.journal.database import Tables
 from snakemake_executor_plugin_mantik.journal.records import FileRecord, StoredOutput
 
@@ -76,9 +78,12 @@ class FileLedger:
 
     # Stored outputs
 
-    def set_stored(self, outputs: Sequence[StoredOutput]) -> None:
-        """Record outputs that stay at their places; their files are recorded there already."""
-        with self._database.write() as db:
+    def set_stored(self, outputs: Sequence[StoredOutput], *, lasting: bool = False) -> None:
+        """Record outputs that stay at their places; their files are recorded there already.
+
+        With `lasting`, all of it is on disk when the method returns.
+        """
+        with self._database.lasting() if lasting else nullcontext(), self._database.write() as db:
             db.executemany(
                 "INSERT OR REPLACE INTO stored VALUES (?, ?, ?, ?, ?, ?)",
                 [(o.path, o.place, o.directory, len(o.files), o.made, o.job) for o in outputs],
@@ -89,7 +94,7 @@ class FileLedger:
 
     def stored(self, path: str) -> StoredOutput | None:
         """Return the stored output at `path`, or that part of one; None if any of it is lost."""
-        for at in (path, *map(str, PurePosixPath(path).parents)):
+        for at in at_or_above(path):
             row = self._db.execute("SELECT * FROM stored WHERE path = ?", (at,)).fetchone()
             if row is not None:
                 output = _whole(self._db, row)
@@ -100,11 +105,18 @@ class FileLedger:
         """Return the outputs that are stored at a place."""
         return [output for output in all_stored(self._db) if output.place == place]
 
-    def is_stored(self, path: str) -> bool:
-        """Return whether a path is that of a stored output, or below it, at whatever place."""
-        above = json.dumps([path, *map(str, PurePosixPath(path).parents)])
-        found = "SELECT 1 FROM stored WHERE place <> ? AND path IN (SELECT value FROM json_each(?))"
-        return self._db.execute(found, (LOST, above)).fetchone() is not None
+    def is_stored(self, path: str, *, here: bool = True) -> bool:
+        """Return whether a path is that of a stored output, or below it, at whatever place.
+
+        Unless `here`, those that are on this machine do not count.
+        """
+        above = json.dumps(at_or_above(path))
+        found = (
+            "SELECT 1 FROM stored WHERE place NOT IN (?, ?)"
+            " AND path IN (SELECT value FROM json_each(?))"
+        )
+        left_out = LOST if here else ""
+        return self._db.execute(found, (LOST, left_out, above)).fetchone() is not None
 
     def has_row(self, path: str) -> bool:
         """Return whether a job has made an output at `path`, or was to make one."""
@@ -259,7 +271,6 @@ class FileLedger:
         A bundle or script that brings the content `sha256` is not included. A try that makes the
         file, or a directory above it, always is.
         """
-        at_or_above = [path, *map(str, PurePosixPath(path).parents)]
         rows = self._db.execute(
             "SELECT id, state, sha256 = :made AS makes FROM bundle_files JOIN bundles"
             " ON bundle = id WHERE place = :place AND state IN ('uploaded', 'carried')"
@@ -268,7 +279,7 @@ class FileLedger:
             " OR path IN (SELECT value FROM json_each(:at_or_above)) AND sha256 = :made)",
             # "0" is the character after "/".
             {"path": path, "sha256": sha256, "place": place, "low": f"{path}/", "high": f"{path}0",
-             "at_or_above": json.dumps(at_or_above), "made": MADE},
+             "at_or_above": json.dumps(at_or_above(path)), "made": MADE},
         )  # fmt: skip
         return [
             WriteConflict(row["id"], row["state"] == "uploaded", bool(row["makes"])) for row in rows
@@ -314,7 +325,8 @@ def _whole(db: sqlite3.Connection, row: sqlite3.Row) -> StoredOutput | None:
     files = [file] if file is not None else _remote_files(db, place, path)
     # The script of a job that runs ahead adds this file, and Snakemake does here.
     files = [file for file in files if file.stored or PurePosixPath(file.path).name != TIMESTAMP]
-    if len(files) != row["files"]:
+    # A file that was uploaded since has another content.
+    if len(files) != row["files"] or not all(file.stored for file in files):
         return None
     links = db.execute("SELECT * FROM links WHERE path >= ? AND path < ?", _below(path))
     return StoredOutput(

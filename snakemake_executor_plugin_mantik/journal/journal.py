@@ -346,9 +346,8 @@ class Journal:
             for fact in self._try_facts("id = ?", try_id):
                 self._note(fact, lasting=True)
             self._spared.add(try_id)
-        self._db.execute("PRAGMA synchronous = FULL")
-        self._advance(try_id, TryState.SUBMITTING, queue=queue)
-        self._db.execute("PRAGMA synchronous = NORMAL")
+        with self._database.lasting():
+            self._advance(try_id, TryState.SUBMITTING, queue=queue)
 
     def submitted(self, try_id: str, site_job: str, sent: float | None = None) -> None:
         """Record that the site has acknowledged the try as `site_job`, at `sent` by its clock.

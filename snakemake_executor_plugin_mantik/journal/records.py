@@ -188,9 +188,10 @@ class StoredOutput:
 
     def part(self, path: str) -> "StoredOutput | None":
         """Return what lies at `path` in a directory, as an output; None if there is nothing."""
-        files = tuple(file for file in self.files if f"{file.path}/".startswith(f"{path}/"))
+        below = f"{path}/"
+        files = tuple(f for f in self.files if f.path == path or f.path.startswith(below))
         directory = not any(file.path == path and file.sha256 for file in files)
-        links = tuple(link for link in self.links if link[0].startswith(f"{path}/"))
+        links = tuple(link for link in self.links if link[0].startswith(below))
         return (
             replace(self, path=path, directory=directory, files=files, links=links)
             if files

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from snakemake.io import is_flagged
 
@@ -15,13 +14,17 @@ from snakemake_executor_plugin_mantik.rules.context import Payload, RuleContext
 from snakemake_executor_plugin_mantik.rules.kinds.shell_command import NODE_TMPDIR, job_tmpdir
 from snakemake_executor_plugin_mantik.rules.paths.job_paths import JobPaths, find_job_paths
 from snakemake_executor_plugin_mantik.rules.paths.source_files import is_source_file, stable_paths
-from snakemake_executor_plugin_mantik.rules.paths.storage import is_unstaged
+from snakemake_executor_plugin_mantik.rules.paths.storage import is_unstaged, may_stay
 from snakemake_executor_plugin_mantik.rules.payload import make_payload
 from snakemake_executor_plugin_mantik.rules.resources import choose_site, given_resources
 from snakemake_executor_plugin_mantik.rules.units import job_display_name, job_identity, plain_path
 from snakemake_executor_plugin_mantik.rules.wrapping.mpi import has_launcher
 from snakemake_executor_plugin_mantik.sites.base import is_rest_safe
-from snakemake_executor_plugin_mantik.storage.paths import find_storage_link, storable_path
+from snakemake_executor_plugin_mantik.storage.paths import (
+    find_dataset,
+    find_storage_link,
+    storable_path,
+)
 
 _MEASUREMENTS = ".snakemake/mantik/benchmarks"
 """Directory of measurements, here and at the site, until Snakemake has accepted the outputs."""
@@ -80,6 +83,7 @@ def make_request(
         incomplete=context.options.keep_incomplete,
         storable=frozenset(list_storable(job)),
         storage_link=find_storage_link(job),
+        datasets=tuple(list_datasets(job)),
     )
 
 
@@ -138,27 +142,21 @@ def list_outputs(job: Job, places: JobPaths) -> Iterable[OutputFile]:
                 kind="touched" if is_flagged(path, "touch") else "output",
                 directory=is_flagged(path, "directory"),
                 keep=is_flagged(path, "update"),
-                stored=_stays(job, path, place),
+                stored=may_stay(job, path) and is_rest_safe(place),
             )
     for path in job.log:
         if not is_unstaged(job, path) and (place := places.place(path)) is not None:
             yield OutputFile(path=place, kind="log")
 
 
-_COMES = ("touch", "protected", "update")
-"""Flags of outputs that never stay at a site: Snakemake handles them on this machine."""
-
-
-def _stays(job: Job, path: Any, place: str) -> bool:
-    """Return whether an output stays at the site; `place` is its path in the workspace."""
-    if storable_path(path) is None or job.is_checkpoint or not is_rest_safe(place):
-        return False
-    return not any(is_flagged(path, flag) for flag in _COMES)
-
-
 def list_storable(job: Job) -> Iterable[str]:
     """Yield the files that a job reads and that may be stored outputs."""
     yield from filter(None, map(storable_path, job.input))
+
+
+def list_datasets(job: Job) -> Iterable[str]:
+    """Yield the paths, at its site, of the datasets that a job reads."""
+    yield from (dataset.path for path in job.input if (dataset := find_dataset(path)) is not None)
 
 
 def job_variables(job: Job) -> dict[str, str]:

@@ -33,15 +33,16 @@ from snakemake_executor_plugin_mantik.rules.kinds.shell_command import (
 from snakemake_executor_plugin_mantik.rules.paths.path_rewriting import replace_resources
 from snakemake_executor_plugin_mantik.rules.paths.source_files import is_source_file
 from snakemake_executor_plugin_mantik.rules.paths.storage import (
-    files_stay,
     is_unstaged,
     jobs_use_storage,
+    local_mistake,
+    stored_mistake,
 )
 from snakemake_executor_plugin_mantik.rules.payload import make_payload, why_full_job
 from snakemake_executor_plugin_mantik.rules.resources import given_resources
 from snakemake_executor_plugin_mantik.rules.units import list_members
 from snakemake_executor_plugin_mantik.staging.secret_files import CredentialFiles
-from snakemake_executor_plugin_mantik.storage.paths import PROVIDER_MODULE
+from snakemake_executor_plugin_mantik.storage.paths import find_dataset
 
 _UNKNOWN: Final = str(TBDString())
 
@@ -117,7 +118,7 @@ def _may_change(job: Job, error: Exception) -> bool:
 
 
 def _waits(job: Job) -> bool:
-    return not all(map(os.path.lexists, job.input))
+    return not all(find_dataset(path) or os.path.lexists(path) for path in job.input)
 
 
 def _obstacle(job: Job, deployment: Iterable[DeploymentMethod]) -> str | None:
@@ -133,7 +134,8 @@ def _obstacle(job: Job, deployment: Iterable[DeploymentMethod]) -> str | None:
                 f"has an environment that --software-deployment-method {method} deploys on this"
                 f" machine and not at a site (use --mantik-software-deployment {method} instead)"
             )
-    return _script(job) or _project(job) or _stored(job) or _paths(job)
+    mistake = stored_mistake(job, why_full_job(job))
+    return _script(job) or _project(job) or mistake or _paths(job)
 
 
 def _script(job: Job) -> str | None:
@@ -149,26 +151,6 @@ def _project(job: Job) -> str | None:
     """Return what is wrong with the folder of the job's MLproject, or None."""
     given = find_bound_entry_point(job.rule.params)
     return folder_mistake(given.project.relative_folder()) or None if given is not None else None
-
-
-def _stored(job: Job) -> str | None:
-    """Return why a job cannot run at a site while outputs stay there, or None."""
-    if not files_stay(job.rule.workflow):
-        return None
-    if directive := why_full_job(job):
-        return (
-            f"has {directive} and needs a Snakemake at the site, which does not know outputs that"
-            " stay there (use shell: or script:, make it a localrule, or run without"
-            " --default-storage-provider mantik)"
-        )
-    for path in [*job.input, *job.output, *job.log]:
-        if path.is_storage and type(path.storage_object.provider).__module__ != PROVIDER_MODULE:
-            return (
-                f"uses {path.storage_object.print_query}, but where outputs stay at sites, no other"
-                " storage is fetched (make it a localrule, or run without"
-                " --default-storage-provider mantik)"
-            )
-    return None
 
 
 def _paths(job: Job) -> str | None:
@@ -222,7 +204,7 @@ def _credential(job: Job, credentials: CredentialFiles) -> str | None:
 
 
 def refuse_jobs(jobs: Iterable[Job], deployment: Iterable[DeploymentMethod]) -> None:
-    """Refuse the jobs and members of groups in `jobs` that cannot run at a site.
+    """Refuse the jobs and members of groups in `jobs` that cannot run at a site, or here if local.
 
     `deployment` holds the methods that Snakemake deploys on this machine and not at sites.
 
@@ -235,9 +217,13 @@ def refuse_jobs(jobs: Iterable[Job], deployment: Iterable[DeploymentMethod]) -> 
     for job in jobs:
         for member in list_members(job):
             reason = (
-                _obstacle(member, deployment)
-                or group_obstacle(job, member)
-                or _credential(member, credentials)
+                local_mistake(member)
+                if member.is_local
+                else (
+                    _obstacle(member, deployment)
+                    or group_obstacle(job, member)
+                    or _credential(member, credentials)
+                )
             )
             if reason is not None:
                 found[member.rule.name] = reason

@@ -274,7 +274,10 @@ class Site(Protocol):
         ...
 
     async def list(self, path: str) -> dict[str, Entry]:
-        """Return a directory's entries by name; `SiteNotFound` if it does not exist."""
+        """Return a directory's entries by name; `SiteNotFound` if it does not exist.
+
+        `path` may be absolute: any directory at the site. `SiteRejected` if the API cannot list it.
+        """
         ...
 
     async def stat(self, path: str) -> Entry | None:

@@ -10,7 +10,12 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from snakemake_executor_plugin_mantik.common.errors import MantikError, SiteNotFound, UserError
+from snakemake_executor_plugin_mantik.common.errors import (
+    OutputsLost,
+    SiteNotFound,
+    SiteUnreachable,
+    UserError,
+)
 from snakemake_executor_plugin_mantik.common.state_directory import STATE
 from snakemake_executor_plugin_mantik.config.reading import read_config_named
 from snakemake_executor_plugin_mantik.connections.connect import (
@@ -21,7 +26,8 @@ from snakemake_executor_plugin_mantik.connections.connect import (
 from snakemake_executor_plugin_mantik.engine.core import OPEN_WAIT_S
 from snakemake_executor_plugin_mantik.engine.place import make_retry
 from snakemake_executor_plugin_mantik.engine.plan import Planner
-from snakemake_executor_plugin_mantik.journal import read_stored
+from snakemake_executor_plugin_mantik.jobs.paths import display_path
+from snakemake_executor_plugin_mantik.journal import SiteRecord, read_stored
 from snakemake_executor_plugin_mantik.sites.base import Entry, Site
 from snakemake_executor_plugin_mantik.sites.credentials import find_account
 from snakemake_executor_plugin_mantik.staging.transfers import download_file
@@ -45,6 +51,7 @@ class Access:
         self._workdir = workdir
         self._environ = environ
         self._notify = notify
+        self._known_sites: dict[str, SiteRecord] = {}
         self._opening: dict[str, asyncio.Task[Site]] = {}
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
@@ -84,7 +91,14 @@ class Access:
             repeat = make_retry(site, self._notify).insist
 
             async def one(path: str, target: Path, size: int, sha256: str) -> None:
-                await download_file(site, path, target, size=size, sha256=sha256, repeat=repeat)
+                try:
+                    await download_file(site, path, target, size=size, sha256=sha256, repeat=repeat)
+                except SiteNotFound as error:
+                    raise OutputsLost(
+                        f"{display_path(path)} is no longer there",
+                        where=f"site {site.name}",
+                        do="Start again: the rule that makes it is then run again",
+                    ) from error
 
             await asyncio.gather(*(one(*file) for file in files))
 
@@ -92,8 +106,19 @@ class Access:
 
     def name(self, place: str) -> str:
         """Return the name of the site at which a place was last used; its identity if unknown."""
-        sites = read_stored(self._workdir / STATE).sites
+        sites = self._sites(lambda known: any(site.place == place for site in known.values()))
         return next((site.site for site in sites.values() if site.place == place), place)
+
+    def place(self, name: str) -> str | None:
+        """Return the place that a site was last used with; None if no run has used it."""
+        site = self._sites(lambda known: name in known).get(name)
+        return site.place if site is not None else None
+
+    def _sites(self, suffice: Callable[[Mapping[str, SiteRecord]], bool]) -> dict[str, SiteRecord]:
+        """Return the sites that runs have used; read them again unless the known ones suffice."""
+        if not suffice(self._known_sites):
+            self._known_sites = dict(read_stored(self._workdir / STATE).sites)
+        return self._known_sites
 
     def close(self) -> None:
         """Close all connections."""
@@ -144,7 +169,7 @@ class Access:
             async with asyncio.timeout(OPEN_WAIT_S):
                 facts = await site.open()
         except TimeoutError:
-            raise MantikError(
+            raise SiteUnreachable(
                 f"the site has not answered for {OPEN_WAIT_S:.0f} s, and outputs are stored there",
                 where=f"site {name}",
                 do="Check the network, and start again",

@@ -3,7 +3,7 @@
 import atexit
 import os
 import posixpath
-import shutil
+import stat
 import threading
 import time
 import uuid
@@ -11,17 +11,17 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from snakemake_executor_plugin_mantik.common.errors import (
     JournalError,
     JournalLocked,
     MantikError,
-    UserError,
+    SiteError,
 )
-from snakemake_executor_plugin_mantik.common.state_directory import STATE, change_mode, read_umask
+from snakemake_executor_plugin_mantik.common.state_directory import STATE
 from snakemake_executor_plugin_mantik.engine.stage import same_time
-from snakemake_executor_plugin_mantik.jobs.paths import display_path, local_path
+from snakemake_executor_plugin_mantik.jobs.paths import at_or_above, display_path, local_path
 from snakemake_executor_plugin_mantik.journal import (
     TIMESTAMP,
     FileLedger,
@@ -30,14 +30,21 @@ from snakemake_executor_plugin_mantik.journal import (
     StoredOutput,
     StoredOutputs,
     content_name,
-    is_checksum,
     read_stored,
 )
 from snakemake_executor_plugin_mantik.sites.base import Entry, is_rest_safe
-from snakemake_executor_plugin_mantik.staging.local import sha256_of
 from snakemake_executor_plugin_mantik.storage.access import Access
+from snakemake_executor_plugin_mantik.storage.copies import (
+    copy_by_link,
+    fetch_copy,
+    link_copy,
+    put_in_place,
+    remove_path,
+)
+from snakemake_executor_plugin_mantik.storage.datasets import Datasets, Finding
+from snakemake_executor_plugin_mantik.storage.paths import Dataset
 
-MOST_LISTINGS = 20
+MOST_LISTINGS = 12
 """How many directories of each place are compared with it, at most."""
 
 _SAME_TIME_S = 0.01
@@ -63,29 +70,54 @@ class Catalog:
         self._lost = set(found.lost)
         self._known = {output.path: output for output in found.outputs}
         self._access = Access(workdir, environ, notify)
+        self._datasets = Datasets(self._access, notify)
         self._compared: set[tuple[str, str]] = set()
+        # Paths of outputs of which all directories were compared. They stay so: `add` adds both.
+        self._settled: set[str] = set()
+        self._outputs_in = _by_directory(found.outputs)
         self._listings: dict[str, int] = {}
+        self._linked: set[str] = set()
+        self._blocked: set[Path] = set()
         self._changes: list[Write] = []
         self._write: Callable[[Write], None] | None = None
 
     def find(self, path: str) -> StoredOutput | None:
         """Return the stored output at `path`, or that part of one; None if there is none any more.
 
+        What was last known counts if its site does not answer.
+
         Raises:
-            MantikError: its place cannot be reached.
+            UserError: there are no credentials, or no backend config, for its place.
         """
         with self._lock:
-            above = (path, *map(str, PurePosixPath(path).parents))
-            at = next((each for each in above if each in self._known), None)
+            at = self._output_at(path)
             if at is None:
                 return None
             output = self._known[at]
             if output.here:
                 return output if at == path else None
-            for directory in sorted({posixpath.dirname(file.path) for file in output.files}):
-                self._compare(output.place, directory)
+            if at not in self._settled:
+                for directory in sorted({posixpath.dirname(file.path) for file in output.files}):
+                    self._compare(output.place, directory)
+                self._settled.add(at)
             found = self._known.get(at)
             return found.part(path) if found is not None and at != path else found
+
+    def _output_at(self, path: str) -> str | None:
+        """Return the path of the output at `path`, or of the one that it is part of."""
+        if path in self._known:
+            return path
+        return next((each for each in at_or_above(path) if each in self._known), None)
+
+    def look(self, dataset: Dataset) -> Finding:
+        """Look up a dataset, once."""
+        with self._lock:
+            return self._datasets.look(dataset)
+
+    def try_again(self) -> None:
+        """Ask sites again that have not answered."""
+        with self._lock:
+            self._datasets.try_again()
 
     def is_lost(self, path: str) -> bool:
         """Return whether an output does not exist, whatever lies here under its name."""
@@ -161,9 +193,17 @@ class Catalog:
         if self._listings.get(place, 0) >= MOST_LISTINGS or not is_rest_safe(directory):
             return  # the script of a job that reads them compares them
         self._listings[place] = self._listings.get(place, 0) + 1
-        entries = self._access.list(place, directory)
-        for output in list(self._known.values()):
-            if output.place != place:
+        try:
+            entries = self._access.list(place, directory)
+        except SiteError as error:  # the executor reports it if a job needs the site
+            self._listings[place] = MOST_LISTINGS
+            self._notify(
+                f"Outputs at {self._access.name(place)} were not compared with the site: {error}"
+            )
+            return
+        for path in self._outputs_in.get((place, directory), ()):
+            output = self._known.get(path)
+            if output is None or output.place != place:
                 continue
             if here := {f for f in output.files if posixpath.dirname(f.path) == directory}:
                 self._compare_output(output, here, entries)
@@ -203,57 +243,37 @@ class Catalog:
             MantikError: it cannot be fetched.
             OSError: it cannot be written here.
         """
-        for file in output.files:
-            if not is_rest_safe(file.path):
-                raise UserError(
-                    "the site's file API cannot carry the name",
-                    where=f"site {self.site(output)}, file {file.path!r}",
-                    do="Let the rule pack its files, for example with tar",
-                )
-        part = self.part_of(target)
-        part.parent.mkdir(parents=True, exist_ok=True)
-        if output.directory:
-            part.mkdir(exist_ok=True)
-        wanted = []
-        for file in output.files:
-            local = Path(f"{part}{file.path.removeprefix(output.path)}")
-            if not file.sha256:
-                local.mkdir(parents=True, exist_ok=True)
-                continue
-            sha256 = file.sha256 if is_checksum(file.sha256) else ""
-            if not sha256:  # what came of it before may be another content
-                local.unlink(missing_ok=True)
-            wanted.append((file.path, local, file.size, sha256))
-        self._access.download(output.place, wanted)
-        modes = [file.mode for file in output.files if file.sha256]
-        for mode, (_, local, *_) in zip(modes, wanted, strict=True):
-            change_mode(local, mode & ~read_umask() | 0o400)
-        for path, to in output.links:
-            link = Path(f"{part}{path.removeprefix(output.path)}")
-            link.parent.mkdir(parents=True, exist_ok=True)
-            link.unlink(missing_ok=True)
-            link.symlink_to(to)
-        if output.directory:
-            (part / TIMESTAMP).touch()
-        os.utime(part, (output.made, output.made))
-        _put(part, target)
+        fetch_copy(self._access, output, target)
+        self._blocked.discard(target)
 
-    @staticmethod
-    def part_of(target: Path) -> Path:
-        """Return where `bring` collects what comes for `target`."""
-        return target.with_name(f".{target.name}.mantik-part")
+    def drop_older(self, output: StoredOutput, copy: Path) -> None:
+        """Remove a local copy of an earlier content, which functions of a Snakefile might read.
 
-    @staticmethod
-    def drop_older(output: StoredOutput, copy: Path) -> None:
-        """Remove a local copy of an earlier content, which functions of a Snakefile might read."""
+        What `block` has put there in an earlier run goes, too.
+        """
+        if copy in self._blocked:
+            return
         with suppress(FileNotFoundError):
-            if copy.lstat().st_mtime < output.made - _SAME_TIME_S:
-                _remove(copy)
+            status = copy.lstat()
+            older = status.st_mtime < output.made - _SAME_TIME_S
+            if older or stat.S_ISDIR(status.st_mode) != output.directory:
+                remove_path(copy)
+
+    def block(self, copy: Path, *, directory: bool) -> None:
+        """Put an empty directory or file where a local copy could not be made."""
+        self._blocked.add(copy)
+        remove_path(copy)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        if directory:
+            copy.mkdir()
+        else:
+            copy.touch()
+        os.utime(copy, (0, 0))  # older than anything: it is fetched for the next rule
 
     def drop_copy(self, copy: Path) -> None:
         """Remove a local copy, which is no output of the next job that writes there."""
         if not copy.is_absolute() or copy.is_relative_to(self._workdir):
-            _remove(copy)
+            remove_path(copy)
 
     def touch(self, path: str) -> None:
         """Let the output at `path`, if a job has made it, be as new as now."""
@@ -272,14 +292,13 @@ class Catalog:
         A file that is no output of a job, nor in the directory of one, stays.
         """
         with self._lock:
-            above = (path, *map(str, PurePosixPath(path).parents))
-            at = next((each for each in above if each in self._known), None)
+            at = self._output_at(path)
             if at is None:  # the user's own, which is the output no more
                 self.forget([path])
                 return
             output = self._known[at]
             if output.here:
-                _remove(self.home(path))
+                remove_path(self.home(path))
                 self._remove_empty(self.home(path).parent)
                 if self.home(at).exists():
                     return
@@ -319,8 +338,15 @@ class Catalog:
         home.parent.mkdir(parents=True, exist_ok=True)
         part = home.with_name(f".{home.name}.{uuid.uuid4().hex[:8]}.mantik-part")
         copy_by_link(source.resolve(), part)
-        _put(part, home)
+        put_in_place(part, home)
         self.note_here(path)
+
+    def _is_copy(self, copy: Path, prefix: Path) -> bool:
+        """Return whether a local copy is one of a stored output, or has one in it."""
+        path = os.path.relpath(copy, prefix)
+        return self._output_at(path) is not None or any(
+            p.startswith(f"{path}/") for p in self._known
+        )
 
     def note_here(self, path: str, *, touch: bool = False) -> None:
         """Note that a job's output, if it exists, is on this machine; with `touch`, make it.
@@ -336,33 +362,22 @@ class Catalog:
             return
         if home.is_dir():
             (home / TIMESTAMP).touch()
+            self._linked.discard(path)
         output = StoredOutput(path, "", home.is_dir(), home.stat().st_mtime, "", ())
         with self._lock:
             self._known[path] = output
             self._lost.discard(path)
             self._record(lambda ledger: ledger.set_stored([output]))
 
-    def link_here(self, path: str, target: Path) -> None:
-        """Make `target` lead to what lies on this machine, unless it does.
+    def link_here(self, path: str, target: Path, prefix: Path, *, anew: bool = True) -> None:
+        """Make `target` lead to what lies on this machine; functions of a Snakefile read it.
 
-        Functions of a Snakefile read files by these paths. `target` is never a user's own file.
+        Unless `anew`, a directory only once. All local copies are below `prefix`.
         """
         home = self.home(path)
-        made = path in self._known and home.is_dir()
-        with suppress(OSError):
-            if os.path.samefile(home, target) and not (made and target.is_symlink()):
-                return
-            if made and os.path.samefile(home / TIMESTAMP, target / TIMESTAMP):
-                return
-        _remove(target)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if made:  # Snakemake may remove files below it
-            copy_by_link(home, target)
-            return
-        try:
-            os.link(home.resolve(), target)
-        except OSError:  # a directory, or on another file system
-            target.symlink_to(home.resolve())
+        if anew or path not in self._linked or not home.is_dir():
+            link_copy(home, target, prefix, lambda copy: self._is_copy(copy, prefix))
+            self._linked.add(path)
 
     def close(self) -> None:
         """Save what has changed and close all connections."""
@@ -375,6 +390,15 @@ class Catalog:
         self._access.close()
 
 
+def _by_directory(outputs: Iterable[StoredOutput]) -> dict[tuple[str, str], list[str]]:
+    """Return the paths of the outputs of which files lie in a directory of a place."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for output in outputs:
+        for directory in {posixpath.dirname(file.path) for file in output.files}:
+            found.setdefault((output.place, directory), []).append(output.path)
+    return found
+
+
 @cache
 def catalog_of(workdir: Path) -> Catalog:
     """Return this process's catalog of the workflow in `workdir`."""
@@ -385,53 +409,11 @@ def catalog_of(workdir: Path) -> Catalog:
     return catalog
 
 
-def is_here(output: StoredOutput, workdir: Path) -> bool:
-    """Check whether a stored output is on this machine, too, where its rule names it."""
-    home = local_path(output.path, workdir)
-    for file in output.files:
-        path = Path(f"{home}{file.path.removeprefix(output.path)}")
-        if not file.sha256:
-            same = path.is_dir()
-        else:
-            same = path.is_file() and path.stat().st_size == file.size
-            same = same and sha256_of(path) == file.sha256
-        if not same:
-            return False
-    return True
-
-
-def copy_by_link(source: Path, target: Path) -> None:
-    """Make `target` a hard link to the file `source`, or a directory of such links, or copies."""
-
-    def link(one: str, other: str) -> None:
-        try:
-            os.link(one, other)
-        except OSError:
-            shutil.copy2(one, other)
-
-    if source.is_dir():
-        shutil.copytree(source, target, symlinks=True, copy_function=link)
-    else:
-        link(str(source), str(target))
-
-
 def _renewed(file: FileRecord, entry: Entry | None) -> FileRecord:
     if entry is None:
         return file
     name = content_name("", entry.size, entry.modified)
     return replace(file, size=entry.size, sha256=name, modified=entry.modified)
-
-
-def _put(part: Path, target: Path) -> None:
-    """Move a file or directory to its final path; other files in a directory there stay."""
-    if target.is_symlink() or (target.exists() and not (target.is_dir() and part.is_dir())):
-        _remove(target)
-    if not target.exists():
-        part.replace(target)
-        return
-    for each in part.iterdir():
-        _put(each, target / each.name)
-    part.rmdir()
 
 
 def _read(state: Path, notify: Callable[[str], None]) -> StoredOutputs:
@@ -447,11 +429,3 @@ def _read(state: Path, notify: Callable[[str], None]) -> StoredOutputs:
         notify(journal.remark)
         journal.close()
         return read_stored(state)
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        with suppress(FileNotFoundError):
-            path.unlink()

@@ -1,23 +1,30 @@
 """Files that stay at the site where a job made them."""
 
+import json
 import os
+import re
 import shutil
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import ANY
 
 import pytest
 
+from snakemake_executor_plugin_mantik.storage.copies import link_copy
 from tests.real.centre import tsi
 from tests.real.centre.firecrest import SOFTWARE as FIRECREST
 from tests.support.command import smk_mantik
 from tests.support.places import REAL
+from tests.support.ports import free_port
 from tests.support.workflows import (
     FILES_STAY,
     UNTRACKED,
     Place,
     Project,
     tells,
+    tree,
     until,
 )
 
@@ -78,6 +85,13 @@ def laid_out(project: Project) -> Project:
 def ran(project: Project) -> str:
     path = project.workspace / "ran.txt"
     return "".join(path.read_text().split()) if path.exists() else ""
+
+
+STAY_PROFILE = {
+    "default-storage-provider": "mantik",
+    "default-storage-prefix": '"mantik:"',
+    "shared-fs-usage": "[persistence, software-deployment, sources, source-cache]",
+}
 
 
 def run(project: Project, *arguments: str) -> str:
@@ -145,6 +159,182 @@ def test_what_was_changed_at_the_site_is_newer(pipeline: Project) -> None:
     assert ran(pipeline) == "ptss"
     assert pipeline.read("report.txt") == "better\n2\n1\nraw\n"
     tells(run(pipeline), "Nothing to be done")
+
+
+def test_a_site_that_does_not_answer(one: Project) -> None:
+    run(one)
+    config = one.config.read_text()
+    one.config.write_text(re.sub(r"127\.0\.0\.1:\d+", f"127.0.0.1:{free_port()}", config))
+
+    tells(run(one, "-n"), "were not compared with the site", "Nothing to be done")
+
+    one.config.write_text(config)
+    shutil.rmtree(one.workspace / "results")
+    tells(run(one, "-n", "--forcerun", "report"), "prepare", "train", "score")
+
+
+UNFETCHED = """
+    localrules: report
+
+    rule all:
+        input: "report.txt", "results/slow.txt"
+
+    rule prepare:
+        output: "results/set.txt"
+        shell: "echo set > {output}"
+
+    rule purge:
+        input: "results/set.txt"
+        output: "results/purged.txt"
+        shell: "rm results/set.txt; touch {output}"
+
+    rule slow:
+        output: "results/slow.txt"
+        shell: "until [ -e go ]; do sleep 0.1; done; touch {output}"
+
+    rule report:
+        input: "results/set.txt", "results/purged.txt"
+        output: "report.txt"
+        shell: "test ! -e {input[0]} || cat {input} > {output}; touch {output}"
+"""
+
+
+def test_only_a_local_rule_fails_whose_input_cannot_be_fetched(one: Project) -> None:
+    one.write("Snakefile", UNFETCHED)
+    running = one.start(*FILES_STAY, "--keep-going", "--latency-wait", "1")
+    running.says("Error in rule report")
+    (one.workspace / "go").touch()
+
+    said = running.end().failed()
+
+    tells(said, "Failed to retrieve", "results/set.txt")
+    assert (one.workspace / "results/slow.txt").exists()
+    assert "cancel" not in said
+
+
+OWN = """
+    localrules: all, one, both
+
+    rule all:
+        input: "one.txt", "both.txt", "there.txt"
+
+    rule one:
+        input: "data/own/x.csv"
+        output: "one.txt"
+        shell: "cat {input} > {output}"
+
+    rule both:
+        input: "data/own", "one.txt"
+        output: "both.txt"
+        shell: "cat {input[0]}/*.csv {input[0]}/linked/*.csv > {output}"
+
+    rule there:
+        input: "data/own", "data/own/x.csv", "data/own/linked/z.csv"
+        output: "there.txt"
+        shell: "cat {input[0]}/*.csv > {output}"
+"""
+
+
+@pytest.mark.parametrize("options", [FILES_STAY, ()], ids=["all", "named"])
+def test_own_files_below_a_directory_that_is_read_too(
+    one: Project, options: tuple[str, ...]
+) -> None:
+    for name in ("x", "y"):
+        one.write(f"data/own/{name}.csv", f"{name}\n")
+    elsewhere = one.directory.parent / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "z.csv").write_text("z\n")
+    (one.directory / "data/own/linked").symlink_to(elsewhere)
+    (one.directory / "data/own/around").symlink_to(one.directory / "data")
+    text = OWN
+    if not options:
+        text = re.sub(r'"(data/own[^"]*)"', r'storage.mantik("\1")', OWN)
+        text = text.replace("localrules: all, one, both", "localrules: all")
+    one.write("Snakefile", text)
+    before = tree(one.directory / "data")
+
+    one.run(*options).ok()
+    one.run(*options, "-n").ok()
+    one.run(*options, "--forceall").ok()
+
+    assert tree(one.directory / "data") == before
+    assert (elsewhere / "z.csv").read_text() == "z\n"
+    smk_mantik(one, "get", "--all").ok()
+    assert one.read("both.txt") == "x\ny\nz\n"
+    one.run(*options, "--delete-all-output").ok()
+    assert tree(one.directory / "data") == before
+
+
+def test_files_that_are_the_same_everywhere_are_never_removed(one: Project) -> None:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
+        (Path(directory) / "x").write_text("x\n")
+        one.write(
+            "Snakefile",
+            f"""
+            localrules: here
+            rule here:
+                input: "{directory}"
+                output: directory("{directory}/made")
+                shell: "mkdir {{output}}; cp {{input}}/x {{output}}"
+            """,
+        )
+        one.run(*FILES_STAY).ok()
+        one.run(*FILES_STAY, "-n").ok()
+
+        assert tree(Path(directory)).keys() >= {"x", "made/x"}
+
+
+def test_old_links_below_the_local_copies_lead_nowhere(one: Project) -> None:
+    one.write("data/own/x.csv", "x\n")
+    copies = one.directory / ".snakemake/storage/mantik/data"
+    copies.mkdir(parents=True)
+    (copies / "own").symlink_to(one.directory / "data/own")
+    one.write("Snakefile", OWN.replace('"both.txt", "there.txt"', ""))
+
+    one.run(*FILES_STAY).ok()
+
+    assert one.read("one.txt") == one.read("data/own/x.csv") == "x\n"
+
+
+def test_a_mirror_follows_and_is_never_taken_away(tmp_path: Path) -> None:
+    home, prefix = tmp_path / "home", tmp_path / "home/.snakemake/storage/mantik"
+    for name in ("a", "b/c", "d/e"):
+        (home / name).parent.mkdir(parents=True, exist_ok=True)
+        (home / name).write_text(name)
+    (home / "itself").symlink_to("itself")
+    (home / "around").symlink_to(home)
+    target = prefix / "data"
+    link_copy(home, target, prefix, lambda copy: copy.name == "kept")
+    kept = (target / "a").stat().st_ino, target.stat().st_ino
+    (target / "kept").write_text("a copy")
+    (home / "b/c").unlink()
+    (home / "a").write_text("A")
+
+    link_copy(home, target, prefix, lambda copy: copy.name == "kept")
+
+    assert ((target / "a").stat().st_ino, target.stat().st_ino) == kept
+    assert tree(target) == {
+        "a": b"A", "b": "/", "d": "/", "d/e": b"d/e", "kept": b"a copy", "itself": ANY,
+    }  # fmt: skip
+    link_copy(home, home, prefix, lambda copy: False)
+    assert (home / "a").read_text() == "A"
+
+
+def test_a_copy_that_was_changed_here_is_no_source(one: Project) -> None:
+    run(one)
+    smk_mantik(one, "get", "results/set.txt").ok()
+    one.write("results/set.txt", "mine\n")
+    other = 'rule other:\n    output: "other.txt"\n    shell: "touch {output}"\n'
+    snakefile = (one.directory / "Snakefile").read_text()
+    one.write("Snakefile", other)
+    run(one)
+    assert (one.workspace / "results/set.txt").read_text() == "set\n"
+    one.write("Snakefile", snakefile)
+
+    run(one, "--forcerun", "train")
+
+    assert (one.workspace / "results/set.txt").read_text() == "set\n"
+    assert one.read("report.txt") == REPORT
 
 
 def test_an_input_here_that_changed_is_sent_again(one: Project) -> None:
@@ -226,6 +416,108 @@ def test_get_replaces_nothing_unless_told(one: Project) -> None:
 
     smk_mantik(one, "get", "results", "--force").ok()
     assert one.read("results/model.txt") == "set\nmodel\n"
+
+
+TARGETS = """
+    rule all:
+        input: "report.txt", "results/steps", "results/score.txt"
+"""
+
+
+def test_get_brings_the_targets(pipeline: Project) -> None:
+    pipeline.write("Snakefile", TARGETS + PIPELINE)
+    run(pipeline)
+
+    said = smk_mantik(pipeline, "get", "--all-targets", "--", *FILES_STAY).ok().output
+
+    tells(said, "Brought 2 outputs")
+    assert pipeline.read("results/score.txt") == "set\nmodel\n2\n1\n"
+    assert (pipeline.directory / "results/steps/one").readlink() == Path("a/1")
+    assert not pipeline.exists("results/model.txt")
+    assert ran(pipeline) == "pts"
+    words = ["get", "--all-targets", "--", *FILES_STAY, "--", "results/model.txt", "prepare"]
+    tells(smk_mantik(pipeline, *words).ok().output, "Brought 2 outputs")
+    assert pipeline.read("results/model.txt") == "set\nmodel\n"
+    assert pipeline.read("results/set.txt") == "set\n"
+
+
+def test_get_brings_the_targets_of_another_directory(one: Project) -> None:
+    profile = "".join(f"{key}: {value}\n" for key, value in STAY_PROFILE.items())
+    one.write("profiles/default/config.yaml", profile)
+    one.write("Snakefile", TARGETS + PIPELINE)
+    one.write("other/data/raw.txt", "raw, too\n")
+    one.run("--directory", "other").ok()
+
+    smk_mantik(one, "get", "--all-targets", "-d", "other").ok()
+
+    assert one.read("other/results/score.txt") == "set, too\nmodel\n2\n1\n"
+    assert not one.exists("results")
+
+
+def test_get_names_targets_that_do_not_exist(one: Project) -> None:
+    text = PIPELINE.replace("echo s >> ran.txt", "exit 1")
+    one.write("Snakefile", TARGETS + text)
+    one.run(*FILES_STAY).failed()
+
+    said = smk_mantik(one, "get", "--all-targets", "--", *FILES_STAY)
+
+    assert said.code == 2
+    tells(said.output, "Brought 1 outputs", "do not exist: report.txt, results/score.txt")
+    assert (one.directory / "results/steps").is_dir()
+
+
+def test_get_brings_targets_after_a_run_was_killed(one: Project) -> None:
+    text = PIPELINE.replace("echo p >> ran.txt", "touch wait; echo p >> ran.txt")
+    one.write("Snakefile", TARGETS.replace("results/score.txt", "results/set.txt") + text)
+    running = one.start(*FILES_STAY, "--mantik-ahead", "0")
+    until(lambda: "results/set.txt" in smk_mantik(one, "ls").output, "the first output")
+    until(lambda: one.tries[-1].name == "train" and one.tries[-1].site_jobs, "the second job")
+    running.kill()
+
+    said = smk_mantik(one, "get", "--all-targets", "--", *FILES_STAY)
+
+    tells(said.output, "Brought 1 outputs", "do not exist: report.txt, results/steps")
+    assert one.read("results/set.txt") == "set\n"
+
+
+def test_get_is_told_one_thing_to_bring(one: Project) -> None:
+    one.write("Snakefile", "raise AssertionError")  # which is not read
+    for words in (["--all", "x"], ["--all-targets", "x"], ["--all", "--all-targets"]):
+        said = smk_mantik(one, "get", *words)
+        assert said.code == 2
+        tells(said.output, "it is not clear what to bring", "Name files, or add --all")
+        assert "AssertionError" not in said.output
+
+
+def test_ls_shows_which_rules_need_an_output(one: Project) -> None:
+    one.write("Snakefile", (TARGETS + PIPELINE).replace('"results/score.txt"\n', '"more.txt"\n', 1))
+    one.write("more.txt")
+    run(one)
+
+    said = smk_mantik(one, "ls", "--needed-by", "--json", "--", *FILES_STAY).ok().output
+
+    found = {each["file"]: each for each in json.loads(said[said.index("[\n") :])}
+    assert {file: (each["needed_by"], each["target"]) for file, each in found.items()} == {
+        "results/model.txt": (["score"], False),
+        "results/score.txt": (["report"], False),
+        "results/set.txt": (["train"], False),
+        "results/steps": (["all", "score"], True),
+    }
+    model = found["results/model.txt"]
+    assert (model["site"], model["size"], model["job"]) == (one.place.name, 10, "train")
+    words = ["ls", "--needed-by", "--", *FILES_STAY, "--", "results/model.txt"]
+    shown = smk_mantik(one, *words).ok().output.splitlines()
+    assert {line.split()[0]: line.split()[-1] for line in shown if line.startswith("results/")} == {
+        "results/model.txt": "(target)",
+        "results/score.txt": "score",  # which made it; no other rule is named
+        "results/set.txt": "train",
+        "results/steps/": "train",  # made by it
+    }
+
+    (one.directory / "Snakefile").unlink()
+    plain = smk_mantik(one, "ls", "--json").ok().output
+    assert {each["file"] for each in json.loads(plain)} == set(found)
+    assert smk_mantik(one, "ls", "--needed-by").code != 0
 
 
 def test_a_failed_job_leaves_no_output(one: Project) -> None:
@@ -381,7 +673,9 @@ def test_plan_counts_what_lies_there(project: Project, firecrest_place: Place) -
     tells(said, "score", "5 at the site")
     there = '    rule score:\n        resources: mantik_site="hpc2"\n'
     project.write("Snakefile", PIPELINE.replace("    rule score:\n", there))
-    assert "5 at the site" not in smk_mantik(project, *words).ok().output
+    said = smk_mantik(project, *words).ok().output
+    tells(said, "4 to move, 14 B", "4 to move from other sites (14 B)")
+    assert "5 at the site" not in said
     assert ran(project) == "pts"
 
 

@@ -122,6 +122,7 @@ class Cell:
         outside: the directory that the jobs write to behind everybody's back.
         alive: tells what still runs or waits at the site, as the site itself sees it.
         disk: the small one, of whoever has it.
+        options: what `snakemake` is given besides.
     """
 
     api: str
@@ -130,11 +131,17 @@ class Cell:
     outside: Path
     alive: Callable[[], list[Any]]
     disk: Disk | None = None
+    options: tuple[str, ...] = ()
 
     def start(self) -> Running:
         """Start `snakemake` as its users do with the profile that `init` writes."""
         return self.project.start(
-            "--nolock", "--rerun-incomplete", "--keep-going", "--config", f"outside={self.outside}"
+            "--nolock",
+            "--rerun-incomplete",
+            "--keep-going",
+            "--config",
+            f"outside={self.outside}",
+            *self.options,
         )
 
     def end(self, running: Running, within: float = RUN_S) -> Ran:

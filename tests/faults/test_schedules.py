@@ -28,6 +28,8 @@ COUNTED = (
     "copies that were refused",
     "copies that took over",
     "other workflows that were refused",
+    "outputs that stayed",
+    "outputs that moved between places",
 )
 
 

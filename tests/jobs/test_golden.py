@@ -47,6 +47,7 @@ SCRIPTS = {
     ),
     "apptainer": replace(
         PLAIN,
+        datasets=("/p/data/a:b", "/p/data/c"),
         environment=Environment(
             apptainer=Apptainer("env/train.sif", ("--nv", "-B", "$DATA_DIR:/data")),
             modules=("Stages/2025", "Apptainer"),

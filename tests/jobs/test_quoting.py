@@ -206,6 +206,14 @@ def test_apptainer_finds_the_workspace(trial: Trial) -> None:
     assert "cwd: , \n" in trial.run(trial.spec(environment=own)).log
 
 
+def test_datasets_are_mounted_unless_the_workspace_is_in_them(trial: Trial) -> None:
+    above = str(trial.workspace.parent)
+    script = render_script(trial.spec("true", datasets=("/p/data", above, f"{above}-2")))
+    assert '"source=/p/data","destination=/p/data",ro' in script
+    assert f'"source={above}-2"' in script
+    assert f'"source={above}"' not in script
+
+
 def test_apptainer_runs_a_long_command_too(trial: Trial) -> None:
     trial.program("apptainer", STAND_IN)
     trial.write("x.sif")

@@ -140,3 +140,29 @@ def test_image_of_a_rule(contained: Project, image: Path) -> None:
     contained.run("--mantik-software-deployment", "apptainer").ok()
 
     assert contained.read("out.txt").startswith(IMAGE_SAYS)
+
+
+def test_datasets_are_mounted_read_only(contained: Project, image: Path) -> None:
+    configure(contained)
+    data = contained.workspace.parents[1] / "a data:set"
+    data.mkdir(parents=True)
+    (data / "given").write_text("given\n")
+    contained.write("images/.keep")
+    (contained.directory / "images" / "own.sif").write_bytes(image.read_bytes())
+    contained.write(
+        "Snakefile",
+        f"""
+        rule own:
+            input: storage.mantik("{contained.place.name}:{data}")
+            output: "out.txt"
+            container: "images/own.sif"
+            shell:
+                "cat {{input:q}}/given > {{output}};"
+                " touch {{input:q}}/new 2>> {{output}} || true"
+        """,
+    )
+
+    contained.run("--mantik-software-deployment", "apptainer").ok()
+
+    tells(contained.read("out.txt"), "given", "Read-only file system")
+    assert [path.name for path in data.iterdir()] == ["given"]

@@ -28,7 +28,16 @@ from snakemake_executor_plugin_mantik.engine.leases import Lease
 from snakemake_executor_plugin_mantik.engine.request import JobRequest, Outcome, _digest
 from snakemake_executor_plugin_mantik.jobs.paths import PLACE, TRIES
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
-from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, TryState, read_history
+from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
+from snakemake_executor_plugin_mantik.journal import (
+    Journal,
+    StoredOutput,
+    StoredOutputs,
+    TryRecord,
+    TryState,
+    read_history,
+    read_stored,
+)
 from snakemake_executor_plugin_mantik.staging.sources import Sources
 from tests.support.controller import request
 from tests.support.laptop import Died, Session, run_all
@@ -59,12 +68,17 @@ class Job:
     data: Sequence[str]
     site: str
     version: int = 0
+    stays: bool = False
+    storable: frozenset[str] = frozenset()
 
     @property
     def request(self) -> JobRequest:
         """What the engine is asked."""
         inputs = [*self.data, *(f"out/{need}" for need in self.needs)]
-        asked = replace(request(self.number, *inputs), site=self.site)
+        outputs = (OutputFile(self.output, stored=self.stays),)
+        asked = replace(
+            request(self.number, *inputs), site=self.site, outputs=outputs, storable=self.storable
+        )
         return replace(asked, command=f"make {self.number} version {self.version}")
 
     @property
@@ -117,7 +131,11 @@ class Play:
         for number in range(self.first, self.first + plan.randint(1, 4)):
             needs = [need for need in range(self.first, number) if plan.random() < 0.3]
             site = plan.choice(self.schedule.names)
-            self.jobs.append(Job(number, needs, plan.sample(DATA, 2), site))
+            stays = self.schedule.stays()
+            storable = frozenset(j.output for j in self.jobs if j.stays and j.number in needs)
+            self.jobs.append(
+                Job(number, needs, plan.sample(DATA, 2), site, stays=stays, storable=storable)
+            )
 
     @property
     def now(self) -> float:
@@ -349,9 +367,46 @@ class Play:
         inputs |= {other.output: self._expected(other) for other in needed}
         return result(asked.command, job.output, inputs)
 
+    # Outputs that stay at their places
+
+    def _content(self, job: Job) -> bytes | None:
+        """What lies under an output's name, here or at its place, as far as it is known."""
+        if job.stays:
+            output = next((o for o in self._known().outputs if o.path == job.output), None)
+            return None if output is None else self._at_place(output)
+        path = self.workdir / job.output
+        return path.read_bytes() if path.exists() else None
+
+    def _known(self) -> StoredOutputs:
+        return read_stored(self.workdir / ".state")
+
+    def _at_place(self, output: StoredOutput) -> bytes | None:
+        """A stored output's content if it is as it was made."""
+        [file] = output.files
+        names = [s.site for s in self._known().sites.values() if s.place == output.place]
+        world = self.worlds[names[0]] if names else None
+        content = world.files.get(file.path) if world is not None else None
+        same = content is not None and len(content) == file.size
+        if world is None or not same or abs(world.modified(file.path) - file.modified) > 0.001:
+            return None
+        return content
+
+    def _compare(self, session: Session) -> None:
+        """Forget what is not there any more, as Snakemake's storage provider does."""
+        for output in self._known().outputs:
+            if self._at_place(output) is None:
+                session.journal.files.drop_stored(output)
+
+    def _discard(self, session: Session, job: Job, outcome: Outcome) -> None:
+        """Remove what Snakemake did not take, unless the site cannot be reached."""
+        [output] = outcome.stored
+        if self.schedule.stream("unwanted").random() < 0.7:
+            self.worlds[job.site].remove(output.path)
+        session.journal.files.drop_stored(output)
+
     def _is_done(self, job: Job) -> bool:
-        is_there = (self.workdir / job.output).exists()
-        return is_there and self.done.get(job.number) == self._expected(job)
+        content = self._content(job)
+        return content is not None and self.done.get(job.number) == self._expected(job)
 
     async def _snakemake(self, session: Session, how: str, when: float) -> None:
         self.led = self.refused = False
@@ -370,6 +425,7 @@ class Play:
                     world.remove(TRIES)
             await session.engine.closed(tidy=False)
             return
+        self._compare(session)
         done_jobs = {job.request.job for job in self.jobs if self._is_done(job)}
         await session.engine.unneeded(done_jobs)
         ended: dict[int, asyncio.Future[bool]] = {
@@ -434,6 +490,8 @@ class Play:
 
     async def _attempts(self, session: Session, job: Job) -> bool:
         for _ in range(ATTEMPTS):
+            if job.stays:
+                session.journal.files.lose([job.output])
             (self.workdir / job.output).unlink(missing_ok=True)
             session.point()
             self._going[job.number] = job.site
@@ -450,10 +508,13 @@ class Play:
             if self.schedule.has("unwanted", 0.3):
                 self._excuse(outcome.try_id)
                 self._going.pop(job.number)
+                if job.stays:
+                    self._discard(session, job, outcome)
                 await session.engine.committed(outcome, taken=False)
                 continue
-            self._touch(job.output)
-            self.done[job.number] = (self.workdir / job.output).read_bytes()
+            if not job.stays:
+                self._touch(job.output)
+            self.done[job.number] = self._versions[job.output][-1]
             session.point()
             await session.engine.committed(outcome)
             return True
@@ -492,8 +553,18 @@ class Play:
         # Without claims, which the centre has removed, nothing holds a second start back; and what
         # a controller does not know to be over, it sends again.
         assert len(runs) == 1 or self.schedule.kinds & {"purges", "copies"}, f"doubled: {runs}"
-        found = (self.workdir / job.output).read_bytes()
+        here = self.worlds[job.site]
+        makers = [self.jobs[need - self.first] for need in job.needs]
+        moved = sum(maker.stays and self.worlds[maker.site] is not here for maker in makers)
+        self.schedule.happened["outputs that moved between places"] += moved
         named = self._named(job, outcome.try_id)
+        assert [output.path for output in outcome.stored] == [job.output] * job.stays
+        found = self._content(job)
+        if job.stays:
+            self.schedule.happened["outputs that stayed"] += 1
+            assert found is not None or "purges" in self.schedule.kinds, f"{job} is not there"
+            found = named if found is None else found
+        assert found is not None
         assert found == named, f"{job.output} is not of what the journal says that {job} had"
         if "edits" not in self.schedule.kinds:
             assert found == self._expected(job), f"{job.output} is not what {job} makes now"
@@ -525,6 +596,11 @@ class Play:
         for job in self.jobs:
             path = self.workdir / job.output
             assert not path.exists() or path.read_bytes() in made, f"{path} is not whole"
+            assert not (job.stays and path.exists()), f"{path} came here"
+        for output in self._known().outputs:
+            content, [file] = self._at_place(output), output.files
+            right = content is None or hashlib.sha256(content).hexdigest() == file.sha256
+            assert right, f"{output} has another content"
 
     def _check_runs(self) -> None:
         # What was made of a try's outputs is not wanted if that try is not, after all.

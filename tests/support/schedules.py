@@ -103,6 +103,10 @@ class Schedule:
         self.kinds = frozenset(some) - frozenset(without)
         # Not a misfortune: jobs are submitted before their inputs exist.
         self.ahead = random.Random(f"{seed} ahead").choice((0, 0, 1, 3, 100))
+        self._stays = random.Random(f"{seed} stays")
+        self._staying = self._stays.choice((0.0, 0.0, 0.5, 1.0))
+        if self.kinds & {"copies", "two workflows"}:  # each would have to know of the other's
+            self._staying = 0.0
         self.names = ("sim", "other")[: plan.choice((1, 1, 2))]
         if self.kinds & {"one place", "two names"}:
             self.names = ("sim", "other")
@@ -121,6 +125,10 @@ class Schedule:
         self._outages = list(self._windows("outages"))
         self._full = list(self._windows("full"))
         self._full_here = list(self._windows("full here"))
+
+    def stays(self) -> bool:
+        """Whether a job's output stays at its place."""
+        return self._stays.random() < self._staying
 
     def stream(self, kind: str) -> random.Random:
         """The chance of one kind of misfortune, or of the `plan`."""

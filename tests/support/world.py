@@ -34,6 +34,8 @@ from snakemake_executor_plugin_mantik.sites.base import Entry, JobState, Phase, 
 
 DEPENDENCY_S = 10.0
 """Seconds between two looks of the scheduler at what a job waits for."""
+EPOCH_S = 1e9
+"""When outputs were made that a world at its beginning has: no file is older than 1970."""
 LIFETIME_S = 86400.0
 """Seconds that the site keeps a job unless it is extended; then it ends it."""
 
@@ -165,6 +167,8 @@ class World:
         self.full = False
         self.excuses: dict[str, set[Reason]] = defaultdict(set)
         self._fresh: dict[str, float] = {}
+        self._changed: dict[str, float] = {}
+        self._makers: dict[str, str] = {}
         self.files: dict[str, bytes | None] = {}
         self.closed: set[str] = set()
         """Directories of mode 0700."""
@@ -196,6 +200,8 @@ class World:
         self.closed &= kept.keys()
         for job in self.jobs.values():
             self.excuse(job, Reason.OUTPUTS, Reason.SET_UP, Reason.EXIT_CODE, Reason.UNKNOWN)
+        for path in self._makers.keys() - kept.keys():  # a job must make it again
+            self.excuses[self._makers.pop(path)].add(Reason.OUTPUTS)
 
     def excuse(self, job: "_Job", *reasons: Reason) -> None:
         """Something happens to a job that may truly make it fail for one of these reasons."""
@@ -217,6 +223,7 @@ class World:
         if "/" in path:
             self.make_directory(path.rpartition("/")[0])
         self.files[path] = content
+        self._changed.pop(path, None)
 
     def written(self, path: str, content: bytes) -> None:
         """A job writes a file: whoever is not on its node may see that later."""
@@ -271,8 +278,13 @@ class World:
                     content = self.seen(at)  # noqa: PLW2901
                 except SiteNotFound:
                     continue
-            found[name] = Entry(name, len(content or b""), content is None, self._clock(self.now))
+            found[name] = Entry(name, len(content or b""), content is None, self.modified(at))
         return found
+
+    def modified(self, path: str) -> float:
+        """When an output was made, by the clock here; of everything else that it is new."""
+        made = self._changed.get(path)
+        return self._clock(self.now) if made is None else EPOCH_S + self._clock(made)
 
     @property
     def clock(self) -> float:
@@ -563,17 +575,26 @@ class World:
             for output in spec.outputs:
                 outputs[output.path] = result(spec.command, output.path, inputs)
                 self.written(output.path, outputs[output.path])
+                self._changed[output.path] = self.now
+                if output.stored:
+                    self._makers[output.path] = spec.paths.try_id
         start.run.made = outputs
         if self.files.get(spec.paths.tries, b"") is None:
             content = self.files.get(spec.paths.claim) or b""  # all that there is room for
             if not self.full:
                 content = make_marker(
-                    spec.paths.try_id, code, outputs, place=self.place, world=self,
+                    spec.paths.try_id, code, outputs, place=partial(self._place_of, spec),
+                    world=self,
                     signal="TERM" if signalled is not None else "", archive=spec.paths.archive,
                     step="inputs" if others else "", missing=others,
                     times=(self._clock(start.run.begun), self._clock(self.now)),
+                    modified=EPOCH_S + self._clock(self.now),
                 )  # fmt: skip
             self.written(spec.paths.marker(code), content)
+
+    def _place_of(self, spec: JobSpec, path: str) -> str:
+        stays = any(output.stored and output.path == path for output in spec.outputs)
+        return "stored" if stays else self.place(path)
 
 
 def _is_of_tries(path: str) -> bool:
@@ -602,6 +623,7 @@ def make_marker(
     world: World | None = None,
     archive: str = "",
     times: tuple[float, float] = (10.0, 20.0),
+    modified: float = 30.0,
 ) -> bytes:
     """A marker as `script.sh.j2` writes it; with a `world`, the archive is written there."""
     small, larger, records = {}, {}, []
@@ -623,7 +645,8 @@ def make_marker(
         "archive_sha256": hashlib.sha256(packed).hexdigest() if packed else "",
         "log_bytes": len(log),
     }  # fmt: skip
-    lists = {"missing": missing, "lacking": lacking, "files": records}
+    dates = [f"{modified:.9f}"] * len(outputs)
+    lists = {"missing": missing, "lacking": lacking, "files": records, "times": dates}
     members = {"meta": "".join(f"{k}={v}\n" for k, v in meta.items()).encode()}
     members |= {name: "".join(f"{x}\0" for x in of).encode() for name, of in lists.items()}
     return tarred(members | {"log": log} | small, "w:gz")

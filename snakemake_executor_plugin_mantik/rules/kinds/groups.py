@@ -39,6 +39,7 @@ from snakemake_executor_plugin_mantik.rules.make_request import (
     find_runs,
     job_parameters,
     job_variables,
+    list_datasets,
     list_outputs,
     list_storable,
     message_name,
@@ -151,6 +152,7 @@ def make_group_request(
         group=JobGroup(jobs, report),
         storable=frozenset(path for member in members for path in list_storable(member)),
         storage_link=next(filter(None, map(find_storage_link, members)), ""),
+        datasets=tuple(dict.fromkeys(path for member in members for path in list_datasets(member))),
     )
 
 

@@ -114,8 +114,15 @@ def find_job_paths(job: Job, context: RuleContext) -> JobPaths:
 
 def is_kept_in_storage(path: Any) -> bool:
     """Return whether a path is a `storage(…, retrieve=False)`, which the command itself fetches."""
-    is_storage = getattr(path, "is_storage", False)
-    return bool(is_storage and path.should_not_be_retrieved_from_storage)
+    if not getattr(path, "is_storage", False) or storable_path(path) is not None:
+        return False
+    return bool(path.should_not_be_retrieved_from_storage)
+
+
+def command_text(path: Any) -> str:
+    """Return how Snakemake writes a file of a rule into a command on this machine."""
+    unfetched = getattr(path, "is_storage", False) and path.should_not_be_retrieved_from_storage
+    return str(path.storage_object.query if unfetched else path)
 
 
 def _is_below(path: str, roots: tuple[str, ...]) -> bool:

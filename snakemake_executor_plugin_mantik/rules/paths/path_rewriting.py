@@ -34,9 +34,14 @@ from snakemake_executor_plugin_mantik.jobs.paths import OURS, local_path
 from snakemake_executor_plugin_mantik.rules import Job
 from snakemake_executor_plugin_mantik.rules.context import report_withheld
 from snakemake_executor_plugin_mantik.rules.kinds.script_file import ScriptFile
-from snakemake_executor_plugin_mantik.rules.paths.job_paths import JobPaths, is_kept_in_storage
+from snakemake_executor_plugin_mantik.rules.paths.job_paths import (
+    JobPaths,
+    command_text,
+    is_kept_in_storage,
+)
 from snakemake_executor_plugin_mantik.rules.paths.source_files import is_source_file
 from snakemake_executor_plugin_mantik.staging import sources
+from snakemake_executor_plugin_mantik.storage.paths import find_dataset
 
 _SYSTEM = ("/bin", "/boot", "/etc", "/lib", "/opt", "/run", "/sbin", "/usr", "/var")
 """Directories that each site has of its own. A text that names other files there means the site's.
@@ -88,10 +93,11 @@ def rewrite_paths(job: Job, places: JobPaths, resources: Any = None) -> Rewritte
     trees: set[str] = set()
 
     def mapped(path: Any) -> str:
-        if is_kept_in_storage(path):
-            return str(path.storage_object.query)
-        text = str(path)
-        if is_source_file(path):
+        text = command_text(path)
+        if (dataset := find_dataset(path)) is not None:
+            moved[text] = dataset.path
+            return dataset.path
+        if is_kept_in_storage(path) or is_source_file(path):
             return text
         called = places.at_site(text)
         if called != text:

@@ -13,12 +13,19 @@ import json
 from collections.abc import Iterable
 from typing import Any, Final
 
+from snakemake.io import is_flagged
 from snakemake_interface_executor_plugins.settings import SharedFSUsage
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.rules import Job
+from snakemake_executor_plugin_mantik.rules.context import RuleContext
 from snakemake_executor_plugin_mantik.rules.paths.job_paths import is_kept_in_storage
-from snakemake_executor_plugin_mantik.storage.paths import PREFIX
+from snakemake_executor_plugin_mantik.rules.resources import choose_site, given_resources
+from snakemake_executor_plugin_mantik.storage.paths import (
+    find_dataset,
+    is_ours,
+    storable_path,
+)
 
 WORDS: Final = "files that its job fetches and stores itself (--shared-fs-usage)"
 """Why a job is a full job, as words that follow "has"."""
@@ -46,19 +53,13 @@ def check_shared(settings: Any) -> None:
         UserError: one would fetch and the other store; or files are to stay and to be fetched.
     """
     usage = settings.shared_fs_usage
-    if settings.default_storage_provider == PROVIDER:
-        if settings.default_storage_prefix.rstrip("/") != PREFIX:
-            raise UserError(
-                f"--default-storage-prefix is {settings.default_storage_prefix!r}",
-                do=f"With --default-storage-provider {PROVIDER}, give"
-                f" --default-storage-prefix {PREFIX}",
-            )
-        if any(item in usage for item in _TOGETHER.values()):
-            raise UserError(
-                "outputs are to stay at their sites (--default-storage-provider"
-                f" {PROVIDER}), but --shared-fs-usage lets Snakemake fetch all of them",
-                do=f"Give --shared-fs-usage {SHARED}",
-            )
+    stay = settings.default_storage_provider == PROVIDER
+    if stay and any(item in usage for item in _TOGETHER.values()):
+        raise UserError(
+            "outputs are to stay at their sites (--default-storage-provider"
+            f" {PROVIDER}), but --shared-fs-usage lets Snakemake fetch all of them",
+            do=f"Give --shared-fs-usage {SHARED}",
+        )
     given = [name for name, item in _TOGETHER.items() if item in usage]
     if len(given) == 1:
         [lacking] = _TOGETHER.keys() - given
@@ -71,7 +72,7 @@ def check_shared(settings: Any) -> None:
 
 
 def files_stay(workflow: Any) -> bool:
-    """Return whether outputs stay at the sites where jobs make them."""
+    """Return whether all outputs stay at the sites where jobs make them."""
     return bool(workflow.storage_settings.default_storage_provider == PROVIDER)
 
 
@@ -79,6 +80,93 @@ def jobs_use_storage(workflow: Any) -> bool:
     """Return whether jobs at a site fetch and store files of a storage themselves."""
     shared = SharedFSUsage.INPUT_OUTPUT in workflow.storage_settings.shared_fs_usage
     return not shared and not files_stay(workflow)
+
+
+_COMES: Final = ("touch", "protected", "update")
+"""Flags of outputs that never stay at a site: Snakemake handles them on this machine."""
+
+
+def may_stay(job: Job, path: Any) -> bool:
+    """Return whether an output of a job may stay at the site, whatever its name is."""
+    if storable_path(path) is None or job.is_checkpoint:
+        return False
+    return not any(is_flagged(path, flag) for flag in _COMES)
+
+
+def stored_mistake(job: Job, directive: str | None) -> str | None:
+    """Return why a job cannot run with its files of the storage provider `mantik`, or None.
+
+    The answer follows "rule NAME". `directive` is what makes it a full job, if anything does.
+    """
+    files = [*job.input, *job.output, *job.log]
+    stay = files_stay(job.rule.workflow)
+    if not stay and not any(map(is_ours, files)):
+        return None
+    if directive:
+        return (
+            f"has {directive} and needs a Snakemake at the site, which does not know outputs that"
+            " stay there (use shell: or script:, make it a localrule, or run without"
+            f" {'--default-storage-provider mantik' if stay else 'storage.mantik(…)'})"
+        )
+    for path in files:
+        if stay and path.is_storage and not is_ours(path):
+            return (
+                f"uses {path.storage_object.print_query}, but where outputs stay at sites, no other"
+                " storage is fetched (make it a localrule, or run without"
+                " --default-storage-provider mantik)"
+            )
+    return _named_mistake(job)
+
+
+def _named_mistake(job: Job) -> str | None:
+    """Return what is wrong with the outputs that `storage.mantik` names, or None."""
+    for path in [*job.output, *job.log]:
+        if (dataset := find_dataset(path)) is not None:
+            return f"makes {dataset}, but datasets are read-only (use storage.mantik with a path)"
+        if not is_ours(path) or path.storage_object.retrieve:
+            continue
+        ensured = path.flags.get("ensure") or {}
+        if ensured.get("checksum_algorithm") in ("md5", "sha1"):
+            return (
+                f"ensures the MD5 or SHA-1 of {path.storage_object.query}, which stays at a site"
+                " (give its SHA-256)"
+            )
+        if not may_stay(job, path):
+            return (
+                f"makes {path.storage_object.query}, which cannot stay at a site: it has a flag"
+                " that Snakemake handles here, or is a checkpoint's (remove storage.mantik)"
+            )
+    return None
+
+
+def local_mistake(job: Job) -> str | None:
+    """Return why a local job cannot run with its files of the provider `mantik`, or None."""
+    if job.is_norun:
+        return None
+    for path in [*job.input, *job.output]:
+        if is_ours(path) and not path.storage_object.retrieve:
+            return (
+                f"runs on this machine and uses {find_dataset(path) or path.storage_object.query},"
+                " which stays at a site (let the rule run at the site, or see files-stay.md for"
+                " the profile with which local rules fetch what they need)"
+            )
+    return None
+
+
+def dataset_mistake(job: Job, context: RuleContext) -> str | None:
+    """Return why a job cannot read its datasets at its site, or None.
+
+    Raises:
+        UserError: the job names an unknown site.
+    """
+    for dataset in filter(None, map(find_dataset, job.input)):
+        if (there := context.sites.get(dataset.site)) is None:
+            known = ", ".join(context.sites)
+            return f"reads {dataset}, but there is no site {dataset.site!r}, only {known}"
+        site = choose_site(given_resources(job), context.sites)
+        if context.sites[site].config.server != there.config.server:
+            return f"reads {dataset} and runs at {site}: datasets do not move between sites"
+    return None
 
 
 def is_unstaged(job: Job, path: Any) -> bool:

@@ -192,7 +192,7 @@ class FirecrestFiles:
 
     async def list(self, path: str) -> dict[str, Entry]:
         # With a slash, `ls` lists a directory's entries, also behind a link, and refuses a file.
-        target = f"{self._paths.absolute(path)}/"
+        target = f"{self._paths.anywhere(path)}/"
         try:
             answer = await self._connection.ask(
                 "list", lambda c: c.list_files(self._system.name, target, show_hidden=True)

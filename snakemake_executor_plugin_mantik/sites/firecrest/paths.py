@@ -40,15 +40,24 @@ class WorkspacePaths:
         Raises:
             SiteRejected: firecREST cannot carry the path.
         """
-        if path in (".", ""):
-            return self.root
+        return self.root if path in (".", "") else f"{self.root}/{self._checked(path)}"
+
+    def anywhere(self, path: str) -> str:
+        """Return an absolute path, or that of `path` in the workspace. To read only.
+
+        Raises:
+            SiteRejected: firecREST cannot carry the path.
+        """
+        return f"/{self._checked(path[1:])}" if path.startswith("/") else self.absolute(path)
+
+    def _checked(self, path: str) -> str:
         if not is_expressible(path):
             raise SiteRejected(
                 f"firecREST cannot carry the path {path!r}",
                 where=f"site {self._site}",
                 do="Use names of ASCII characters without % ' $ ` \" and backslash",
             )
-        return f"{self.root}/{path}"
+        return path
 
 
 def parent_directory(path: str) -> str:

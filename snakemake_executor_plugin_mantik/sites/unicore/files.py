@@ -14,8 +14,8 @@ from snakemake_executor_plugin_mantik.jobs.paths import OURS
 from snakemake_executor_plugin_mantik.sites.answers import MALFORMED
 from snakemake_executor_plugin_mantik.sites.base import Entry
 from snakemake_executor_plugin_mantik.sites.unicore.connection import UnicoreConnection
-from snakemake_executor_plugin_mantik.sites.unicore.opening import parse_server_time
-from snakemake_executor_plugin_mantik.sites.unicore.paths import StoragePaths
+from snakemake_executor_plugin_mantik.sites.unicore.opening import parse_server_time, read_mounts
+from snakemake_executor_plugin_mantik.sites.unicore.paths import StoragePaths, find_storage
 
 LISTING_LIMIT: Final = 10_000
 """Entries that a server returns in one answer (its SMS_LS_LIMIT)."""
@@ -36,6 +36,7 @@ class UnicoreFiles:
         self._connection = connection
         self._paths = paths
         self._site = site
+        self._mounts: dict[str, str] | None = None
 
     async def put(self, path: str, content: bytes | Path, *, private: bool) -> None:
         """See `Site.put`; a private file is created empty, protected, and then filled.
@@ -125,8 +126,20 @@ class UnicoreFiles:
                     do="Spread them over several directories",
                 )
 
+    async def _anywhere(self, path: str) -> str:
+        """Return the URL path of an absolute path in any storage, or of one in the workspace."""
+        if not path.startswith("/"):
+            return self._paths.url(path)
+        if self._mounts is None:
+            self._mounts = await read_mounts(self._connection)
+        found = find_storage(self._mounts, path)
+        if found is None:
+            raise SiteRejected(f"no storage of the site holds {path}", where=f"site {self._site}")
+        storage, below = found
+        return StoragePaths(self._site, storage, "").url(below)
+
     async def _page(self, path: str, offset: int) -> dict[str, Entry]:
-        url = self._paths.url(path)
+        url = await self._anywhere(path)
         params = {"offset": offset, "num": LISTING_LIMIT}
         answer = await self._connection.get("list", url, params)
         if answer.get("isDirectory") is False:

@@ -183,7 +183,7 @@ async def locate_workspace(
     if storage is not None and not relative.startswith("/"):
         found, mount = await _named_storage(connection, site, storage)
         return found, _within(relative, site), posixpath.join(mount, relative)
-    mounts = await _mounts(connection)
+    mounts = await read_mounts(connection)
     if storage is not None:
         wanted = _named(storage, list(mounts))
         mounts = {wanted: mounts[wanted]} if wanted is not None else {}
@@ -203,7 +203,7 @@ async def _named_storage(connection: UnicoreConnection, site: str, name: str) ->
     try:
         answer = await _storage(connection, name)
     except SiteNotFound:
-        mounts = await _mounts(connection)
+        mounts = await read_mounts(connection)
         found = _named(name, list(mounts))
         if found is None:
             raise _no_storage(f"there is no storage {name!r}", site, mounts) from None
@@ -211,7 +211,7 @@ async def _named_storage(connection: UnicoreConnection, site: str, name: str) ->
     return name, _mount(connection, answer)
 
 
-async def _mounts(connection: UnicoreConnection) -> dict[str, str]:
+async def read_mounts(connection: UnicoreConnection) -> dict[str, str]:
     """Return the mount points of the storages that have one."""
     answer = await connection.get("storages", "/storages", {"num": _MOST_STORAGES})
     names = [_last(url) for url in _urls(answer, "storages")]

@@ -40,7 +40,7 @@ class StoragePaths:
                 where=f"site {self._site}",
                 do="Use names without % ' $ backslash and control characters",
             )
-        return f"{self._files}/{quote(f'{self.root}/{path}')}"
+        return f"{self._files}/{quote(f'{self.root}/{path}'.lstrip('/'))}"
 
 
 def find_storage(mounts: Mapping[str, str], workspace: str) -> tuple[str, str] | None:

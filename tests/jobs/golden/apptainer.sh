@@ -667,6 +667,9 @@ _m_environment() {
   _m_step temporary
   [ -d "${TMPDIR-}" ] || TMPDIR=/tmp
   export TMPDIR TMP="$TMPDIR" TEMPDIR="$TMPDIR" TEMP="$TMPDIR"
+  APPTAINER_MOUNT=${APPTAINER_MOUNT:+$APPTAINER_MOUNT$'\n'}'type=bind,"source=/p/data/a:b","destination=/p/data/a:b",ro
+type=bind,"source=/p/data/c","destination=/p/data/c",ro'
+  export APPTAINER_MOUNT
   _m_step image
   command -v apptainer > /dev/null || _m_fail "there is no Apptainer on this node"
   [ -e env/train.sif ] || _m_fail "there is no image" env/train.sif

@@ -1,0 +1,66 @@
+"""Let Snakemake evaluate the workflow for a command that lists or brings its files."""
+
+import importlib.util
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import typer
+from typer.core import TyperCommand
+
+from snakemake_executor_plugin_mantik.cli.check import WRONG
+from snakemake_executor_plugin_mantik.common.errors import UserError
+
+if TYPE_CHECKING:
+    from snakemake_executor_plugin_mantik.adapter.graph_files import GraphFiles
+
+ALL_TARGETS: Final = "--all-targets"
+NEEDED_BY: Final = "--needed-by"
+
+_ARGUMENTS: Final = f"{__name__}.arguments"
+
+
+class Evaluating(TyperCommand):
+    """A command that takes Snakemake's arguments after `--` with an option that evaluates."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Keep the arguments after `--` for `read_files`, if the workflow is to be evaluated."""
+        cut = args.index("--") if "--" in args else len(args)
+        if not {ALL_TARGETS, NEEDED_BY}.intersection(args[:cut]):
+            cut = len(args)
+        ctx.meta[_ARGUMENTS] = args[cut + 1 :]
+        rest: list[str] = super().parse_args(ctx, args[:cut])
+        return rest
+
+
+def read_files(context: typer.Context, directory: Path) -> "GraphFiles":
+    """Return the files of the workflow that `snakemake` would run in `directory`.
+
+    Raises:
+        UserError: Snakemake is not installed, or its arguments run no workflow at sites.
+        Exit: something is wrong with the workflow, which Snakemake has reported.
+    """
+    require_snakemake(str(context.command_path))
+    from snakemake_executor_plugin_mantik.adapter.dryrun import dry_run
+    from snakemake_executor_plugin_mantik.adapter.graph_files import read_graph_files
+
+    arguments: Sequence[str] = context.meta[_ARGUMENTS]
+    if directory != Path():
+        arguments = ["--directory", str(directory), *arguments]
+    found = dry_run(arguments, lambda workflow, _options, _logger: read_graph_files(workflow))
+    if found is None:
+        raise typer.Exit(WRONG)
+    return found
+
+
+def require_snakemake(command: str) -> None:
+    """Check that Snakemake can be imported.
+
+    Raises:
+        UserError: it cannot.
+    """
+    if importlib.util.find_spec("snakemake") is None:
+        raise UserError(
+            "snakemake is not installed beside this command", where=command,
+            do="Install it with: pip install snakemake",
+        )  # fmt: skip

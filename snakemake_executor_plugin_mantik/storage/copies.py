@@ -1,0 +1,178 @@
+"""Copies on this machine of what is stored, at the local paths that Snakemake gives them."""
+
+import os
+import shutil
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from snakemake_executor_plugin_mantik.common.errors import UserError
+from snakemake_executor_plugin_mantik.common.state_directory import change_mode, read_umask
+from snakemake_executor_plugin_mantik.jobs.paths import local_path
+from snakemake_executor_plugin_mantik.journal import TIMESTAMP, StoredOutput, is_checksum
+from snakemake_executor_plugin_mantik.sites.base import is_rest_safe
+from snakemake_executor_plugin_mantik.staging.local import sha256_of
+from snakemake_executor_plugin_mantik.storage.access import Access
+
+_PART = ".mantik-part"
+"""End of the names of files that are not whole yet."""
+_SNAKEMAKE = ".snakemake"
+"""Directory of Snakemake's own files."""
+
+
+def fetch_copy(access: Access, output: StoredOutput, target: Path) -> None:
+    """Make `target` a verified copy of a stored output, whole or not at all.
+
+    Raises:
+        MantikError: it cannot be fetched.
+        OSError: it cannot be written here.
+    """
+    for file in output.files:
+        if not is_rest_safe(file.path):
+            raise UserError(
+                "the site's file API cannot carry the name",
+                where=f"site {access.name(output.place)}, file {file.path!r}",
+                do="Let the rule pack its files, for example with tar",
+            )
+    part = part_of(target)
+    part.parent.mkdir(parents=True, exist_ok=True)
+    if output.directory:
+        part.mkdir(exist_ok=True)
+    wanted = []
+    for file in output.files:
+        local = Path(f"{part}{file.path.removeprefix(output.path)}")
+        if not file.sha256:
+            local.mkdir(parents=True, exist_ok=True)
+            continue
+        sha256 = file.sha256 if is_checksum(file.sha256) else ""
+        if not sha256:  # what came of it before may be another content
+            local.unlink(missing_ok=True)
+        wanted.append((file.path, local, file.size, sha256))
+    access.download(output.place, wanted)
+    modes = [file.mode for file in output.files if file.sha256]
+    for mode, (_, local, *_) in zip(modes, wanted, strict=True):
+        change_mode(local, mode & ~read_umask() | 0o400)
+    for path, to in output.links:
+        link = Path(f"{part}{path.removeprefix(output.path)}")
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.unlink(missing_ok=True)
+        link.symlink_to(to)
+    if output.directory:
+        (part / TIMESTAMP).touch()
+    os.utime(part, (output.made, output.made))
+    put_in_place(part, target)
+
+
+def part_of(target: Path) -> Path:
+    """Return where `fetch_copy` collects what comes for `target`."""
+    return target.with_name(f".{target.name}{_PART}")
+
+
+def link_copy(home: Path, target: Path, prefix: Path, keep: Callable[[Path], bool]) -> None:
+    """Make `target`, below `prefix`, lead to what lies at `home` on this machine.
+
+    A directory becomes one of links to files, and no link leads to a directory: Snakemake may
+    remove files by paths below it. What is right already stays, because another process may read
+    it. What else is in the directory is removed unless `keep` says that it is a copy.
+    """
+    if os.path.abspath(home) == os.path.abspath(target):
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if home.is_dir():
+        _mirror(home, target, os.path.realpath(prefix), keep, frozenset())
+    else:
+        _link(home, target)
+
+
+def _mirror(
+    home: Path, target: Path, prefix: str, keep: Callable[[Path], bool], above: frozenset[str]
+) -> None:
+    """See `link_copy`; `above` are the real paths of the directories that contain `home`."""
+    real = os.path.realpath(home)
+    if real in above or real == prefix:
+        return
+    if target.is_symlink() or not target.is_dir():
+        remove_path(target)
+        target.mkdir()
+    known = {_SNAKEMAKE, TIMESTAMP}
+    for entry in home.iterdir():
+        if entry.name == _SNAKEMAKE:
+            continue
+        known.add(entry.name)
+        with suppress(OSError):  # unreadable, or just removed
+            if entry.is_dir():
+                _mirror(entry, target / entry.name, prefix, keep, above | {real})
+            else:
+                _link(entry, target / entry.name)
+    if os.path.realpath(target) != prefix:
+        for entry in target.iterdir():
+            coming = entry.name.endswith(_PART)
+            if entry.name not in known and not coming and not keep(entry):
+                remove_path(entry)
+
+
+def _link(file: Path, target: Path) -> None:
+    """Make `target` a link to a file, at once."""
+    with suppress(OSError):
+        if os.path.samefile(file, target):
+            return
+    if target.is_dir() and not target.is_symlink():
+        remove_path(target)
+    new = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}{_PART}")
+    try:
+        os.link(os.path.realpath(file), new)
+    except OSError:  # on another file system, or a link that leads nowhere
+        new.symlink_to(os.path.realpath(file))
+    new.replace(target)
+
+
+def is_here(output: StoredOutput, workdir: Path) -> bool:
+    """Check whether a stored output is on this machine, too, where its rule names it."""
+    home = local_path(output.path, workdir)
+    for file in output.files:
+        path = Path(f"{home}{file.path.removeprefix(output.path)}")
+        if not file.sha256:
+            same = path.is_dir()
+        else:
+            same = path.is_file() and path.stat().st_size == file.size
+            same = same and sha256_of(path) == file.sha256
+        if not same:
+            return False
+    return True
+
+
+def copy_by_link(source: Path, target: Path) -> None:
+    """Make `target` a hard link to the file `source`, or a directory of such links, or copies."""
+
+    def link(one: str, other: str) -> None:
+        try:
+            os.link(one, other)
+        except OSError:
+            shutil.copy2(one, other)
+
+    if source.is_dir():
+        shutil.copytree(source, target, symlinks=True, copy_function=link)
+    else:
+        link(str(source), str(target))
+
+
+def put_in_place(part: Path, target: Path) -> None:
+    """Move a file or directory to its final path; other files in a directory there stay."""
+    if target.is_symlink() or (target.exists() and not (target.is_dir() and part.is_dir())):
+        remove_path(target)
+    if not target.exists():
+        part.replace(target)
+        return
+    for each in part.iterdir():
+        put_in_place(each, target / each.name)
+    part.rmdir()
+
+
+def remove_path(path: Path) -> None:
+    """Remove a file, a link or a directory, if it exists."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        with suppress(FileNotFoundError):
+            path.unlink()

@@ -14,7 +14,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import endtoend
+from benchmarks import endtoend, stored
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
 
 IN_FLIGHT = (1, 50, 500)
@@ -29,6 +29,8 @@ SOAKED = 5000
 """How many jobs run while requests fail."""
 WATCHED, CANCELLED = 200, 2000
 """How many jobs are submitted slowly, and how many are cancelled of which half were submitted."""
+DIRECTORIES = (4, 60)
+"""How many directories the stored files are in: fewer and more than are compared with a site."""
 SITES = {"UNICORE": ["hpc1"], "firecREST": ["hpc2"], "both": ["hpc1", "hpc2"]}
 
 
@@ -43,6 +45,14 @@ def sandboxed(
     done = subprocess.run(
         command, env=environment, check=True, stdout=subprocess.PIPE, text=True, timeout=timeout
     )
+    figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return figures
+
+
+def measured(module: str, *arguments: object, timeout: float = 900.0) -> dict[str, float]:
+    """Run a benchmark module that has a sandbox of its own; return the figures it prints last."""
+    command = [sys.executable, "-m", module, *map(str, arguments)]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=timeout)
     figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return figures
 
@@ -108,6 +118,28 @@ def tracking() -> tuple[Table, Table]:
     return costs, delays
 
 
+def files_stay() -> tuple[Table, Table]:
+    """What files cost that stay at their site: in a run, and when Snakemake builds its graph."""
+    runs = Table("site", "seconds", "requests", "sent", "received", "checksums",
+                 title=f"{stored.SIZE / 1e9:.0f} GB that stay at their site")  # fmt: skip
+    graphs = Table("site", "directories", "stored files", "requests", "the same here",
+                   title=f"snakemake --dry-run, all {stored.FILES} files made")  # fmt: skip
+    for title, name in (("UNICORE", "hpc1"), ("firecREST", "hpc2")):
+        f = measured("benchmarks.stored", "pipeline", name)
+        runs.add_row(
+            title, f"{f['seconds']:.0f}", f"{f['requests']:.0f}", f"{f['sent'] / 1e6:.2f} MB",
+            f"{f['received'] / 1e6:.2f} MB",
+            f"each byte {f['times_hashed']:.2f} times, {f['hashing_seconds']:.0f} s of the jobs",
+        )  # fmt: skip
+        for directories in DIRECTORIES:
+            f = measured("benchmarks.stored", "graph", name, "--directories", directories)
+            graphs.add_row(
+                title, str(directories), f"{f['stored_seconds']:.1f} s",
+                f"{f['stored_requests']:.0f}", f"{f['local_seconds']:.1f} s",
+            )  # fmt: skip
+    return runs, graphs
+
+
 def soak(jobs: int = SOAKED) -> str:
     """What became of many jobs while requests failed."""
     with tempfile.TemporaryDirectory() as directory:
@@ -160,7 +192,7 @@ def main() -> None:
     console.print(table)
     console.print(files())
     console.print(adoption())
-    for table in tracking():
+    for table in (*tracking(), *files_stay()):
         console.print(table)
     with tempfile.TemporaryDirectory() as directory:
         f = sandboxed(Path(directory), "benchmarks.endtoend")

@@ -22,7 +22,7 @@ from snakemake_executor_plugin_mantik.sandbox.settings import Partition
 CLOSED = "closed"
 """The queue whose jobs never start."""
 FRAGILE = "fragile"
-"""The queue of a node that a test may take down."""
+"""The queue of a node that a test may take down. A real one runs one job at a time there."""
 OTHER_ACCOUNT = "other"
 
 PARTITIONS = (Partition(CLOSED, up=False), Partition(FRAGILE, nodes=1))
@@ -100,15 +100,14 @@ class SlurmCluster:
 
     def fail_node(self, number: str) -> None:
         """See `Cluster`."""
-        with self._alone(FRAGILE):
-            details = dict(w.split("=", 1) for w in self._show(number) if "=" in w)
-            node = f"nodename={details['BatchHost']}"
-            self._run("scontrol", "update", node, "state=down", "reason=test")
-            end = time.monotonic() + _WAIT_S
-            while "JobState=NODE_FAIL" not in self._show(number):
-                assert time.monotonic() < end, self._show(number)
-                time.sleep(0.1)
-            self._run("scontrol", "update", node, "state=resume", check=False)
+        details = dict(w.split("=", 1) for w in self._show(number) if "=" in w)
+        node = f"nodename={details['BatchHost']}"
+        self._run("scontrol", "update", node, "state=down", "reason=test")
+        end = time.monotonic() + _WAIT_S
+        while "JobState=NODE_FAIL" not in self._show(number):
+            assert time.monotonic() < end, self._show(number)
+            time.sleep(0.1)
+        self._run("scontrol", "update", node, "state=resume", check=False)
 
     @contextmanager
     def full(self) -> Iterator[Resources]:

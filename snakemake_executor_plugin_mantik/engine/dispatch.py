@@ -65,7 +65,6 @@ class Dispatcher:
         self._planner = planner
         self._place = place
         self._local = places.local
-        self._crossing = places.crossing
         self._journal = places.workflow.journal
         self._workdir = places.workflow.workdir
         self._notify = places.workflow.notify
@@ -264,9 +263,6 @@ class Dispatcher:
         outputs = [output.path for output in request.outputs]
         made = [output.path for output in request.outputs if output.kind == "output"]
         code = self._code(request, {file.path for file in files})
-        if any(file.stored not in ("", self._place.id) for file in files):
-            await self._place.stager.compare(files)
-            files = await self._crossing.bring(files, self._place.id)
         files = [*files, *self._place.stager.code(code)]
         for message in await self._place.conflicts.make_way(files, made):
             self._notify(message)

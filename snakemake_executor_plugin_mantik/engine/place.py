@@ -6,19 +6,19 @@ Before its first job a place gets the workflow's sources, the files that no rule
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import PurePosixPath
 from urllib.parse import quote
 
 from snakemake_executor_plugin_mantik.common.errors import SiteError, UserError
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
-from snakemake_executor_plugin_mantik.engine.crossing import Crossing, Source
 from snakemake_executor_plugin_mantik.engine.leadership import Leadership
 from snakemake_executor_plugin_mantik.engine.leases import Lease, Leases
 from snakemake_executor_plugin_mantik.engine.remote_cleanup import RemoteCleanup
 from snakemake_executor_plugin_mantik.engine.site_retry import INSIST_S, SiteRetry
 from snakemake_executor_plugin_mantik.engine.stage import Stager
+from snakemake_executor_plugin_mantik.engine.upload import Uploader
 from snakemake_executor_plugin_mantik.engine.workflow_context import WorkflowContext
 from snakemake_executor_plugin_mantik.engine.write_conflicts import WriteConflicts
 from snakemake_executor_plugin_mantik.jobs.paths import (
@@ -30,8 +30,9 @@ from snakemake_executor_plugin_mantik.jobs.paths import (
     display_path,
 )
 from snakemake_executor_plugin_mantik.sites.base import Site, SiteFacts
-from snakemake_executor_plugin_mantik.staging.bundle import FileChanged
-from snakemake_executor_plugin_mantik.staging.local import LocalFiles
+from snakemake_executor_plugin_mantik.staging.bundle import Fetch, FileChanged
+from snakemake_executor_plugin_mantik.staging.local import LocalFile, LocalFiles
+from snakemake_executor_plugin_mantik.staging.transfers import stream_file
 
 _SHORTEST_WAIT_S = 60
 """Least seconds that a controller has to answer another one's question."""
@@ -51,7 +52,7 @@ class Place:
         id: its identity.
         site: a site that sees it.
         retry: repeats requests there.
-        scratch: a local directory for files in transfer.
+        scratch: a local directory for archives of outputs.
         lead: this controller's lead of it.
         stager: uploads missing files.
         cleanup: removes files there that no longer exist here.
@@ -61,7 +62,15 @@ class Place:
     """
 
     def __init__(
-        self, lease: Lease, leases: Leases, site: Site, workflow: WorkflowContext, local: LocalFiles
+        self,
+        lease: Lease,
+        leases: Leases,
+        site: Site,
+        workflow: WorkflowContext,
+        *,
+        local: LocalFiles,
+        fetch: Fetch,
+        upload_bytes: int,
     ) -> None:
         self.id = lease.place
         self.sources: dict[str, str] = {}
@@ -78,7 +87,10 @@ class Place:
             left.unlink()  # left by a killed run
         self.scratch = scratch
         self.retry = retry = make_retry(site, workflow.notify)
-        self.stager = Stager(site, self.id, journal, retry, scratch, term=lease.term)
+        uploader = Uploader(
+            site, self.id, journal, retry, notify=workflow.notify, fetch=fetch, limit=upload_bytes
+        )
+        self.stager = Stager(site, self.id, journal, retry, uploader, term=lease.term)
         self.cleanup = RemoteCleanup(site, self.id, journal.files, retry, workflow.workdir)
         self.conflicts = WriteConflicts(site, journal, self.stager, retry, workflow.give_up)
 
@@ -120,8 +132,6 @@ class Place:
                 await asyncio.gather(*(self.site.remove(path) for path in left))
                 if unused:
                     await self._empty()
-        for file in self.scratch.glob("crossing-*"):
-            file.unlink()
 
     async def _empty(self) -> None:
         for bundle in self._journal.files.loose_bundles(self.id):
@@ -131,11 +141,12 @@ class Place:
             self._journal.files.set_bundle(bundle, "gone")
         buckets = self._journal.retire_buckets(self.id)
         bundles = self._journal.files.pending_bundles(self.id)
-        used = {bundle.rpartition("/")[0] for bundle in self.stager.sent} | {
-            bundle.rpartition("/")[0] for bundle in bundles
-        }
+        begun = self._journal.files.unfinished_uploads(self.id)
+        used = {bundle.rpartition("/")[0] for bundle in (*self.stager.sent, *bundles, *begun)}
         for bundle in bundles:
             self._journal.files.set_bundle(bundle, "gone")
+        for bundle in begun:
+            self._journal.files.forget_upload(bundle)
 
         async def one(bucket: int) -> None:
             paths = [f"{TRIES}/{bucket}", f"{WORK}/{bucket}"]
@@ -156,7 +167,6 @@ class Places:
         self.workflow = workflow
         self._open_site = open_site
         self.local = LocalFiles(workflow.workdir, workflow.journal.files)
-        self.crossing = Crossing(workflow.journal.files, self._find, workflow.notify)
         self._opening = asyncio.Lock()
         self._of_client: dict[int, Place] = {}
         self._known: dict[str, Place] = {}
@@ -194,11 +204,22 @@ class Places:
         if message:
             self.workflow.notify(message)
         if (place := self._known.get(lease.place)) is None:
-            place = self._known[lease.place] = Place(lease, leases, site, self.workflow, self.local)
+            place = self._known[lease.place] = Place(
+                lease, leases, site, self.workflow, local=self.local, fetch=self._fetch,
+                upload_bytes=facts.upload_bytes,
+            )  # fmt: skip
         return place
 
-    async def _find(self, identity: str) -> Source:
-        """Return a place as a source of files; open a site that sees it if need be.
+    async def _fetch(self, file: LocalFile, offset: int) -> AsyncIterator[bytes]:
+        """Read a file that is stored at a place, from `offset` to its end; see `stream_file`."""
+        place = await self._find(file.stored)
+        async for chunk in stream_file(
+            place.site, str(file.local), size=file.size, offset=offset, repeat=place.retry.insist
+        ):
+            yield chunk
+
+    async def _find(self, identity: str) -> Place:
+        """Return the place with an identity; open a site that sees it if need be.
 
         Raises:
             MantikError: the run has no such site, or it cannot be opened.
@@ -208,8 +229,7 @@ class Places:
             if identity not in self._known and self._open_site is not None:
                 await self._open_site(known.site)
             if identity in self._known:
-                place = self._known[identity]
-                return Source(place.site, place.retry, place.scratch)
+                return self._known[identity]
         raise UserError(
             "an input is stored at a place that no known site sees any more",
             where=f"place {identity}",

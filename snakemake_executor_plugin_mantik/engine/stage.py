@@ -1,14 +1,13 @@
 """Stage in: upload what a job needs and the workspace lacks; large files only once."""
 
 import asyncio
-import uuid
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from snakemake_executor_plugin_mantik.common.errors import SiteNotFound, SiteRejected, UserError
 from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
+from snakemake_executor_plugin_mantik.engine.upload import Uploader
 from snakemake_executor_plugin_mantik.jobs.paths import at_or_above, bundle_path, display_path
 from snakemake_executor_plugin_mantik.jobs.spec import InputFile
 from snakemake_executor_plugin_mantik.journal import (
@@ -20,7 +19,7 @@ from snakemake_executor_plugin_mantik.journal import (
     is_utf8,
 )
 from snakemake_executor_plugin_mantik.sites.base import Entry, Site, is_rest_safe
-from snakemake_executor_plugin_mantik.staging.bundle import pack, pack_to
+from snakemake_executor_plugin_mantik.staging.bundle import pack
 from snakemake_executor_plugin_mantik.staging.local import LocalFile
 
 _SUMMER_S = 3600.0
@@ -68,7 +67,7 @@ class Stager:
         place: str,
         journal: Journal,
         retry: SiteRetry,
-        scratch: Path,
+        uploader: Uploader,
         *,
         term: int = 1,
     ) -> None:
@@ -76,10 +75,9 @@ class Stager:
         self._floor = _NUMBERS * (term - 1)
         self._site = site
         self._place = place
-        self._journal = journal
         self._ledger = journal.files
         self._retry = retry
-        self._scratch = scratch
+        self._uploader = uploader
         self.sent: set[str] = set()
         # By path: checksum and bundle of the content that is not unpacked yet; one at a time.
         self._pending: dict[str, tuple[str, str]] = {}
@@ -156,7 +154,8 @@ class Stager:
         """Upload those of `files` that are missing, or pack them for the script.
 
         Args:
-            files: all files that the job needs, directories already walked.
+            files: all files that the job needs, directories already walked; also those that are
+                stored at this place, or at another one, from which they are brought.
             named: the inputs' paths as the rule names them, directories included.
             makes: paths of the job's outputs, or of the directories that it writes to.
             own: small files for the script that only this try needs.
@@ -173,9 +172,9 @@ class Stager:
         missing = [
             f
             for f in files
-            if not f.stored and (not self._there(f) or self.conflicts(f.path, f.sha256))
+            if f.stored != self._place and (not self._there(f) or self.conflicts(f.path, f.sha256))
         ]
-        bundles, fresh = self._split_pending(missing)
+        bundles, fresh = await self._send_moved(missing)
         inline, carried = b"", tuple[FileRecord, ...]()
         if fresh and sum(file.size for file in fresh) <= _COMPRESSION * inline_limit:
             packed = await asyncio.to_thread(pack, [*fresh, *own])
@@ -183,7 +182,7 @@ class Stager:
                 inline, carried = packed, tuple(file.record for file in fresh)
             else:
                 # Another job may have begun to upload some of them during the packing.
-                bundles, fresh = self._split_pending(missing)
+                bundles, fresh = await self._send_moved(missing)
         if fresh and not inline:
             bundles.append(await self._upload(fresh))
         if own and not inline:
@@ -191,14 +190,27 @@ class Stager:
         needed = tuple(dict.fromkeys([*sorted(self._source_bundles), *bundles]))
         await asyncio.gather(*(self._uploads[b] for b in needed if b in self._uploads))
         return Staged(
-            needed, inline, carried, _checks([*files, *own], named, makes),
+            needed, inline, carried, _checks([*files, *own], named, makes, self._place),
             self._numbers(carried, needed),
         )  # fmt: skip
+
+    async def _send_moved(self, missing: Sequence[LocalFile]) -> tuple[list[str], list[LocalFile]]:
+        """Upload what comes from other places; return the bundles, and the files of this machine.
+
+        The bundles include pending ones that hold some of these.
+        """
+        bundles, fresh = self._split_pending(missing)
+        moved: dict[str, list[LocalFile]] = defaultdict(list)
+        for file in fresh:
+            if file.stored:
+                moved[file.stored].append(file)
+        bundles += await asyncio.gather(*map(self._upload, moved.values()))
+        return bundles, [file for file in fresh if not file.stored]
 
     def _require_stored(self, files: Iterable[LocalFile]) -> None:
         """Check that the stored outputs among `files` are still there."""
         for file in files:
-            if file.stored and not self._there(file):
+            if file.stored == self._place and not self._there(file):
                 raise UserError(
                     f"{display_path(file.path)} is no longer at the place where it was made",
                     where=f"site {self._site.name}",
@@ -335,10 +347,10 @@ class Stager:
 
     async def _upload(self, files: Sequence[LocalFile]) -> str:
         """Upload one bundle of `files`; other jobs that need it wait for its task."""
-        bundle = f"{self._journal.bucket(self._place)}/{uuid.uuid4()}"
+        bundle = self._uploader.begin(files)
         self.sent.add(bundle)
         self._pending |= {file.path: (file.sha256, bundle) for file in files}
-        self._uploads[bundle] = asyncio.create_task(self._send(bundle, files))
+        self._uploads[bundle] = asyncio.create_task(self._uploader.send(bundle, files))
         try:
             await self._uploads[bundle]
         except BaseException:
@@ -347,22 +359,6 @@ class Stager:
         finally:
             self._uploads.pop(bundle, None)
         return bundle
-
-    async def _send(self, bundle: str, files: Sequence[LocalFile]) -> None:
-        local = self._scratch / f"{bundle.rpartition('/')[2]}.tar.gz"
-        try:
-            try:
-                await asyncio.to_thread(pack_to, files, local)
-            except OSError as error:
-                raise UserError(
-                    f"the files for a job cannot be packed here ({error.strerror or error})",
-                    where=str(local.parent),
-                    do="Free space and start again: running jobs are taken up",
-                ) from error
-            await self._retry.found(lambda: self._site.put(bundle_path(bundle), local))
-        finally:
-            local.unlink(missing_ok=True)
-        self._ledger.add_bundle(self._place, bundle, [file.record for file in files])
 
     async def compare(self, files: Sequence[LocalFile]) -> None:
         """Compare the manifest's records from earlier runs with the site, once per directory.
@@ -401,9 +397,9 @@ class Stager:
 
 
 def _checks(
-    files: Sequence[LocalFile], named: Sequence[str], makes: Iterable[str]
+    files: Sequence[LocalFile], named: Sequence[str], makes: Iterable[str], place: str
 ) -> tuple[InputFile, ...]:
-    """Return the inputs that a job checks before its command starts.
+    """Return the inputs that a job at `place` checks before its command starts.
 
     `changed` marks inputs that the job itself may change.
     """
@@ -415,6 +411,7 @@ def _checks(
             file.size,
             sha256=file.sha256 if is_checksum(file.sha256) else "",
             changed=any(each in made for each in at_or_above(path)),
+            moved=file.stored not in ("", place),
         )
         for path, file in contents.items()
     ]

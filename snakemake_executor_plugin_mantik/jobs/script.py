@@ -107,6 +107,7 @@ def render_script(spec: JobSpec) -> str:
             {"path": shlex.quote(bundle_path(name)), "done": shlex.quote(bundle_done_path(name))}
             for name in spec.bundles
         ],
+        moved=",".join(str(3 * n) for n, file in enumerate(spec.inputs) if file.moved),
         inline=_base64(spec.inline),
         numbers=[
             (shell_quote(path_argument(p), "an input"), n) for p, n in sorted(spec.numbers.items())

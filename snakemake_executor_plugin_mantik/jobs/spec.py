@@ -88,6 +88,7 @@ class InputFile:
         directory: whether it is a directory.
         sha256: expected checksum of the content, hexadecimal; empty if unknown.
         changed: whether the job itself changes it (`update()`).
+        moved: whether it comes from another place, by a transfer that its checksum has to prove.
     """
 
     path: str
@@ -95,6 +96,7 @@ class InputFile:
     directory: bool = False
     sha256: str = ""
     changed: bool = False
+    moved: bool = False
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from snakemake_executor_plugin_mantik.common.state_directory import STATE, make_
 from snakemake_executor_plugin_mantik.journal import backup
 from snakemake_executor_plugin_mantik.journal.records import TryState
 
-JOURNAL_VERSION = 10
+JOURNAL_VERSION = 11
 STORED_SINCE = 10
 """The first version that knows stored outputs."""
 JOURNAL_FILE = "journal.sqlite"
@@ -101,6 +101,13 @@ ALTER TABLE remote_files ADD COLUMN modified REAL NOT NULL DEFAULT 0;
 ALTER TABLE remote_files ADD COLUMN mode INTEGER NOT NULL DEFAULT 0;
 """
 
+_ADDED_IN_11 = """
+CREATE TABLE uploads (
+    bundle TEXT PRIMARY KEY, place TEXT NOT NULL, digest TEXT NOT NULL,
+    size INTEGER NOT NULL, sent INTEGER NOT NULL
+);
+"""
+
 _SCHEMA = f"""
 {_ADDED_IN_2}
 CREATE TABLE sites (
@@ -141,11 +148,13 @@ CREATE TABLE bundle_files (
 {_ADDED_IN_8}
 {_ADDED_IN_9}
 {_ADDED_IN_10}
+{_ADDED_IN_11}
 """
 
 _ADDED = {
     2: _ADDED_IN_2, 3: _ADDED_IN_3, 4: _ADDED_IN_4, 5: _ADDED_IN_5, 6: _ADDED_IN_6, 7: _ADDED_IN_7,
     8: _ADDED_IN_8, 9: _ADDED_IN_9, 10: _ADDED_IN_10,
+    11: _ADDED_IN_11,
 }  # fmt: skip
 
 

@@ -169,6 +169,7 @@ class FileLedger:
     def add_bundle(self, place: str, bundle: str, files: Iterable[FileRecord]) -> None:
         """Record an uploaded bundle; the next job that names it unpacks it."""
         with self._database.write() as db:
+            db.execute("DELETE FROM uploads WHERE bundle = ?", (bundle,))
             db.execute("INSERT INTO bundles VALUES (?, ?, 'uploaded')", (bundle, place))
             db.executemany(
                 "INSERT INTO bundle_files VALUES (?, ?, ?, ?, ?)",
@@ -217,6 +218,43 @@ class FileLedger:
         with self._database.write() as db:
             db.execute("UPDATE bundles SET state = ? WHERE id = ?", (state, bundle))
             db.execute("DELETE FROM bundle_files WHERE bundle = ?", (bundle,))
+
+    # Bundles of which a part has been uploaded
+
+    def set_upload(self, place: str, bundle: str, digest: str, size: int, sent: int) -> None:
+        """Record that the first `sent` parts of a bundle are at a place.
+
+        `digest` identifies its contents; `size` is its size in bytes.
+        """
+        with self._database.write() as db:
+            db.execute(
+                "INSERT OR REPLACE INTO uploads VALUES (?, ?, ?, ?, ?)",
+                (bundle, place, digest, size, sent),
+            )
+
+    def unfinished_upload(self, place: str, digest: str) -> str | None:
+        """Return a bundle with these contents of which parts may be at a place."""
+        row = self._db.execute(
+            "SELECT bundle FROM uploads WHERE place = ? AND digest = ?", (place, digest)
+        ).fetchone()
+        return row and str(row["bundle"])
+
+    def parts_sent(self, bundle: str, size: int) -> int:
+        """Return how many parts of a bundle have been uploaded, if it had the same size."""
+        row = self._db.execute(
+            "SELECT sent FROM uploads WHERE bundle = ? AND size = ?", (bundle, size)
+        ).fetchone()
+        return int(row["sent"]) if row else 0
+
+    def forget_upload(self, bundle: str) -> None:
+        """Record that none of a bundle's parts counts any more."""
+        with self._database.write() as db:
+            db.execute("DELETE FROM uploads WHERE bundle = ?", (bundle,))
+
+    def unfinished_uploads(self, place: str) -> list[str]:
+        """Return the bundles of which parts may be at a place, but which no job can use."""
+        rows = self._db.execute("SELECT bundle FROM uploads WHERE place = ?", (place,))
+        return [row["bundle"] for row in rows]
 
     # Numbers of contents
 

@@ -15,7 +15,6 @@ mean the following unless a method documents otherwise:
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from pathlib import Path
 from typing import Protocol
 
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
@@ -54,6 +53,7 @@ class SiteFacts:
         max_entries: maximum number of entries in one answer of the server.
         accounts: compute budget accounts of the user; empty where they are not reported reliably.
         orders_jobs: whether the scheduler can start a job after others (`Submission.after`).
+        upload_bytes: maximum size of a file that is written with one request.
     """
 
     workspace: str
@@ -63,6 +63,7 @@ class SiteFacts:
     max_entries: int = 10_000
     accounts: tuple[str, ...] = ()
     orders_jobs: bool = False
+    upload_bytes: int = 8 << 20
 
 
 @dataclass(frozen=True)
@@ -255,9 +256,11 @@ class Site(Protocol):
         """Make the site keep jobs and their records for at least `seconds` from now."""
         ...
 
-    async def put(self, path: str, content: bytes | Path, *, private: bool = False) -> None:
+    async def put(self, path: str, content: bytes, *, private: bool = False) -> None:
         """Write a file; make its parents, replace an old one. Not atomic: readers may see a part.
 
+        `content` has at most `SiteFacts.upload_bytes`; longer files are uploaded in parts, which a
+        job joins.
         `private` gives it mode 0600. A UNICORE/X in embedded mode, without a TSI on the login node,
         claims to do so but sets its own user's permissions only; no site with many users is run
         that way.

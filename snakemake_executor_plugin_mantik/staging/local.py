@@ -46,6 +46,8 @@ class LocalFile:
         content: its bytes if there is no local file.
         stored: identity of the place that it lies at, if it is a stored output: then there is no
             local file, either, and `local` is its path there.
+        mode, modified: of a stored output, its permission bits, and when it was modified by the
+            clock of its site, where they are known.
     """
 
     path: str
@@ -57,6 +59,8 @@ class LocalFile:
     source: bool = False
     content: bytes | None = None
     stored: str = ""
+    mode: int = 0
+    modified: float = 0.0
 
     @classmethod
     def holding(cls, path: str, content: bytes | None) -> "LocalFile":
@@ -74,7 +78,7 @@ class LocalFile:
         """Make a file or empty directory of a stored output."""
         return cls(
             file.path, Path(file.path), file.size, sha256=file.sha256,
-            directory=not file.sha256, stored=place,
+            directory=not file.sha256, stored=place, mode=file.mode, modified=file.modified,
         )  # fmt: skip
 
     def is_touched(self) -> bool:

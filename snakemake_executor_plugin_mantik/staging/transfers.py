@@ -10,9 +10,18 @@ import hashlib
 import os
 import shutil
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Iterable,
+    Sequence,
+)
 from contextlib import suppress
 from pathlib import Path, PurePath
+from typing import NoReturn
 
 from snakemake_executor_plugin_mantik.common.errors import (
     OutputsLost,
@@ -123,7 +132,62 @@ async def _append(site: Site, path: str, target: Path, size: int) -> None:
         await _not_whole(site, path, here, size)
 
 
-async def _not_whole(site: Site, path: str, here: int, size: int) -> None:
+async def stream_file(
+    site: Site, path: str, *, size: int, offset: int, repeat: Repeat
+) -> AsyncIterator[bytes]:
+    """Yield a file's bytes from `offset` to its end at `size`; nothing is written to this machine.
+
+    After a broken connection the stream goes on where it stopped. `repeat` as for `download_file`.
+
+    Raises:
+        OutputsLost: the file at the site is shorter.
+        SiteNotFound: it no longer exists.
+        SiteRejected: the site refuses the download.
+    """
+    reader = _Reader(site, path, size, offset)
+    try:
+        while reader.offset < size:
+            await repeat(reader.read)
+            yield reader.chunk
+    except _ShorterError as error:
+        raise OutputsLost(error.what, where=error.where, do=error.do) from error
+    finally:
+        await reader.close()
+
+
+class _Reader:
+    """Reads a file chunk by chunk; `read` may be repeated after an error."""
+
+    def __init__(self, site: Site, path: str, size: int, offset: int) -> None:
+        self.offset = offset
+        self.chunk = b""
+        self._site, self._path, self._size = site, path, size
+        self._stream: AsyncIterator[bytes] | None = None
+
+    async def read(self) -> None:
+        """Set `chunk` to the next bytes, at least one."""
+        try:
+            if self._stream is None:
+                self._stream = self._site.get(self._path, offset=self.offset, size=self._size)
+            chunk = b""
+            while not chunk:
+                chunk = await anext(self._stream)
+        except StopAsyncIteration:
+            await self.close()
+            await _not_whole(self._site, self._path, self.offset, self._size)
+        except BaseException:
+            await self.close()
+            raise
+        self.chunk = chunk[: self._size - self.offset]
+        self.offset += len(self.chunk)
+
+    async def close(self) -> None:
+        stream, self._stream = self._stream, None
+        if isinstance(stream, AsyncGenerator):
+            await stream.aclose()
+
+
+async def _not_whole(site: Site, path: str, here: int, size: int) -> NoReturn:
     """Raise the error for a transfer that broke off, or for a file that became shorter."""
     where = f"site {site.name}, file {path}"
     entry = await site.stat(path)

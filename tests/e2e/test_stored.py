@@ -648,7 +648,12 @@ def test_between_sites(
 
     said = run(project)
 
-    tells(said, "Moving results/set.txt (4 B) between sites", "Moving results/model.txt")
+    tells(
+        said,
+        f"Moving results/set.txt (4 B) to site {other.name}, through this machine",
+        "Moving results/model.txt and 4 more files",
+        f"to site {first.name}, through",
+    )
     assert project.read("report.txt") == REPORT
     assert not project.exists("results")
     assert (project.workspace_at(other) / "results/steps/2").read_text() == "2\n"

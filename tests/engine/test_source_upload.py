@@ -9,11 +9,11 @@ import pytest
 
 from snakemake_executor_plugin_mantik.engine.place import UNSTEADY, send_sources
 from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
-from snakemake_executor_plugin_mantik.engine.stage import Stager
 from snakemake_executor_plugin_mantik.journal import Journal
 from snakemake_executor_plugin_mantik.staging.local import LocalFile, LocalFiles
 from tests.support import virtualtime
 from tests.support.simulated import SimulatedSite, World
+from tests.support.stagers import make_stager
 
 
 class Busy(LocalFiles):
@@ -45,7 +45,7 @@ def sent(tmp_path: Path) -> Sent:
         async def work() -> dict[str, str]:
             clock = asyncio.get_running_loop().time
             retry = SiteRetry("sim", said.append, clock)
-            stager = Stager(SimulatedSite(World()), "sim", journal, retry, tmp_path)
+            stager = make_stager(SimulatedSite(World()), journal, retry)
             local = Busy(tmp_path, journal, act)
             return await send_sources(["code.py", "notes"], local, stager, said.append)
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import shutil
 import tarfile
 from dataclasses import replace
 
@@ -90,9 +91,47 @@ def test_a_cut_bundle_fails_and_is_not_taken_for_done(trial: Trial, cut: int) ->
     assert trial.run(trial.spec("cat y", bundles=("b",))).log == "y"
 
 
-def test_many_jobs_unpack_one_bundle_at_once(trial: Trial) -> None:
+@pytest.mark.parametrize("count", [1, 2, 12])
+def test_a_bundle_in_parts_comes_in_and_goes(trial: Trial, count: int) -> None:
+    content = os.urandom(300_000)
+    parts = trial.upload_parts("17/b", packed({NASTY: content, "y": b"y"}), count)
+    inputs = (InputFile(NASTY, len(content), sha256=hashlib.sha256(content).hexdigest()),)
+    assert trial.run(trial.spec("cat y", bundles=("17/b",), inputs=inputs)).log == "y"
+    assert (trial.workspace / NASTY).read_bytes() == content
+    assert not parts[0].parent.exists(), "a large one would count twice against a quota"
+    assert trial.run(trial.spec("cat y", bundles=("17/b",))).log == "y"
+
+
+@pytest.mark.parametrize("lost", [0, 5, 11])
+@pytest.mark.parametrize("how", ["gone", "empty", "cut", "all"])
+def test_a_bundle_without_a_part_fails_and_is_not_taken_for_done(
+    trial: Trial, how: str, lost: int
+) -> None:
+    whole = packed({"x": os.urandom(50_000), "y": b"y"})
+    parts = trial.upload_parts("b", whole, 12)
+    match how:
+        case "gone":
+            parts[lost].unlink()
+        case "empty":
+            parts[lost].write_bytes(b"")
+        case "cut":
+            parts[lost].write_bytes(parts[lost].read_bytes()[:-1])
+        case _:
+            shutil.rmtree(parts[0].parent)
+    ended = trial.run(trial.spec(bundles=("b",)))
+    assert ended.sure.failed_step == "bundles"
+    assert not (trial.workspace / "x").exists()
+    trial.upload_parts("b", whole, 12)
+    assert trial.run(trial.spec("cat y", bundles=("b",))).log == "y"
+
+
+@pytest.mark.parametrize("parts", [False, True])
+def test_many_jobs_unpack_one_bundle_at_once(trial: Trial, parts: bool) -> None:
     files: dict[str, bytes | None] = {f"d{n % 7}/f{n}": b"x" * n for n in range(300)}
-    trial.upload("b", packed(files))
+    if parts:
+        trial.upload_parts("b", packed(files), 30)
+    else:
+        trial.upload("b", packed(files))
     inputs = tuple(InputFile(name, len(data or b"")) for name, data in files.items())
     check = "for f in d*/*; do [ $(stat -c %s $f) = ${f##*/f} ] || exit 1; done"
     specs = [trial.spec(check, bundles=("b",), inputs=inputs) for _ in range(8)]

@@ -204,6 +204,19 @@ def test_large_input_that_has_just_been_unpacked_need_not_be_read(
     assert reads.read_text() == ""
 
 
+def test_large_input_from_another_place_is_read_once(trial: Trial, reads: Path) -> None:
+    content, other = os.urandom(LARGE), os.urandom(LARGE)
+    trial.upload("17/1", packed({"d/x": content}))
+    moved = replace(sent("d/x", content), moved=True)
+    for _ in range(2):
+        spec = replace(job(trial, moved), bundles=("17/1",))
+        assert trial.run(spec).sure.exit_code == 0
+        assert reads.read_text() == f"{LARGE}\n"
+    trial.upload("17/2", packed({"d/y": other}))
+    damaged = replace(sent("d/y", content), moved=True)
+    assert_changed(trial.run(replace(job(trial, damaged), bundles=("17/2",))), "d/y")
+
+
 def test_large_output_is_read_by_its_maker_only(trial: Trial, reads: Path) -> None:
     command = f"head -c {LARGE} /dev/zero > out"
     assert trial.run(job(trial, command=command, outputs=(OutputFile("out"),))).sure.exit_code == 0

@@ -184,10 +184,8 @@ def test_key(unicorex: UnicoreX, workspace: str) -> None:
     )
 
 
-def test_session_that_expired(unicorex: UnicoreX, workspace: str, tmp_path: Path) -> None:
+def test_session_that_expired(unicorex: UnicoreX, workspace: str) -> None:
     """A session ends after 8 h, or earlier when others push it out: 432, and once again without."""
-    local = tmp_path / "f"
-    local.write_bytes(b"from disk")
 
     async def scenario(site: UnicoreSite, facts: SiteFacts) -> None:
         transport = site._connection._transport
@@ -197,9 +195,9 @@ def test_session_that_expired(unicorex: UnicoreX, workspace: str, tmp_path: Path
             transport.last_session_id = "no-such-session"
 
         expire()
-        await site.put("f", local)
+        await site.put("f", b"uploaded")
         expire()
-        assert await content(site, "f") == b"from disk"
+        assert await content(site, "f") == b"uploaded"
         assert transport.last_session_id != "no-such-session"
         expire()
         assert sorted(await site.list(".")) == ["f"]

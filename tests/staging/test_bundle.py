@@ -14,7 +14,7 @@ import pytest
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.journal import FileRecord, Journal
-from snakemake_executor_plugin_mantik.staging.bundle import pack, pack_to
+from snakemake_executor_plugin_mantik.staging.bundle import pack
 from snakemake_executor_plugin_mantik.staging.local import LocalFile, LocalFiles, sha256_of
 
 NASTY = "a b'\"\n#%*$HOME`ü;-"
@@ -48,7 +48,7 @@ def test_real_tar_unpacks_every_name(local: LocalFiles, work: Path, tmp_path: Pa
     (work / long).write_bytes(b"\0\xff")
     (work / "-rf").write_text("")
     files = look(local, "d", long, "-rf")
-    pack_to(files, tmp_path / "b.tar.gz")
+    (tmp_path / "b.tar.gz").write_bytes(pack(files))
     into = tmp_path / "into"
     into.mkdir()
 

@@ -24,7 +24,7 @@ from tests.support.simulated import SimulatedPlanner, SimulatedSite
 from tests.support.virtualtime import VirtualLoop
 from tests.support.world import World
 
-WRITES = frozenset({"pack_to", "write", "write_bytes", "unpack", "settle", "_begin"})
+WRITES = frozenset({"write", "write_bytes", "unpack", "settle", "_begin"})
 """What the engine has threads do that writes files."""
 
 

@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import Literal, TypeVar, cast
 
 from snakemake_executor_plugin_mantik.common.errors import (
@@ -227,14 +226,13 @@ class SimulatedSite:
 
         await self._call("extend", " ".join(ids), act)
 
-    async def put(self, path: str, content: bytes | Path, *, private: bool = False) -> None:
-        data = content if isinstance(content, bytes) else content.read_bytes()
+    async def put(self, path: str, content: bytes, *, private: bool = False) -> None:
         if private and path.rpartition("/")[0] not in self.world.closed:
             self.world.exposed.append(path)
         try:
-            await self._call("put", path, lambda: self.world.put(path, data))
+            await self._call("put", path, lambda: self.world.put(path, content))
         except SiteUnreachable:
-            self.world.write(path, data[: len(data) // 2])
+            self.world.write(path, content[: len(content) // 2])
             raise
 
     async def get(

@@ -1,5 +1,6 @@
 """Runs job scripts with a real bash in a workspace on this machine."""
 
+import gzip
 import io
 import os
 import signal
@@ -19,6 +20,7 @@ from snakemake_executor_plugin_mantik.jobs.markers import Marker, read_marker
 from snakemake_executor_plugin_mantik.jobs.paths import TryPaths, bundle_path, parse_marker_name
 from snakemake_executor_plugin_mantik.jobs.script import render_script
 from snakemake_executor_plugin_mantik.jobs.spec import JobSpec, ScriptLimits
+from snakemake_executor_plugin_mantik.staging.bundle import compress
 
 NASTY = "a b'\"\n#%*$HOME`ü;-"
 """A file name that nothing may stumble over."""
@@ -132,6 +134,18 @@ class Trial:
         place = self.workspace / bundle_path(bundle)
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_bytes(content)
+
+    def upload_parts(self, bundle: str, content: bytes, count: int) -> list[Path]:
+        """Put a bundle in parts, each compressed by itself, where the script looks for it."""
+        plain = gzip.decompress(content)
+        size = -(-len(plain) // count)
+        parts = []
+        for number in range(count):
+            place = self.workspace / bundle_path(bundle) / f"{number + 1:07}-of-{count:07}"
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_bytes(compress(plain[number * size : (number + 1) * size]))
+            parts.append(place)
+        return parts
 
 
 @pytest.fixture

@@ -484,15 +484,27 @@ class World:
         for bundle in spec.bundles:
             if bundle_done_path(bundle) in self.files:
                 continue
-            content = self.files.get(bundle_path(bundle))
+            path = bundle_path(bundle)
+            content = self._bundle(path)
             if content is None or not self._unpack(content, spec.numbers):
                 return "bundles", ()
             self.write(bundle_done_path(bundle), b"")
+            if self.files[path] is None:
+                self.remove(path)
         if spec.inline:
             self._unpack(spec.inline, spec.numbers)
         missing = self._others(spec)
         missing += [path for path, sha256 in made.items() if self._sha256(path) != sha256]
         return ("inputs", tuple(missing)) if missing else None
+
+    def _bundle(self, path: str) -> bytes | None:
+        """The content of a bundle, one file or a directory of parts; None if it is not whole."""
+        if self.files.get(path) is not None:
+            return self.files[path]
+        parts = sorted(at for at in self.files if at.startswith(f"{path}/"))
+        if not parts or int(parts[0].rpartition("-")[2]) != len(parts):
+            return None
+        return b"".join(self.files[part] or b"" for part in parts)
 
     def _made_before(self, spec: JobSpec) -> dict[str, str] | None:
         """The checksums of what its predecessors have made, by path; None if one has not."""

@@ -154,13 +154,6 @@ class FirecrestConnection:
                     self._credential.accepted()
                     return result
 
-    async def store(
-        self, what: str, act: Callable[[FirecrestClient], Awaitable[_T]], size: int
-    ) -> _T:
-        """Upload `size` bytes to the site's object store, which needs no ssh."""
-        async with self._stores:
-            return await self._act(what, act, size)
-
     @asynccontextmanager
     async def download(
         self, url: str, offset: int

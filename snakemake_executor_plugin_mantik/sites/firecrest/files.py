@@ -5,7 +5,6 @@ import re
 import stat
 from collections import defaultdict
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any, Final
 
 from snakemake_executor_plugin_mantik.common.errors import (
@@ -77,7 +76,7 @@ class FirecrestFiles:
         except MALFORMED as error:
             raise malformed_answer("mkdir", self._connection.site) from error
 
-    async def put(self, path: str, content: bytes | Path, *, private: bool) -> None:
+    async def put(self, path: str, content: bytes, *, private: bool) -> None:
         """See `Site.put`; a private file is created with a newline, protected, and then filled.
 
         It is not created empty, because a server waits 5 s for the end of an empty file.
@@ -86,14 +85,7 @@ class FirecrestFiles:
         if private:
             await self._store(path, b"\n")
             await self._protect(path, "600")
-        size = len(content) if isinstance(content, bytes) else content.stat().st_size
-        if size <= self._system.direct_bytes:
-            if isinstance(content, Path):
-                content = await asyncio.to_thread(content.read_bytes)
-            await self._store(path, content)
-        else:
-            await self._make(parent_directory(path))
-            await self._transfers.upload(path, content, size, self)
+        await self._store(path, content)
 
     async def _store(self, path: str, content: bytes) -> None:
         """Write a file directly; make its directory unless it is known to exist."""
@@ -241,14 +233,6 @@ class FirecrestFiles:
         if not isinstance(answer, dict):
             raise malformed_answer("stat", self._connection.site)
         return answer
-
-    async def checksum(self, path: str) -> str:
-        """Return the SHA-256 of a file, hexadecimal; empty if the answer has none."""
-        target = self._paths.absolute(path)
-        answer = await self._connection.ask(
-            "checksum", lambda c: c.checksum(self._system.name, target)
-        )
-        return str(answer.get("checksum", "")) if isinstance(answer, dict) else ""
 
     async def make_directory(self, path: str, *, private: bool = False) -> None:
         await self._mkdir(path)

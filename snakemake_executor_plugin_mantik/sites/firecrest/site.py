@@ -164,7 +164,13 @@ class FirecrestSite:
         await files.make_workspace(shared=self._settings.sharing == "group")
         self._opened = _Opened(system, user, paths, files)
         return SiteFacts(
-            workspace, system.server, user.name, queues, accounts=user.accounts, orders_jobs=True
+            workspace,
+            system.server,
+            user.name,
+            queues,
+            accounts=user.accounts,
+            orders_jobs=True,
+            upload_bytes=system.direct_bytes,
         )
 
     async def describe(self) -> SiteDetails:
@@ -213,7 +219,7 @@ class FirecrestSite:
     async def extend(self, ids: Sequence[str], seconds: float) -> None:
         """Do nothing: schedulers keep their records themselves."""
 
-    async def put(self, path: str, content: bytes | Path, *, private: bool = False) -> None:
+    async def put(self, path: str, content: bytes, *, private: bool = False) -> None:
         await self._files.put(path, content, private=private)
 
     def get(self, path: str, *, offset: int = 0, size: int | None = None) -> AsyncIterator[bytes]:

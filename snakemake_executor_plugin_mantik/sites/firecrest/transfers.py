@@ -1,23 +1,20 @@
-"""Large files: through the site's object store, or in parts that a job joins or makes there.
+"""Downloads of large files: from the site's object store, or in parts that a job makes there.
 
 Both need a job of the site's scheduler, which queues like any other. firecREST's streamer is not
 used: its current version adds 98 bytes to every file (measured).
 """
 
 import asyncio
-import hashlib
 import shlex
 import tempfile
 import uuid
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Final, Protocol
+from typing import Any, Final, Protocol
 
 from snakemake_executor_plugin_mantik.common.errors import (
-    SiteError,
     SiteNotFound,
     SiteRejected,
     SiteUnreachable,
@@ -42,11 +39,6 @@ FIRST_LOOK_S: Final = 0.5
 _LONGEST_LOOK_S: Final = 15.0
 UNSEEN_S: Final = 120.0
 """How long a transfer job may be unknown to the scheduler before it counts as lost, seconds."""
-_CHECKED_BYTES: Final = 256 << 20
-"""Files up to this size are also compared by checksum: `sha256sum` has 5 s at the site."""
-
-_CHUNK_BYTES: Final = 1 << 20
-"""Bytes of a file in memory at once for each part; pyfirecrest itself would take 64 MiB."""
 _DIGITS: Final = 6
 
 _AGAIN: Final = frozenset((Reason.NODE_FAILURE, Reason.PREEMPTED))
@@ -55,9 +47,6 @@ _AGAIN: Final = frozenset((Reason.NODE_FAILURE, Reason.PREEMPTED))
 class SmallFiles(Protocol):
     """The operations of `FirecrestFiles` that transfers need; small files go directly."""
 
-    async def put(self, path: str, content: bytes | Path, *, private: bool) -> None: ...
-    async def stat(self, path: str) -> Entry | None: ...
-    async def checksum(self, path: str) -> str: ...
     async def make_directory(self, path: str) -> None: ...
     async def remove(self, path: str) -> None: ...
     def get(self, path: str, offset: int) -> AsyncIterator[bytes]: ...
@@ -99,84 +88,6 @@ class FirecrestTransfers:
 
     def _stored(self, path: str) -> bool:
         return self._system.transfer == "s3" and is_transferable(self._paths.absolute(path))
-
-    async def upload(self, path: str, content: bytes | Path, size: int, small: SmallFiles) -> None:
-        """Write a large file into an existing directory.
-
-        firecREST's own jobs report success also if they could not write, so the size of the result
-        is checked, and its checksum up to `_CHECKED_BYTES` if the site can compute it in time.
-        """
-        entry = await small.stat(path)
-        if entry is not None and entry.directory:
-            raise SiteRejected(f"{path} is a directory", where=self._where)
-        with _as_file(content) as file:
-            if self._stored(path):
-                await self._upload_stored(path, file, size)
-            else:
-                await self._upload_parts(path, file, size, small)
-            await self._compare(path, file, size, small)
-
-    async def _compare(self, path: str, file: Path, size: int, small: SmallFiles) -> None:
-        entry = await small.stat(path)
-        if entry is None or entry.size != size:
-            there = f"{entry.size} bytes" if entry else "nothing"
-            raise SiteUnreachable(
-                f"{path}: {size} bytes were uploaded, {there} arrived", where=self._where
-            )
-        if size > _CHECKED_BYTES:
-            return
-        try:
-            remote = await small.checksum(path)
-        except SiteUnreachable:
-            return  # it takes the site too long: the size has to do
-        if remote and remote != await asyncio.to_thread(_sha256, file):
-            raise SiteUnreachable(
-                f"{path} has a wrong checksum after its upload", where=self._where
-            )
-
-    async def _upload_stored(self, path: str, file: Path, size: int) -> None:
-        directory, _, name = self._paths.absolute(path).rpartition("/")
-        upload: Any = await self._connection.once(
-            "transfer",
-            lambda c: c.upload(
-                self._system.name,
-                file,
-                directory,
-                name,
-                account=self.account,
-                blocking=False,
-                transfer_method="s3",
-            ),
-        )
-        job = self._job_of(upload.transfer_data)
-        try:
-            self._check_urls(upload.transfer_data)
-            upload.chunk_size = _CHUNK_BYTES
-            await self._connection.store("part", lambda _: upload.upload_file_to_stage(), size)
-        except BaseException:
-            await self._give_up(job)  # it would wait for the file for a day
-            raise
-        await self._wait(job)
-
-    async def _upload_parts(self, path: str, file: Path, size: int, small: SmallFiles) -> None:
-        directory = f"{TRANSFERS}/{uuid.uuid4()}"
-        length = self._system.direct_bytes
-        numbers = iter(range(-(-size // length)))
-
-        async def send(opened: IO[bytes]) -> None:
-            for number in numbers:
-                part = await asyncio.to_thread(_read, opened, number * length, length)
-                await small.put(f"{directory}/{number:0{_DIGITS}}", part, private=False)
-
-        with file.open("rb", buffering=0) as one, file.open("rb", buffering=0) as two:
-            await asyncio.gather(send(one), send(two))
-        source, target = self._paths.absolute(directory), self._paths.absolute(path)
-        await self._run(
-            small,
-            f"cat -- {shlex.quote(source)}/[0-9]* > {shlex.quote(source)}/whole",
-            f"mv -fT -- {shlex.quote(source)}/whole {shlex.quote(target)}",
-            f"rm -r -- {shlex.quote(source)}",
-        )
 
     async def download(
         self, path: str, entry: Entry, offset: int, small: SmallFiles
@@ -317,12 +228,6 @@ class FirecrestTransfers:
                 do="Check your quota and permissions at the site",
             )
 
-    async def _give_up(self, job_id: str) -> None:
-        try:
-            await self._jobs.cancel([job_id])
-        except SiteError:
-            return  # its own time limit ends it
-
     def _job_of(self, told: Any) -> str:
         try:
             return str(told["transferJob"]["jobId"])
@@ -369,27 +274,3 @@ def transfer_script(
         else ("#PBS -S /bin/bash", "#PBS -N mantik-transfer", f'#PBS -o "{output}/"', "#PBS -j oe")
     )
     return "\n".join(["#!/bin/bash", *own, directives, "set -e", commands, ""])
-
-
-@contextmanager
-def _as_file(content: bytes | Path) -> Iterator[Path]:
-    if isinstance(content, Path):
-        yield content
-        return
-    with tempfile.NamedTemporaryFile(prefix="mantik-") as file:
-        file.write(content)
-        file.flush()
-        yield Path(file.name)
-
-
-def _read(file: IO[bytes], offset: int, length: int) -> bytes:
-    file.seek(offset)
-    parts = bytearray()
-    while len(parts) < length and (part := file.read(length - len(parts))):
-        parts += part
-    return bytes(parts)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,8 +1,6 @@
 """Files of the workspace through UNICORE's storage API."""
 
-import asyncio
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any, Final
 
 from snakemake_executor_plugin_mantik.common.errors import (
@@ -21,7 +19,6 @@ LISTING_LIMIT: Final = 10_000
 """Entries that a server returns in one answer (its SMS_LS_LIMIT)."""
 _MOST_ENTRIES: Final = 1_000_000
 """Maximum number of entries of a directory that are listed, page by page."""
-_CHUNK_BYTES: Final = 1 << 20
 
 _PRIVATE_FILE: Final = "rw-------"
 _PRIVATE_DIRECTORY: Final = "rwx------"
@@ -38,7 +35,7 @@ class UnicoreFiles:
         self._site = site
         self._mounts: dict[str, str] | None = None
 
-    async def put(self, path: str, content: bytes | Path, *, private: bool) -> None:
+    async def put(self, path: str, content: bytes, *, private: bool) -> None:
         """See `Site.put`; a private file is created empty, protected, and then filled.
 
         A TSI opens it to its group again with each upload (`IO.put_file_chunk`), so it is protected
@@ -51,14 +48,11 @@ class UnicoreFiles:
         if private:
             await self._protect(path, _PRIVATE_FILE)
 
-    async def _upload(self, path: str, content: bytes | Path) -> None:
+    async def _upload(self, path: str, content: bytes) -> None:
         url = self._paths.url(path)
-        size = len(content) if isinstance(content, bytes) else content.stat().st_size
-        headers = {**_OCTETS, "Content-Length": str(size)}
-        body = content if isinstance(content, bytes) else _Reread(content)
         await self._connection.repeat(
             lambda: self._connection.once(
-                "upload", "PUT", url, size=size, content=body, headers=dict(headers)
+                "upload", "PUT", url, size=len(content), content=content, headers=dict(_OCTETS)
             )
         )
 
@@ -201,21 +195,6 @@ class UnicoreFiles:
         except SiteUnreachable as error:
             if error.status is None or await self.stat(path) is not None:
                 raise
-
-
-class _Reread:
-    """A file's contents, read anew by each iteration: a repeated request sends them again."""
-
-    def __init__(self, file: Path) -> None:
-        self._file = file
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        opened = await asyncio.to_thread(self._file.open, "rb")
-        try:
-            while chunk := await asyncio.to_thread(opened.read, _CHUNK_BYTES):
-                yield chunk
-        finally:
-            opened.close()
 
 
 def _named(content: dict[str, Any]) -> list[tuple[str, Any]]:

@@ -196,7 +196,7 @@ class UnicoreSite:
     async def extend(self, ids: Sequence[str], seconds: float) -> None:
         await self._jobs.extend(ids, seconds)
 
-    async def put(self, path: str, content: bytes | Path, *, private: bool = False) -> None:
+    async def put(self, path: str, content: bytes, *, private: bool = False) -> None:
         await self._files.put(path, content, private=private)
 
     def get(

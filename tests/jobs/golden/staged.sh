@@ -303,13 +303,34 @@ _m_say_unpacked() {
   done < "$list"
 }
 _m_unpack_bundle() {
-  local into=$_m_work/unpack
+  local into=$_m_work/unpack until=$(( SECONDS + _m_visible_s ))
   [ -e "$2" ] && return
   rm -rf -- "$into" && mkdir -m 700 -- "$into" || _m_fail "cannot make $into"
-  tar -xzf "$1" -C "$into" --no-same-owner --no-same-permissions ||
+  _m_read_bundle "$1" | tar -xzf - -C "$into" --no-same-owner --no-same-permissions
+  if ! [[ "${PIPESTATUS[*]}" =~ ^0\ 0$ ]]; then
+    # Another job may have unpacked it meanwhile, and removed its parts.
+    while [ -d "$1" ] || [ ! -e "$1" ]; do
+      [ ! -e "$2" ] || { rm -rf -- "$into"; return; }
+      (( SECONDS < until )) || break
+      sleep 0.5
+    done
     _m_fail "cannot unpack $1: it is missing or damaged"
+  fi
   _m_place "$into" || _m_fail "cannot put the files of $1 into the workspace"
   : > "$2" || _m_fail "cannot write $2"
+  [ ! -d "$1" ] || rm -rf -- "$1"
+}
+
+# Prints a bundle: a file, or a directory of parts that are named NUMBER-of-COUNT. Each part is
+# compressed by itself, so that gzip notices a damaged one, but not one that is missing or empty.
+_m_read_bundle() {
+  local part
+  local -a parts
+  [ -d "$1" ] || { cat -- "$1"; return; }
+  parts=("$1"/[0-9]*-of-*)
+  for part in "${parts[@]}"; do [ -s "$part" ] || return; done
+  (( 10#${parts[0]##*-} == ${#parts[@]} )) || return
+  printf '%s\0' "${parts[@]}" | xargs -0 cat --
 }
 _m_unpack_inline() {
   local into=$_m_work/unpack

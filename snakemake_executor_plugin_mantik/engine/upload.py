@@ -1,0 +1,256 @@
+"""Upload bundles to one place, in parts, from this machine's files or from files of another place.
+
+Nothing is written to this machine's disk. An upload that broke off, also by a `kill -9`, goes on
+with the first part that the site has not acknowledged.
+"""
+
+import asyncio
+import hashlib
+import uuid
+from collections import defaultdict
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing
+from typing import Final
+
+from snakemake_executor_plugin_mantik.common.errors import OutputsLost, SiteNotFound, UserError
+from snakemake_executor_plugin_mantik.common.humanize import humanize_duration, humanize_size
+from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
+from snakemake_executor_plugin_mantik.jobs.paths import bundle_path, display_path
+from snakemake_executor_plugin_mantik.journal import Journal
+from snakemake_executor_plugin_mantik.sites.base import Site
+from snakemake_executor_plugin_mantik.staging.bundle import Bundle, ContentDiffers, Fetch, compress
+from snakemake_executor_plugin_mantik.staging.local import LocalFile
+
+_AT_ONCE: Final = 3
+"""Parts that are uploaded to a place at once. Each is in memory, plain and compressed."""
+_PLAIN_SHARE: Final = 0.99
+"""Size of a part before its compression, as a share of the largest upload: what does not shrink
+becomes longer by headers."""
+_REPORTED_BYTES: Final = 64 << 20
+"""Size from which an upload from this machine is reported; files of other places always are."""
+_REPORT_S: Final = 30.0
+"""Time between two lines about one upload."""
+_ATTEMPTS: Final = 2
+"""How often a file of another place is read before its wrong checksum is believed."""
+
+
+class Uploader:
+    """Uploads bundles to one place. Belongs to the event loop's thread.
+
+    Of the bundles that are larger than one part, one at a time is sent from this machine, and one
+    from each other place.
+    """
+
+    def __init__(
+        self,
+        site: Site,
+        place: str,
+        journal: Journal,
+        retry: SiteRetry,
+        *,
+        notify: Callable[[str], None],
+        fetch: Fetch,
+        limit: int,
+    ) -> None:
+        """Make it.
+
+        Args:
+            site: a site that sees the place.
+            place: the place's identity.
+            journal: the workflow's journal.
+            retry: repeats requests to the site.
+            notify: writes a line to the user's log.
+            fetch: reads files that are stored at other places.
+            limit: most bytes that the site takes in one request.
+        """
+        self._site = site
+        self._place = place
+        self._journal = journal
+        self._ledger = journal.files
+        self._retry = retry
+        self._notify = notify
+        self._fetch = fetch
+        self._part_bytes = int(limit * _PLAIN_SHARE)
+        self._slots = asyncio.Semaphore(_AT_ONCE)
+        self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    def begin(self, files: Sequence[LocalFile]) -> str:
+        """Return the bundle for `files`: one that is at the site in part already, or a new one."""
+        found = self._ledger.unfinished_upload(self._place, self._digest(files))
+        return found or f"{self._journal.bucket(self._place)}/{uuid.uuid4()}"
+
+    def _digest(self, files: Sequence[LocalFile]) -> str:
+        contents = [(file.path, file.size, file.sha256, file.stored) for file in files]
+        return hashlib.sha256(repr((self._part_bytes, contents)).encode()).hexdigest()
+
+    async def send(self, bundle: str, files: Sequence[LocalFile]) -> None:
+        """Upload a bundle of files, all of this machine or all of one other place, and record it.
+
+        Raises:
+            FileChanged: a local file has changed or vanished since it was examined.
+            UserError: a local file cannot be read.
+            OutputsLost: a file at the other place is not what the job made.
+            SiteError: a site refuses a request.
+        """
+        attempts = 0
+        while True:
+            try:
+                await self._attempt(bundle, files)
+            except ContentDiffers as error:
+                self._ledger.forget_upload(bundle)
+                attempts += 1
+                if attempts == _ATTEMPTS:
+                    raise OutputsLost(error.what, where=error.where, do=error.do) from error
+            except OSError as error:
+                raise UserError(
+                    f"a file for a job cannot be read ({error.strerror or error})",
+                    where=str(error.filename or files[0].local),
+                    do="Check that it is readable and start again: running jobs are taken up",
+                ) from error
+            else:
+                break
+        self._ledger.add_bundle(self._place, bundle, [file.record for file in files])
+
+    async def _attempt(self, bundle: str, files: Sequence[LocalFile]) -> None:
+        tar = await asyncio.to_thread(Bundle, files)
+        path, source = bundle_path(bundle), files[0].stored
+        progress = _Progress(files, self._site.name, self._notify)
+        if tar.size <= self._part_bytes:
+            progress.begin()
+            if source:
+                whole = await _joined(tar.read(self._fetch))
+                async with self._slots:
+                    await self._put(path, whole)
+            else:
+                async with self._slots:
+                    await self._put(path, await _joined(tar.read(self._fetch)))
+            return
+        async with self._turns[source]:
+            count = -(-tar.size // self._part_bytes)
+            sent = await self._sent(bundle, tar.size, count)
+            progress.begin(sent / count)
+
+            def landed(parts: int) -> None:
+                progress.report(parts / count)
+                self._ledger.set_upload(self._place, bundle, self._digest(files), tar.size, parts)
+
+            landed(sent)
+            parts = _cut(tar.read(self._fetch, sent * self._part_bytes), self._part_bytes)
+            async with aclosing(parts):
+                await self._send_parts(parts, path, sent, count, landed)
+
+    async def _sent(self, bundle: str, size: int, count: int) -> int:
+        """Return how many of a bundle's parts are at the site; the rest is sent again."""
+        known = self._ledger.parts_sent(bundle, size)
+        if not known:
+            return 0
+        try:
+            there = await self._retry(lambda: self._site.list(bundle_path(bundle)))
+        except SiteNotFound:
+            return 0
+        gone = (n for n in range(known) if _part_name(n, count) not in there)
+        return next(gone, known)
+
+    async def _send_parts(
+        self,
+        parts: AsyncIterator[bytes],
+        directory: str,
+        first: int,
+        count: int,
+        landed: Callable[[int], None],
+    ) -> None:
+        """Upload parts; call `landed` with the number of those that are there without a gap."""
+        there: set[int] = set()
+        complete = first
+
+        async def put(number: int, part: bytes) -> None:
+            nonlocal complete
+            await self._put(f"{directory}/{_part_name(number, count)}", part)
+            there.add(number)
+            if number == complete:
+                while complete in there:
+                    complete += 1
+                landed(complete)
+
+        number = first
+        running: set[asyncio.Task[None]] = set()
+        try:
+            async for part in parts:
+                await self._slots.acquire()
+                task = asyncio.create_task(put(number, part))
+                task.add_done_callback(lambda _: self._slots.release())
+                running.add(task)
+                number += 1
+                for task in [task for task in running if task.done()]:
+                    running.remove(task)
+                    task.result()
+            await asyncio.gather(*running)
+        finally:
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+
+    async def _put(self, path: str, part: bytes) -> None:
+        content = await asyncio.to_thread(compress, part)
+        await self._retry.found(lambda: self._site.put(path, content))
+
+
+class _Progress:
+    """Reports an upload that takes long."""
+
+    def __init__(
+        self, files: Sequence[LocalFile], site: str, notify: Callable[[str], None]
+    ) -> None:
+        self._size = sum(file.size for file in files)
+        more = f" and {len(files) - 1} more files" if len(files) > 1 else ""
+        what = display_path(max(files, key=lambda file: file.size).path)
+        self._moved = bool(files[0].stored)
+        self._what = f"{'Moving' if self._moved else 'Sending'} {what}{more}"
+        self._to = f"to site {site}"
+        reported = self._moved or self._size >= _REPORTED_BYTES
+        self._notify = notify if reported else lambda _: None
+        self._clock = asyncio.get_running_loop().time
+        self._began = self._next = 0.0
+        self._from = 0.0
+
+    def begin(self, share: float = 0.0) -> None:
+        """Report the beginning; `share` is what an earlier attempt has sent, from 0 to 1."""
+        self._began, self._from = self._clock(), share
+        self._next = self._began + _REPORT_S
+        way = ", through this machine" if self._moved else ""
+        there = f"; {share:.0%} of it is there already" if share else ""
+        self._notify(f"{self._what} ({humanize_size(self._size)}) {self._to}{way}{there}.")
+
+    def report(self, share: float) -> None:
+        """Report how much has been sent, from 0 to 1, if it is time to."""
+        now = self._clock()
+        if now < self._next or share <= self._from:
+            return
+        self._next = now + _REPORT_S
+        rate = (share - self._from) / (now - self._began)
+        left = humanize_duration((1 - share) / rate)
+        self._notify(
+            f"{self._what} {self._to}: {share:.0%} of {humanize_size(self._size)},"
+            f" {humanize_size(rate * self._size)}/s, about {left} left."
+        )
+
+
+def _part_name(number: int, count: int) -> str:
+    """Return the name of a part; the script counts them by it (`inputs.sh.j2`)."""
+    return f"{number + 1:07}-of-{count:07}"
+
+
+async def _joined(chunks: AsyncIterator[bytes]) -> bytes:
+    return b"".join([chunk async for chunk in chunks])
+
+
+async def _cut(chunks: AsyncIterator[bytes], size: int) -> AsyncGenerator[bytes, None]:
+    """Yield the same bytes in parts of `size`."""
+    part = bytearray()
+    async for chunk in chunks:
+        part += chunk
+        while len(part) >= size:
+            yield bytes(part[:size])
+            del part[:size]
+    if part:
+        yield bytes(part)

@@ -1,0 +1,348 @@
+"""Bundles go up in parts, from this machine and from other places, and are never sent twice."""
+
+import asyncio
+import hashlib
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from snakemake_executor_plugin_mantik.common.errors import OutputsLost, SiteRejected
+from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
+from snakemake_executor_plugin_mantik.engine.stage import Staged
+from snakemake_executor_plugin_mantik.jobs.paths import bundle_path
+from snakemake_executor_plugin_mantik.jobs.spec import JobSpec
+from snakemake_executor_plugin_mantik.journal import FileRecord, Journal
+from snakemake_executor_plugin_mantik.staging.bundle import FileChanged
+from snakemake_executor_plugin_mantik.staging.local import LocalFile, LocalFiles
+from snakemake_executor_plugin_mantik.staging.transfers import stream_file
+from tests.support import virtualtime
+from tests.support.simulated import Fault, SimulatedSite, World
+from tests.support.stagers import UPLOAD_BYTES, make_stager
+
+SIZE = 10 * UPLOAD_BYTES
+PARTS = 11
+IN_FLIGHT = 2
+"""Parts whose upload the refusal of another one ended."""
+NASTY = "a b'\"\n#%*$HOME`ü;-"
+
+
+class Run:
+    """One run of a workflow with a place that jobs are sent to, and another with stored files.
+
+    Attributes:
+        there: the place that jobs are sent to.
+        elsewhere: the other place.
+        puts: the uploads to the former.
+        reads: by number of the read, the offset from which a file of the other place was read.
+        said: the lines in the user's log.
+    """
+
+    def __init__(self, there: World, elsewhere: World, workdir: Path, journal: Journal) -> None:
+        self.there, self.elsewhere, self.workdir, self.journal = there, elsewhere, workdir, journal
+        self.site, self.other = SimulatedSite(there), SimulatedSite(elsewhere, "other", "/other")
+        self.said: list[str] = []
+        self.puts: list[str] = []
+        self.reads: list[int] = []
+        self.fails: Callable[[int], bool] = lambda number: False
+        self.site.fault = self._fault
+        clock = asyncio.get_running_loop().time
+        self.retry = SiteRetry("sim", self.said.append, clock)
+        self.other_retry = SiteRetry("other", self.said.append, clock)
+        self.stager = make_stager(self.site, journal, self.retry, self.said.append, self.fetch)
+        self.local = LocalFiles(workdir, journal.files)
+
+    def _fault(self, method: str, about: str) -> Fault:
+        if method == "put":
+            self.puts.append(about)
+            if self.fails(len(self.puts)):
+                return "rejected"
+        return ""
+
+    async def fetch(self, file: LocalFile, offset: int) -> AsyncIterator[bytes]:
+        self.reads.append(offset)
+        async for chunk in stream_file(
+            self.other, str(file.local), size=file.size, offset=offset,
+            repeat=self.other_retry.insist,
+        ):  # fmt: skip
+            yield chunk
+
+    def stored(self, path: str, content: bytes) -> LocalFile:
+        self.elsewhere.write(path, content)
+        digest = hashlib.sha256(content).hexdigest()
+        return LocalFile.at("elsewhere", FileRecord(path, len(content), digest, mode=0o755))
+
+    async def look(self, path: str, content: bytes) -> list[LocalFile]:
+        (self.workdir / path).write_bytes(content)
+        return await self.local.look_at([(path, None)])
+
+    async def stage(self, files: list[LocalFile]) -> Staged:
+        named = [file.path for file in files]
+        return await self.stager.stage(files, named, inline_limit=1000)
+
+    def job(self, staged: Staged) -> tuple[str, tuple[str, ...]] | None:
+        """What fails in a job's script; None if nothing does."""
+        record = self.journal.new_try(site="sim", job="j", rule="r", name="j", fingerprint="f")
+        spec = JobSpec(
+            record.paths, "/ws", "j", ":",
+            bundles=staged.bundles, inline=staged.inline, inputs=staged.inputs,
+        )  # fmt: skip
+        return self.there._stage(spec)
+
+
+Play = Callable[[Run], Awaitable[None]]
+Player = Callable[[Play], None]
+
+
+@pytest.fixture
+def play(tmp_path: Path) -> Player:
+    """Plays a scenario; each is a run of its own with the same journal and sites."""
+    there, elsewhere = World(), World()
+    there.make_directory(".mantik")
+
+    def run(scenario: Play) -> None:
+        async def with_run() -> None:
+            journal = Journal(tmp_path / ".state")
+            try:
+                await scenario(Run(there, elsewhere, tmp_path, journal))
+            finally:
+                journal.close()
+
+        virtualtime.run(with_run())
+
+    return run
+
+
+async def stopped_after(run: Run, files: list[LocalFile], parts: int) -> None:
+    """An upload of which the site has taken some parts when it ends."""
+    run.fails = lambda number: number > parts
+    with pytest.raises(SiteRejected):
+        await run.stage(files)
+    run.fails = lambda number: False
+    run.puts.clear()
+
+
+def in_turn(*faults: Fault) -> Callable[[str, str], Fault]:
+    """What the calls of a site meet, one after another; then nothing."""
+    left = iter(faults)
+    return lambda method, about: next(left, "")
+
+
+def test_a_large_one_goes_up_in_parts_and_comes_out_whole(play: Player) -> None:
+    content = os.urandom(SIZE)
+
+    async def scenario(run: Run) -> None:
+        staged = await run.stage(await run.look(NASTY, content))
+        assert len(run.puts) == PARTS
+        parts = [path for path in run.there.files if "-of-" in path]
+        assert all(len(run.there.files[path] or b"") <= UPLOAD_BYTES for path in parts)
+        assert run.job(staged) is None
+        assert run.there.files[NASTY] == content
+        assert not [path for path in run.there.files if "-of-" in path], "they would cost quota"
+
+    play(scenario)
+
+
+def test_what_shrinks_is_compressed(play: Player) -> None:
+    async def scenario(run: Run) -> None:
+        await run.stage(await run.look("text", b"a line of text\n" * (SIZE // 15)))
+        sent = sum(len(c or b"") for path, c in run.there.files.items() if "-of-" in path)
+        assert sent < SIZE / 20
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("parts", [2, 4, 10])
+def test_an_upload_that_ended_goes_on_in_the_next_run(play: Player, parts: int) -> None:
+    content = os.urandom(SIZE)
+
+    async def first(run: Run) -> None:
+        await stopped_after(run, await run.look("large", content), parts)
+
+    async def second(run: Run) -> None:
+        staged = await run.stage(await run.look("large", content))
+        assert 0 <= len(run.puts) - (PARTS - parts) <= IN_FLIGHT
+        assert run.job(staged) is None
+        assert run.there.files["large"] == content
+
+    play(first)
+    play(second)
+
+
+def test_parts_that_a_centre_has_purged_are_sent_again(play: Player) -> None:
+    content = os.urandom(SIZE)
+
+    async def scenario(run: Run) -> None:
+        files = await run.look("large", content)
+        await stopped_after(run, files, 8)
+        third = sorted(path for path in run.there.files if "-of-" in path)[2]
+        run.there.remove(third)
+        staged = await run.stage(files)
+        assert len(run.puts) == PARTS - 2
+        assert run.job(staged) is None
+        assert run.there.files["large"] == content
+
+    play(scenario)
+
+
+def test_another_content_begins_anew(play: Player) -> None:
+    async def scenario(run: Run) -> None:
+        await stopped_after(run, await run.look("large", os.urandom(SIZE)), 5)
+        content = os.urandom(SIZE)
+        staged = await run.stage(await run.look("large", content))
+        assert len(run.puts) == PARTS
+        assert run.job(staged) is None
+        assert run.there.files["large"] == content
+
+    play(scenario)
+
+
+def test_a_bundle_without_one_of_its_parts_is_not_unpacked(play: Player) -> None:
+    async def scenario(run: Run) -> None:
+        files = await run.look("large", os.urandom(SIZE))
+        staged = await run.stage(files)
+        run.there.remove(f"{bundle_path(staged.bundles[0])}/{1:07}-of-{PARTS:07}")
+        assert run.job(staged) == ("bundles", ())
+        run.stager.gone(staged.bundles)
+        assert run.job(await run.stage(files)) is None
+
+    play(scenario)
+
+
+def test_a_file_that_changes_meanwhile_is_told(play: Player) -> None:
+    async def scenario(run: Run) -> None:
+        files = await run.look("large", os.urandom(SIZE))
+
+        def edited(number: int) -> bool:
+            if number == 3:
+                (run.workdir / "large").write_bytes(os.urandom(SIZE))
+            return False
+
+        run.fails = edited
+        with pytest.raises(FileChanged, match="changed while it was being uploaded"):
+            await run.stage(files)
+
+    play(scenario)
+
+
+class TestFromAnotherPlace:
+    def test_nothing_is_written_here(self, play: Player, tmp_path: Path) -> None:
+        content = os.urandom(SIZE)
+
+        async def scenario(run: Run) -> None:
+            before = {path for path in tmp_path.rglob("*") if ".state" not in path.parts}
+            staged = await run.stage([run.stored(NASTY, content), run.stored("small", b"1")])
+            after = {path for path in tmp_path.rglob("*") if ".state" not in path.parts}
+            assert after == before
+            assert run.job(staged) is None
+            assert run.there.files[NASTY] == content
+            assert run.there.files["small"] == b"1"
+            assert "and 1 more files (976.6 KiB) to site sim, through this machine." in run.said[0]
+
+        play(scenario)
+
+    def test_broken_connections_at_both_ends_cost_nothing(self, play: Player) -> None:
+        content = os.urandom(SIZE)
+
+        async def scenario(run: Run) -> None:
+            run.other.fault = in_turn("unreachable", "busy", "halved", "halved", "", "halved")
+            run.site.fault = in_turn("", "lost", "", "unreachable", "busy")
+            staged = await run.stage([run.stored("large", content)])
+            assert run.job(staged) is None
+            assert run.there.files["large"] == content
+            assert run.reads == [0], "the stream goes on where it broke"
+
+        play(scenario)
+
+    def test_it_goes_on_in_the_next_run_and_the_job_compares_it(self, play: Player) -> None:
+        content = os.urandom(SIZE)
+
+        async def first(run: Run) -> None:
+            await stopped_after(run, [run.stored("large", content)], 6)
+
+        async def second(run: Run) -> None:
+            staged = await run.stage([run.stored("large", content)])
+            assert 0 <= len(run.puts) - (PARTS - 6) <= IN_FLIGHT
+            assert run.reads[0] > SIZE / 2
+            assert [file.moved for file in staged.inputs] == [True]
+            assert run.job(staged) is None
+            assert run.there.files["large"] == content
+
+        play(first)
+        play(second)
+
+    def test_changed_between_two_runs_is_found_by_the_job(self, play: Player) -> None:
+        """What was sent of it before is not read again, so its checksum is not known here."""
+        content = os.urandom(SIZE)
+
+        async def first(run: Run) -> None:
+            await stopped_after(run, [run.stored("large", content)], 6)
+
+        async def second(run: Run) -> None:
+            file = run.stored("large", content)
+            run.elsewhere.write("large", os.urandom(SIZE))
+            assert run.job(await run.stage([file])) == ("inputs", ("large",))
+
+        play(first)
+        play(second)
+
+    @pytest.mark.parametrize("size", [1000, SIZE])
+    def test_damaged_once_is_read_again(self, play: Player, size: int) -> None:
+        content = os.urandom(size)
+
+        async def scenario(run: Run) -> None:
+            run.other.fault = in_turn("damaged")
+            staged = await run.stage([run.stored("large", content)])
+            assert run.reads == [0, 0]
+            assert run.job(staged) is None
+            assert run.there.files["large"] == content
+
+        play(scenario)
+
+    def test_changed_there_is_told_before_anything_is_submitted(self, play: Player) -> None:
+        async def scenario(run: Run) -> None:
+            file = run.stored("large", os.urandom(SIZE))
+            run.elsewhere.write("large", os.urandom(SIZE))
+            with pytest.raises(OutputsLost, match="large is not what the job made"):
+                await run.stage([file])
+
+        play(scenario)
+
+    def test_shorter_there_is_told(self, play: Player) -> None:
+        async def scenario(run: Run) -> None:
+            file = run.stored("large", os.urandom(SIZE))
+            run.elsewhere.write("large", b"1")
+            with pytest.raises(OutputsLost, match="the file has 1 bytes at the site"):
+                await run.stage([file])
+
+        play(scenario)
+
+    def test_a_place_that_is_away_holds_up_no_other_upload(self, play: Player) -> None:
+        async def scenario(run: Run) -> None:
+            away = True
+            run.other.fault = lambda method, about: "unreachable" if away else ""
+            content = os.urandom(SIZE)
+            moved = asyncio.create_task(run.stage([run.stored("moved", content)]))
+            await asyncio.sleep(100)
+            await run.stage(await run.look("large", os.urandom(SIZE)))
+            assert not moved.done()
+            away = False
+            assert run.job(await moved) is None
+            assert run.there.files["moved"] == content
+
+        play(scenario)
+
+
+def test_a_long_upload_is_reported(play: Player, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("snakemake_executor_plugin_mantik.engine.upload._REPORTED_BYTES", SIZE)
+
+    async def scenario(run: Run) -> None:
+        files = await run.look("large", os.urandom(SIZE))
+        run.site.fault = lambda method, about: "slowly"
+        await run.stage(files)
+        assert run.said[0] == "Sending large (976.6 KiB) to site sim."
+        assert run.said[1].startswith("Sending large to site sim: ")
+        assert run.said[1].endswith(" left.")
+
+    play(scenario)

@@ -1,0 +1,32 @@
+"""A stager without the place that it belongs to."""
+
+from collections.abc import AsyncIterator, Callable
+
+from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
+from snakemake_executor_plugin_mantik.engine.stage import Stager
+from snakemake_executor_plugin_mantik.engine.upload import Uploader
+from snakemake_executor_plugin_mantik.journal import Journal
+from snakemake_executor_plugin_mantik.sites.base import Site
+from snakemake_executor_plugin_mantik.staging.bundle import Fetch
+from snakemake_executor_plugin_mantik.staging.local import LocalFile
+
+UPLOAD_BYTES = 100_000
+"""What the site takes in one request."""
+
+
+async def nowhere(file: LocalFile, offset: int) -> AsyncIterator[bytes]:
+    """No file is at another place."""
+    raise AssertionError(f"{file.path} from {offset} on")
+    yield b""
+
+
+def make_stager(
+    site: Site,
+    journal: Journal,
+    retry: SiteRetry,
+    notify: Callable[[str], None] = lambda _: None,
+    fetch: Fetch = nowhere,
+) -> Stager:
+    """Make the stager of the place `sim`."""
+    uploader = Uploader(site, "sim", journal, retry, notify=notify, fetch=fetch, limit=UPLOAD_BYTES)
+    return Stager(site, "sim", journal, retry, uploader)

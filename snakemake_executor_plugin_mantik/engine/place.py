@@ -6,8 +6,8 @@ Before its first job a place gets the workflow's sources, the files that no rule
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
+from contextlib import aclosing, suppress
 from pathlib import PurePosixPath
 from urllib.parse import quote
 
@@ -210,13 +210,15 @@ class Places:
             )  # fmt: skip
         return place
 
-    async def _fetch(self, file: LocalFile, offset: int) -> AsyncIterator[bytes]:
+    async def _fetch(self, file: LocalFile, offset: int) -> AsyncGenerator[bytes, None]:
         """Read a file that is stored at a place, from `offset` to its end; see `stream_file`."""
         place = await self._find(file.stored)
-        async for chunk in stream_file(
+        chunks = stream_file(
             place.site, str(file.local), size=file.size, offset=offset, repeat=place.retry.insist
-        ):
-            yield chunk
+        )
+        async with aclosing(chunks):
+            async for chunk in chunks:
+                yield chunk
 
     async def _find(self, identity: str) -> Place:
         """Return the place with an identity; open a site that sees it if need be.

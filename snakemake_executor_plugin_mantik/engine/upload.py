@@ -240,17 +240,19 @@ def _part_name(number: int, count: int) -> str:
     return f"{number + 1:07}-of-{count:07}"
 
 
-async def _joined(chunks: AsyncIterator[bytes]) -> bytes:
-    return b"".join([chunk async for chunk in chunks])
+async def _joined(chunks: AsyncGenerator[bytes, None]) -> bytes:
+    async with aclosing(chunks):
+        return b"".join([chunk async for chunk in chunks])
 
 
-async def _cut(chunks: AsyncIterator[bytes], size: int) -> AsyncGenerator[bytes, None]:
+async def _cut(chunks: AsyncGenerator[bytes, None], size: int) -> AsyncGenerator[bytes, None]:
     """Yield the same bytes in parts of `size`."""
     part = bytearray()
-    async for chunk in chunks:
-        part += chunk
-        while len(part) >= size:
-            yield bytes(part[:size])
-            del part[:size]
+    async with aclosing(chunks):
+        async for chunk in chunks:
+            part += chunk
+            while len(part) >= size:
+                yield bytes(part[:size])
+                del part[:size]
     if part:
         yield bytes(part)

@@ -13,7 +13,8 @@ import gzip
 import hashlib
 import os
 import tarfile
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final
 
@@ -22,7 +23,7 @@ from snakemake_executor_plugin_mantik.jobs.paths import display_path
 from snakemake_executor_plugin_mantik.journal import is_checksum
 from snakemake_executor_plugin_mantik.staging.local import LocalFile, file_key
 
-Fetch = Callable[[LocalFile, int], AsyncIterator[bytes]]
+Fetch = Callable[[LocalFile, int], AsyncGenerator[bytes, None]]
 """Reads the content of a file that is stored at another place, from an offset to its end."""
 
 _CHUNK: Final = 1 << 20
@@ -94,7 +95,7 @@ class Bundle:
             len(one.header) + one.size + one.padding for one in self._members
         )
 
-    async def read(self, fetch: Fetch, offset: int = 0) -> AsyncIterator[bytes]:
+    async def read(self, fetch: Fetch, offset: int = 0) -> AsyncGenerator[bytes, None]:
         """Yield the tar's bytes from `offset` on.
 
         Files of another place that are read from their beginning are compared with their checksums.
@@ -111,8 +112,9 @@ class Bundle:
                 if offset >= length:
                     offset -= length
                 elif isinstance(part, _Member):
-                    async for chunk in _content(part, fetch, offset):
-                        yield chunk
+                    async with aclosing(_content(part, fetch, offset)) as chunks:
+                        async for chunk in chunks:
+                            yield chunk
                     offset = 0
                 else:
                     yield part[offset:]
@@ -185,7 +187,7 @@ def _with_header(member: tarfile.TarInfo, file: LocalFile) -> _Member:
     return _Member(header, file, member.size)
 
 
-async def _content(member: _Member, fetch: Fetch, offset: int) -> AsyncIterator[bytes]:
+async def _content(member: _Member, fetch: Fetch, offset: int) -> AsyncGenerator[bytes, None]:
     file = member.file
     if not file.stored:
         chunks = _local_content(file, offset)
@@ -193,10 +195,11 @@ async def _content(member: _Member, fetch: Fetch, offset: int) -> AsyncIterator[
             yield chunk
         return
     digest = hashlib.sha256() if is_checksum(file.sha256) and not offset else None
-    async for chunk in fetch(file, offset):
-        if digest is not None:
-            await asyncio.to_thread(digest.update, chunk)
-        yield chunk
+    async with aclosing(fetch(file, offset)) as fetched:
+        async for chunk in fetched:
+            if digest is not None:
+                await asyncio.to_thread(digest.update, chunk)
+            yield chunk
     if digest is not None and digest.hexdigest() != file.sha256:
         raise ContentDiffers(file)
 

@@ -25,6 +25,7 @@ from typing import NoReturn
 
 from snakemake_executor_plugin_mantik.common.errors import (
     OutputsLost,
+    SiteError,
     SiteNotFound,
     SiteUnreachable,
     TransferError,
@@ -134,7 +135,7 @@ async def _append(site: Site, path: str, target: Path, size: int) -> None:
 
 async def stream_file(
     site: Site, path: str, *, size: int, offset: int, repeat: Repeat
-) -> AsyncIterator[bytes]:
+) -> AsyncGenerator[bytes, None]:
     """Yield a file's bytes from `offset` to its end at `size`; nothing is written to this machine.
 
     After a broken connection the stream goes on where it stopped. `repeat` as for `download_file`.
@@ -149,6 +150,7 @@ async def stream_file(
         while reader.offset < size:
             await repeat(reader.read)
             yield reader.chunk
+        await reader.end()
     except _ShorterError as error:
         raise OutputsLost(error.what, where=error.where, do=error.do) from error
     finally:
@@ -180,6 +182,12 @@ class _Reader:
             raise
         self.chunk = chunk[: self._size - self.offset]
         self.offset += len(self.chunk)
+
+    async def end(self) -> None:
+        """Let the site end the download, which removes what it has prepared for it."""
+        if self._stream is not None:
+            with suppress(SiteError):
+                await anext(self._stream, b"")
 
     async def close(self) -> None:
         stream, self._stream = self._stream, None

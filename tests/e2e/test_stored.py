@@ -1,5 +1,6 @@
 """Files that stay at the site where a job made them."""
 
+import hashlib
 import json
 import os
 import re
@@ -636,12 +637,7 @@ def test_protected_outputs_come_here(one: Project) -> None:
 def test_between_sites(
     places: tuple[str, str], request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    first, other = (request.getfixturevalue(f"{name}_place") for name in places)
-    project = laid_out(Project(tmp_path / "project", first))
-    second = tmp_path / f"{other.name}.yaml"
-    second.write_text(other.config)
-    project.sites = [str(second)]
-    project.extra |= other.environment
+    project, first, other = between(places, request, tmp_path)
     there = f'    rule train:\n        resources: mantik_site="{other.name}"\n'
     text = PIPELINE.replace("    rule train:\n", there)
     project.write("Snakefile", text)
@@ -662,6 +658,76 @@ def test_between_sites(
     said = run(project, "--forcerun", "score")
     assert "Moving" not in said
     assert project.read("report.txt") == REPORT
+    project.close()
+
+
+def between(
+    places: tuple[str, str], request: pytest.FixtureRequest, tmp_path: Path
+) -> tuple[Project, Place, Place]:
+    """A project at two sites."""
+    first, other = (request.getfixturevalue(f"{name}_place") for name in places)
+    project = laid_out(Project(tmp_path / "project", first))
+    second = tmp_path / f"{other.name}.yaml"
+    second.write_text(other.config)
+    project.sites = [str(second)]
+    project.extra |= other.environment
+    return project, first, other
+
+
+LARGE = """
+    rule sum:
+        input: "large.bin"
+        output: "sum.txt"
+        resources: mantik_site="{other}"
+        shell: "sha256sum < {{input}} > {{output}}; echo sum >> {{output}}"
+
+    rule make:
+        output: "large.bin"
+        resources: mantik_site="{first}"
+        shell: "head -c {size} /dev/urandom > {{output}}"
+"""
+LARGE_BYTES = 150_000_000
+
+
+@pytest.mark.parametrize(
+    "places",
+    [
+        ("sandbox", "firecrest"),
+        ("firecrest", "sandbox"),
+        pytest.param(
+            ("unicore_centre", "firecrest_centre"),
+            marks=[pytest.mark.software(tsi.SOFTWARE), pytest.mark.software(FIRECREST)],
+        ),
+        pytest.param(
+            ("firecrest_centre", "unicore_centre"),
+            marks=[pytest.mark.software(tsi.SOFTWARE), pytest.mark.software(FIRECREST)],
+        ),
+    ],
+    ids=["firecrest", "unicore", "real-firecrest", "real-unicore"],
+)
+def test_killed_while_a_file_moves(
+    places: tuple[str, str], request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    project, first, other = between(places, request, tmp_path)
+    text = LARGE.format(first=first.name, other=other.name, size=LARGE_BYTES)
+    project.write("Snakefile", text)
+    bundles = project.workspace_at(other) / ".mantik/bundles"
+    running = project.start(*FILES_STAY)
+    # Three parts may be on their way, and count for nothing.
+    until(lambda: len([*bundles.glob("*/*.tar.gz/*-of-*")]) > 6, "a part of the file")
+    running.kill()
+    parts = [*bundles.glob("*/*.tar.gz/*-of-*")]
+
+    said = run(project, "--rerun-incomplete", "--nolock")
+
+    told = f"Moving large.bin (143.1 MiB) to site {other.name}, through this machine; "
+    tells(said, told, "% of it is there already")
+    [part] = {part.parent for part in parts}
+    assert not part.exists(), "the same bundle was completed, and unpacked"
+    made = hashlib.sha256((project.workspace_at(first) / "large.bin").read_bytes()).hexdigest()
+    assert (project.workspace_at(other) / "sum.txt").read_text() == f"{made}  -\nsum\n"
+    here = [path for path in project.directory.rglob("*") if path.is_file()]
+    assert max(path.stat().st_size for path in here) < LARGE_BYTES / 10, "nothing of it came here"
     project.close()
 
 

@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -60,7 +60,7 @@ class Run:
                 return "rejected"
         return ""
 
-    async def fetch(self, file: LocalFile, offset: int) -> AsyncIterator[bytes]:
+    async def fetch(self, file: LocalFile, offset: int) -> AsyncGenerator[bytes, None]:
         self.reads.append(offset)
         async for chunk in stream_file(
             self.other, str(file.local), size=file.size, offset=offset,

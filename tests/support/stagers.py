@@ -1,6 +1,6 @@
 """A stager without the place that it belongs to."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 
 from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
 from snakemake_executor_plugin_mantik.engine.stage import Stager
@@ -14,7 +14,7 @@ UPLOAD_BYTES = 100_000
 """What the site takes in one request."""
 
 
-async def nowhere(file: LocalFile, offset: int) -> AsyncIterator[bytes]:
+async def nowhere(file: LocalFile, offset: int) -> AsyncGenerator[bytes, None]:
     """No file is at another place."""
     raise AssertionError(f"{file.path} from {offset} on")
     yield b""

@@ -4,7 +4,8 @@ import asyncio
 import re
 import stat
 from collections import defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Any, Final
 
 from snakemake_executor_plugin_mantik.common.errors import (
@@ -123,7 +124,9 @@ class FirecrestFiles:
         target = self._paths.absolute(path)
         await self._connection.ask("chmod", lambda c: c.chmod(self._system.name, target, mode))
 
-    async def get(self, path: str, offset: int, size: int | None = None) -> AsyncIterator[bytes]:
+    async def get(
+        self, path: str, offset: int, size: int | None = None
+    ) -> AsyncGenerator[bytes, None]:
         """See `Site.get`; a file that the server does not return directly needs a transfer.
 
         The way is chosen by the size before the file is requested: beyond its limit a server may
@@ -145,8 +148,9 @@ class FirecrestFiles:
                 return
             entry = None  # it has grown
         entry = entry or await self._reachable(path, offset)
-        async for chunk in self._transfers.download(path, entry, offset, self):
-            yield chunk
+        async with aclosing(self._transfers.download(path, entry, offset, self)) as chunks:
+            async for chunk in chunks:
+                yield chunk
 
     async def _direct(self, path: str) -> bytes | None:
         """Return the bytes of a presumably small file; None if it has become too large."""

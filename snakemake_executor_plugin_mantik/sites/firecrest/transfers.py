@@ -9,7 +9,8 @@ import shlex
 import tempfile
 import uuid
 from collections import defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -49,7 +50,7 @@ class SmallFiles(Protocol):
 
     async def make_directory(self, path: str) -> None: ...
     async def remove(self, path: str) -> None: ...
-    def get(self, path: str, offset: int) -> AsyncIterator[bytes]: ...
+    def get(self, path: str, offset: int) -> AsyncGenerator[bytes, None]: ...
 
 
 @dataclass
@@ -91,7 +92,7 @@ class FirecrestTransfers:
 
     async def download(
         self, path: str, entry: Entry, offset: int, small: SmallFiles
-    ) -> AsyncIterator[bytes]:
+    ) -> AsyncGenerator[bytes, None]:
         """Download a large file from `offset` on.
 
         The prepared file also serves further readers, and those that continue after a broken
@@ -106,9 +107,10 @@ class FirecrestTransfers:
                 if staged.url
                 else self._from_parts(staged, offset, small)
             )
-            async for chunk in chunks:
-                came += len(chunk)
-                yield chunk
+            async with aclosing(chunks):
+                async for chunk in chunks:
+                    came += len(chunk)
+                    yield chunk
         except (SiteNotFound, SiteRejected):
             self._staged.pop(path, None)  # the object or a part is gone: prepare them again
             message = f"{path} was removed at the site during its download"
@@ -156,7 +158,7 @@ class FirecrestTransfers:
             raise malformed_answer("a transfer", self._connection.site)
         return urls[0]
 
-    async def _from_store(self, staged: _Staged, offset: int) -> AsyncIterator[bytes]:
+    async def _from_store(self, staged: _Staged, offset: int) -> AsyncGenerator[bytes, None]:
         async with self._connection.download(staged.url, offset) as (response, chunks):
             if response.status_code in (403, 404):
                 raise SiteNotFound("the object is gone", where=self._where)
@@ -182,12 +184,13 @@ class FirecrestTransfers:
 
     async def _from_parts(
         self, staged: _Staged, offset: int, small: SmallFiles
-    ) -> AsyncIterator[bytes]:
+    ) -> AsyncGenerator[bytes, None]:
         first, within = divmod(offset, self._part_bytes)
         for number in range(first, -(-staged.entry.size // self._part_bytes)):
-            async for chunk in small.get(f"{staged.parts}/{number:0{_DIGITS}}", 0):
-                yield chunk[within:]
-                within = 0
+            async with aclosing(small.get(f"{staged.parts}/{number:0{_DIGITS}}", 0)) as chunks:
+                async for chunk in chunks:
+                    yield chunk[within:]
+                    within = 0
 
     async def finish(self, job: Any) -> None:
         """Wait for a transfer job of firecREST that pyfirecrest has started."""

@@ -4,7 +4,10 @@
 intermediates have so many bytes in all, in sparse files.
 `python -m benchmarks.stored graph {hpc1,hpc2} [--files N] [--directories N]` lets Snakemake build
 the graph of a workflow of which all is done, with so many stored files, and with files that are on
-this machine. Prints one line of JSON.
+this machine.
+`python -m benchmarks.stored moving {hpc1,hpc2} [--size BYTES]` moves a file of so many random bytes
+to the site, and measures the memory of the process that does it.
+Each prints one line of JSON.
 """
 
 import argparse
@@ -12,14 +15,15 @@ import asyncio
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, ClassVar
 from unittest.mock import patch
@@ -68,6 +72,19 @@ rule score:
 """
 LARGE_FILES = 5
 """How many large files the pipeline makes."""
+
+MOVE = """
+rule size:
+    input: "{what}.bin"
+    output: "{what}.size"
+    resources: mantik_site="{target}"
+    shell: "stat -c %s {{input}} > {{output}}"
+
+rule make:
+    output: "{what}.bin"
+    resources: mantik_site="{source}"
+    shell: "head -c {size} /dev/urandom > {{output}}"
+"""
 
 GRAPH = """
 rule all:
@@ -194,6 +211,43 @@ def pipeline(name: str, size: int) -> dict[str, float]:
     }
 
 
+def moving(name: str, size: int) -> dict[str, float]:
+    """Move a file that does not shrink to a site from the other one; measure the controller."""
+    (source,) = APIS.keys() - {name}
+    with (
+        tempfile.TemporaryDirectory(prefix="mantik-bench-") as directory,
+        Sandbox(Path(directory, "box"), [SiteOption(n, api) for n, api in APIS.items()]) as box,
+    ):
+        places = {each: place_in(box, each) for each in APIS}
+        project = Project(Path(directory, "project"), places[source], dict(UNTRACKED), forked=False)
+        second = Path(directory, f"{name}.yaml")
+        second.write_text(places[name].config)
+        project.sites = [str(second)]
+        figures: dict[str, float] = {}
+        for what, bytes_ in (("idle", 1), ("moving", size)):
+            text = MOVE.format(what=what, size=bytes_, source=source, target=name)
+            project.write("Snakefile", text)
+            started = time.monotonic()
+            running = project.start(*FILES_STAY)
+            peak = _peak_memory(running.process.pid, running.process.poll)
+            running.end(WAIT_S).ok()
+            figures |= {f"{what}_seconds": time.monotonic() - started, f"{what}_mib": peak}
+            there = project.workspace_at(places[name]) / f"{what}.size"
+            assert there.read_text() == f"{bytes_}\n"
+        return figures
+
+
+def _peak_memory(pid: int, ended: Callable[[], object]) -> float:
+    """Return the most memory that a process has in use until it has ended, in MiB."""
+    peak = 0
+    while ended() is None:
+        with suppress(OSError):
+            status = Path(f"/proc/{pid}/status").read_text()
+            peak = max([peak, *map(int, re.findall(r"VmHWM:\s+(\d+) kB", status))])
+        time.sleep(0.2)
+    return peak / 1024
+
+
 def graph(
     name: str, files: int, directories: int, profiled: Path | None = None
 ) -> dict[str, float]:
@@ -258,7 +312,7 @@ def _write(directory: Path, steps: list[list[str]]) -> None:
 def main() -> None:
     """Measure, and print the figures."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.stored")
-    parser.add_argument("what", choices=("pipeline", "graph"))
+    parser.add_argument("what", choices=("pipeline", "graph", "moving"))
     parser.add_argument("site", choices=APIS)
     parser.add_argument("--size", type=int, default=SIZE)
     parser.add_argument("--files", type=int, default=FILES)
@@ -267,6 +321,8 @@ def main() -> None:
     given = parser.parse_args()
     if given.what == "pipeline":
         figures = pipeline(given.site, given.size)
+    elif given.what == "moving":
+        figures = moving(given.site, given.size)
     else:
         figures = graph(given.site, given.files, given.directories, given.profile)
     print(json.dumps(figures))

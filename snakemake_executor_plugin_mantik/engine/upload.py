@@ -9,6 +9,7 @@ import hashlib
 import uuid
 from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from typing import Final
 
@@ -22,7 +23,7 @@ from snakemake_executor_plugin_mantik.staging.bundle import Bundle, ContentDiffe
 from snakemake_executor_plugin_mantik.staging.local import LocalFile
 
 _AT_ONCE: Final = 3
-"""Parts that are uploaded to a place at once. Each is in memory, plain and compressed."""
+"""Parts that are uploaded to a place at once, each from memory."""
 _PLAIN_SHARE: Final = 0.99
 """Size of a part before its compression, as a share of the largest upload: what does not shrink
 becomes longer by headers."""
@@ -32,6 +33,9 @@ _REPORT_S: Final = 30.0
 """Time between two lines about one upload."""
 _ATTEMPTS: Final = 2
 """How often a file of another place is read before its wrong checksum is believed."""
+
+_WORKER: Final = ThreadPoolExecutor(1, "mantik-compress")
+"""One thread for all parts: the C library keeps the memory of each thread that held one."""
 
 
 class Uploader:
@@ -117,13 +121,15 @@ class Uploader:
         progress = _Progress(files, self._site.name, self._notify)
         if tar.size <= self._part_bytes:
             progress.begin()
-            if source:
-                whole = await _joined(tar.read(self._fetch))
+            if source:  # which may be away: that holds up nothing else
+                part = await _joined(tar.read(self._fetch))
+                whole = await _compressed(part)
                 async with self._slots:
                     await self._put(path, whole)
             else:
                 async with self._slots:
-                    await self._put(path, await _joined(tar.read(self._fetch)))
+                    part = await _joined(tar.read(self._fetch))
+                    await self._put(path, await _compressed(part))
             return
         async with self._turns[source]:
             count = -(-tar.size // self._part_bytes)
@@ -153,7 +159,7 @@ class Uploader:
 
     async def _send_parts(
         self,
-        parts: AsyncIterator[bytes],
+        parts: AsyncIterator[bytearray],
         directory: str,
         first: int,
         count: int,
@@ -163,9 +169,9 @@ class Uploader:
         there: set[int] = set()
         complete = first
 
-        async def put(number: int, part: bytes) -> None:
+        async def put(number: int, content: bytes) -> None:
             nonlocal complete
-            await self._put(f"{directory}/{_part_name(number, count)}", part)
+            await self._put(f"{directory}/{_part_name(number, count)}", content)
             there.add(number)
             if number == complete:
                 while complete in there:
@@ -176,8 +182,9 @@ class Uploader:
         running: set[asyncio.Task[None]] = set()
         try:
             async for part in parts:
+                content = await _compressed(part)
                 await self._slots.acquire()
-                task = asyncio.create_task(put(number, part))
+                task = asyncio.create_task(put(number, content))
                 task.add_done_callback(lambda _: self._slots.release())
                 running.add(task)
                 number += 1
@@ -190,8 +197,7 @@ class Uploader:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
 
-    async def _put(self, path: str, part: bytes) -> None:
-        content = await asyncio.to_thread(compress, part)
+    async def _put(self, path: str, content: bytes) -> None:
         await self._retry.found(lambda: self._site.put(path, content))
 
 
@@ -240,19 +246,26 @@ def _part_name(number: int, count: int) -> str:
     return f"{number + 1:07}-of-{count:07}"
 
 
+async def _compressed(part: bytes | bytearray) -> bytes:
+    return await asyncio.get_running_loop().run_in_executor(_WORKER, compress, part)
+
+
 async def _joined(chunks: AsyncGenerator[bytes, None]) -> bytes:
     async with aclosing(chunks):
         return b"".join([chunk async for chunk in chunks])
 
 
-async def _cut(chunks: AsyncGenerator[bytes, None], size: int) -> AsyncGenerator[bytes, None]:
+async def _cut(chunks: AsyncGenerator[bytes, None], size: int) -> AsyncGenerator[bytearray, None]:
     """Yield the same bytes in parts of `size`."""
     part = bytearray()
     async with aclosing(chunks):
         async for chunk in chunks:
-            part += chunk
-            while len(part) >= size:
-                yield bytes(part[:size])
-                del part[:size]
+            begin = 0
+            while len(chunk) - begin >= size - len(part):
+                end = begin + size - len(part)
+                part += chunk[begin:end]
+                yield part
+                part, begin = bytearray(), end
+            part += chunk[begin:]
     if part:
-        yield bytes(part)
+        yield part

@@ -63,7 +63,7 @@ class SiteFacts:
     max_entries: int = 10_000
     accounts: tuple[str, ...] = ()
     orders_jobs: bool = False
-    upload_bytes: int = 8 << 20
+    upload_bytes: int = 4 << 20
 
 
 @dataclass(frozen=True)

@@ -145,7 +145,7 @@ def pack(files: Sequence[LocalFile]) -> bytes:
     return gzip.compress(b"".join(Bundle(files).read_now()), 1, mtime=0)
 
 
-def compress(part: bytes) -> bytes:
+def compress(part: bytes | bytearray) -> bytes:
     """Make a gzip member of a part of a bundle, smaller than the part if that is worth the time."""
     sample = part[:_SAMPLE]
     shrinks = len(gzip.compress(sample, 1)) < _WORTH_IT * len(sample)

@@ -674,6 +674,57 @@ def between(
     return project, first, other
 
 
+GROUPED = """
+    rule report:
+        input: expand("results/{n}.txt", n=[1, 2]), "kept/1.txt"
+        output: "report.txt"
+        shell: "cat {input} > {output}; echo report >> ran.txt"
+
+    rule finish:
+        input: "parts/{n}", "kept/{n}.txt", "raw/{n}.txt"
+        output: "results/{n}.txt"
+        group: "one"
+        shell: "cat {input[0]}/*.txt {input[1]} {input[2]} > {output}; echo finish >> ran.txt"
+
+    rule split:
+        input: "raw/{n}.txt"
+        output: temp(directory("parts/{n}")), "kept/{n}.txt"
+        group: "one"
+        shell:
+            "mkdir {output[0]}; cp {input} {output[0]}/a.txt; echo kept > {output[1]};"
+            " echo split >> ran.txt"
+
+    rule raw:
+        output: temp("raw/{n}.txt")
+        shell: "echo {wildcards.n} > {output}; echo raw >> ran.txt"
+"""
+
+
+TEMPORARY = ("parts/1", "parts/2", "raw/1.txt", "raw/2.txt")
+
+
+def test_groups_with_temporary_files(project: Project) -> None:
+    project.extra |= UNTRACKED
+    project.write("Snakefile", GROUPED)
+
+    said = run(project)
+
+    ran_ = sorted((project.workspace / "ran.txt").read_text().split())
+    assert ran_ == [*["finish"] * 2, *["raw"] * 2, "report", *["split"] * 2], said
+    there = project.workspace
+    assert (there / "report.txt").read_text() == "1\nkept\n1\n2\nkept\n2\nkept\n"
+    assert (there / "kept/2.txt").exists()
+    assert not any((there / name).exists() for name in TEMPORARY), said
+    assert not any(project.exists(name) for name in ("report.txt", "results", "kept", "parts"))
+    tells(run(project), "Nothing to be done")
+    for purged in ("results/1.txt", "report.txt"):
+        (there / purged).unlink()
+    said = run(project)
+    assert len((there / "ran.txt").read_text().split()) == 7 + 4, said
+    assert not any((there / name).exists() for name in TEMPORARY), said
+    tells(run(project), "Nothing to be done")
+
+
 LARGE = """
     rule sum:
         input: "large.bin"

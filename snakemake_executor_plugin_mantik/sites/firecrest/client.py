@@ -1,5 +1,6 @@
 """pyfirecrest's client with our pooled HTTP client, and the requests that it lacks."""
 
+import io
 import ssl
 from collections.abc import Mapping
 from contextvars import ContextVar
@@ -71,11 +72,13 @@ class FirecrestClient(AsyncFirecrest):  # type: ignore[misc] # pyfirecrest is no
 
     async def store(self, system: str, directory: str, name: str, content: bytes) -> None:
         """Write a file directly, replace an old one; pyfirecrest's upload() needs a local file."""
-        response = await self._post_request(
-            endpoint=f"/filesystem/{system}/ops/upload",
-            params={"path": directory},
-            files={"file": (name, content)},
-        )
+        # Sent piece by piece, and closed: requests are part of cycles, and live on for long.
+        with io.BytesIO(content) as file:
+            response = await self._post_request(
+                endpoint=f"/filesystem/{system}/ops/upload",
+                params={"path": directory},
+                files={"file": (name, file)},
+            )
         self._check_response(response, 204)
 
     async def load(self, system: str, path: str) -> bytes:

@@ -1,5 +1,6 @@
 """Files of the workspace through UNICORE's storage API."""
 
+import io
 from collections.abc import AsyncIterator
 from typing import Any, Final
 
@@ -20,6 +21,7 @@ LISTING_LIMIT: Final = 10_000
 _MOST_ENTRIES: Final = 1_000_000
 """Maximum number of entries of a directory that are listed, page by page."""
 
+_PIECE_BYTES: Final = 1 << 16
 _PRIVATE_FILE: Final = "rw-------"
 _PRIVATE_DIRECTORY: Final = "rwx------"
 _SHARED_DIRECTORY: Final = "rwxr-x---"
@@ -49,12 +51,15 @@ class UnicoreFiles:
             await self._protect(path, _PRIVATE_FILE)
 
     async def _upload(self, path: str, content: bytes) -> None:
-        url = self._paths.url(path)
-        await self._connection.repeat(
-            lambda: self._connection.once(
-                "upload", "PUT", url, size=len(content), content=content, headers=dict(_OCTETS)
+        url, size = self._paths.url(path), len(content)
+        headers = {**_OCTETS, "Content-Length": str(size)}
+        with io.BytesIO(content) as file:
+            body = _Pieces(file)
+            await self._connection.repeat(
+                lambda: self._connection.once(
+                    "upload", "PUT", url, size=size, content=body, headers=dict(headers)
+                )
             )
-        )
 
     async def _protect(self, path: str, permissions: str) -> None:
         answer = await self._connection.ask(
@@ -195,6 +200,22 @@ class UnicoreFiles:
         except SiteUnreachable as error:
             if error.status is None or await self.stat(path) is not None:
                 raise
+
+
+class _Pieces:
+    """A content that is sent piece by piece, each time from its beginning.
+
+    Sent at once, it would be copied several times. Its file is closed afterwards, because requests
+    are part of cycles, and live on for long.
+    """
+
+    def __init__(self, file: io.BytesIO) -> None:
+        self._file = file
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        self._file.seek(0)
+        while piece := self._file.read(_PIECE_BYTES):
+            yield piece
 
 
 def _named(content: dict[str, Any]) -> list[tuple[str, Any]]:

@@ -205,7 +205,10 @@ def _uploads(files: UploadForecast, *, short: bool = False) -> str:
         (files.at_site, "at the site already"),
         (files.made_there, "made at the site by earlier jobs"),
         (files.later, "to upload once made elsewhere"),
-        (files.moved, f"to move from other sites ({humanize_size(files.moved_bytes)})"),
+        (
+            files.moved,
+            f"to move from other sites, through this machine ({humanize_size(files.moved_bytes)})",
+        ),
     ):
         if number:
             parts.append(f"{number} {words}")

@@ -1,6 +1,7 @@
 """`storage.mantik(…)` in a Snakefile: outputs that stay at a site, and datasets that lie there."""
 
 import os
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 
 from tests.support.command import smk_mantik
 from tests.support.places import REAL
+from tests.support.ports import free_port
 from tests.support.workflows import UNTRACKED, Place, Project, tells, until
 
 STAYS = """
@@ -150,6 +152,19 @@ def test_a_dataset_that_does_not_exist(workflow: Project, data: Path) -> None:
     )
 
     assert not (workflow.workspace / "ran.txt").exists()
+
+
+@pytest.mark.parametrize("workflow", ["sandbox"], indirect=True)
+def test_datasets_of_a_site_that_does_not_answer(workflow: Project, data: Path) -> None:
+    assert data.exists()
+    workflow.run().ok()
+    config = workflow.config.read_text()
+    nowhere = re.sub(r"127\.0\.0\.1:\d+", f"127.0.0.1:{free_port()}", config)
+    workflow.config.write_text(nowhere)
+
+    said = workflow.run("-n").ok().output
+
+    tells(said, f"Datasets at {workflow.place.name} were not looked up", "Nothing to be done")
 
 
 MISTAKES = {

@@ -174,6 +174,27 @@ def test_a_site_that_does_not_answer(one: Project) -> None:
     tells(run(one, "-n", "--forcerun", "report"), "prepare", "train", "score")
 
 
+def test_an_output_from_the_beginning_of_time(project: Project) -> None:
+    project.extra |= UNTRACKED
+    project.write(
+        "Snakefile",
+        """
+        rule read:
+            input: "old.txt"
+            output: "new.txt"
+            shell: "cat {input} > {output}"
+
+        rule make:
+            output: "old.txt"
+            shell: "echo 1 > {output}; touch -d @0 {output}"
+        """,
+    )
+    run(project)
+
+    assert (project.workspace / "new.txt").read_text() == "1\n"
+    tells(run(project), "Nothing to be done")
+
+
 UNFETCHED = """
     localrules: report
 
@@ -796,7 +817,7 @@ def test_plan_counts_what_lies_there(project: Project, firecrest_place: Place) -
     there = '    rule score:\n        resources: mantik_site="hpc2"\n'
     project.write("Snakefile", PIPELINE.replace("    rule score:\n", there))
     said = smk_mantik(project, *words).ok().output
-    tells(said, "4 to move, 14 B", "4 to move from other sites (14 B)")
+    tells(said, "4 to move, 14 B", "4 to move from other sites, through this machine (14 B)")
     assert "5 at the site" not in said
     assert ran(project) == "pts"
 

@@ -10,7 +10,7 @@ import pytest
 
 from snakemake_executor_plugin_mantik.common.errors import SiteRejected, UserError
 from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
-from snakemake_executor_plugin_mantik.engine.stage import Staged
+from snakemake_executor_plugin_mantik.engine.stage import Staged, same_time
 from snakemake_executor_plugin_mantik.jobs.paths import bundle_done_path, bundle_path
 from snakemake_executor_plugin_mantik.jobs.spec import JobSpec
 from snakemake_executor_plugin_mantik.journal import FileRecord, Journal
@@ -242,6 +242,14 @@ def test_bundle_is_gone(play: Player[None]) -> None:
         await bench.done(path)
 
     play(scenario)
+
+
+@pytest.mark.parametrize(
+    ("later_s", "same"),
+    [(0, True), (1, True), (3600, True), (-3601, True), (60, False), (7200, False)],
+)
+def test_a_change_of_summer_time_is_no_change_of_a_file(later_s: float, same: bool) -> None:
+    assert same_time(1e9, 1e9 + later_s) == same
 
 
 def test_whole_workspace_purged(play: Player[None]) -> None:

@@ -94,7 +94,7 @@ def test_each_content_goes_up_once(project: Project, sandbox: Sandbox) -> None:
         """,
     )
     data = project.write("data.bin")
-    data.write_bytes(os.urandom(5_000_000))
+    data.write_bytes(os.urandom(3_000_000))  # one part
     for name in "ab":
         project.write(f"folder/{name}", name)
     requests = Requests(sandbox)

@@ -13,6 +13,7 @@ from urllib.parse import quote
 
 from snakemake_executor_plugin_mantik.common.errors import SiteError, UserError
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
+from snakemake_executor_plugin_mantik.engine.imports import Importer, Share
 from snakemake_executor_plugin_mantik.engine.leadership import Leadership
 from snakemake_executor_plugin_mantik.engine.leases import Lease, Leases
 from snakemake_executor_plugin_mantik.engine.remote_cleanup import RemoteCleanup
@@ -29,7 +30,7 @@ from snakemake_executor_plugin_mantik.jobs.paths import (
     bundle_path,
     display_path,
 )
-from snakemake_executor_plugin_mantik.sites.base import Site, SiteFacts
+from snakemake_executor_plugin_mantik.sites.base import SharedFile, Site, SiteFacts
 from snakemake_executor_plugin_mantik.staging.bundle import Fetch, FileChanged
 from snakemake_executor_plugin_mantik.staging.local import LocalFile, LocalFiles
 from snakemake_executor_plugin_mantik.staging.transfers import stream_file
@@ -70,6 +71,7 @@ class Place:
         *,
         local: LocalFiles,
         fetch: Fetch,
+        share: Share,
         upload_bytes: int,
     ) -> None:
         self.id = lease.place
@@ -87,9 +89,11 @@ class Place:
             left.unlink()  # left by a killed run
         self.scratch = scratch
         self.retry = retry = make_retry(site, workflow.notify)
+        importer = Importer(site, journal.files, retry, share=share, notify=workflow.notify)
         uploader = Uploader(
-            site, self.id, journal, retry, notify=workflow.notify, fetch=fetch, limit=upload_bytes
-        )
+            site, self.id, journal, retry,
+            notify=workflow.notify, fetch=fetch, importer=importer, limit=upload_bytes,
+        )  # fmt: skip
         self.stager = Stager(site, self.id, journal, retry, uploader, term=lease.term)
         self.cleanup = RemoteCleanup(site, self.id, journal.files, retry, workflow.workdir)
         self.conflicts = WriteConflicts(site, journal, self.stager, retry, workflow.give_up)
@@ -206,7 +210,7 @@ class Places:
         if (place := self._known.get(lease.place)) is None:
             place = self._known[lease.place] = Place(
                 lease, leases, site, self.workflow, local=self.local, fetch=self._fetch,
-                upload_bytes=facts.upload_bytes,
+                share=self._share, upload_bytes=facts.upload_bytes,
             )  # fmt: skip
         return place
 
@@ -219,6 +223,11 @@ class Places:
         async with aclosing(chunks):
             async for chunk in chunks:
                 yield chunk
+
+    async def _share(self, file: LocalFile) -> SharedFile | None:
+        """Let other servers read a file that is stored at a place; see `Site.share`."""
+        place = await self._find(file.stored)
+        return await place.retry(lambda: place.site.share(str(file.local)))
 
     async def _find(self, identity: str) -> Place:
         """Return the place with an identity; open a site that sees it if need be.

@@ -1,7 +1,8 @@
 """Upload bundles to one place, in parts, from this machine's files or from files of another place.
 
-Nothing is written to this machine's disk. An upload that broke off, also by a `kill -9`, goes on
-with the first part that the site has not acknowledged.
+Large files of another place come from server to server where that is possible. Nothing is written
+to this machine's disk. An upload that broke off, also by a `kill -9`, goes on with the first part
+that the site has not acknowledged.
 """
 
 import asyncio
@@ -14,9 +15,10 @@ from contextlib import aclosing
 from typing import Final
 
 from snakemake_executor_plugin_mantik.common.errors import OutputsLost, SiteNotFound, UserError
-from snakemake_executor_plugin_mantik.common.humanize import humanize_duration, humanize_size
+from snakemake_executor_plugin_mantik.engine.imports import Importer
 from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
-from snakemake_executor_plugin_mantik.jobs.paths import bundle_path, display_path
+from snakemake_executor_plugin_mantik.engine.transfer_progress import TransferProgress, Way
+from snakemake_executor_plugin_mantik.jobs.paths import bundle_path
 from snakemake_executor_plugin_mantik.journal import Journal
 from snakemake_executor_plugin_mantik.sites.base import Site
 from snakemake_executor_plugin_mantik.staging.bundle import Bundle, ContentDiffers, Fetch, compress
@@ -27,10 +29,6 @@ _AT_ONCE: Final = 3
 _PLAIN_SHARE: Final = 0.99
 """Size of a part before its compression, as a share of the largest upload: what does not shrink
 becomes longer by headers."""
-_REPORTED_BYTES: Final = 64 << 20
-"""Size from which an upload from this machine is reported; files of other places always are."""
-_REPORT_S: Final = 30.0
-"""Time between two lines about one upload."""
 _ATTEMPTS: Final = 2
 """How often a file of another place is read before its wrong checksum is believed."""
 
@@ -54,6 +52,7 @@ class Uploader:
         *,
         notify: Callable[[str], None],
         fetch: Fetch,
+        importer: Importer,
         limit: int,
     ) -> None:
         """Make it.
@@ -65,6 +64,7 @@ class Uploader:
             retry: repeats requests to the site.
             notify: writes a line to the user's log.
             fetch: reads files that are stored at other places.
+            importer: lets the site fetch large ones of these itself.
             limit: most bytes that the site takes in one request.
         """
         self._site = site
@@ -74,6 +74,7 @@ class Uploader:
         self._retry = retry
         self._notify = notify
         self._fetch = fetch
+        self._importer = importer
         self._part_bytes = int(limit * _PLAIN_SHARE)
         self._slots = asyncio.Semaphore(_AT_ONCE)
         self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -116,10 +117,12 @@ class Uploader:
         self._ledger.add_bundle(self._place, bundle, [file.record for file in files])
 
     async def _attempt(self, bundle: str, files: Sequence[LocalFile]) -> None:
-        tar = await asyncio.to_thread(Bundle, files)
         path, source = bundle_path(bundle), files[0].stored
-        progress = _Progress(files, self._site.name, self._notify)
-        if tar.size <= self._part_bytes:
+        imported = await self._import(bundle, files) if source else {}
+        tar = await asyncio.to_thread(Bundle, files, imported)
+        streamed = [file for file in files if file.path not in imported]
+        progress = TransferProgress(streamed, self._site.name, self._notify, Way.STREAM)
+        if tar.size <= self._part_bytes and not imported:
             progress.begin()
             if source:  # which may be away: that holds up nothing else
                 part = await _joined(tar.read(self._fetch))
@@ -144,6 +147,13 @@ class Uploader:
             parts = _cut(tar.read(self._fetch, sent * self._part_bytes), self._part_bytes)
             async with aclosing(parts):
                 await self._send_parts(parts, path, sent, count, landed)
+
+    async def _import(self, bundle: str, files: Sequence[LocalFile]) -> dict[str, str]:
+        """Let the site import what it can of the files; record the bundle that they belong to."""
+        digest = self._digest(files)
+        if self._ledger.unfinished_upload(self._place, digest) != bundle:
+            self._ledger.set_upload(self._place, bundle, digest, 0, 0)
+        return await self._importer.bring(bundle, files)
 
     async def _sent(self, bundle: str, size: int, count: int) -> int:
         """Return how many of a bundle's parts are at the site; the rest is sent again."""
@@ -199,46 +209,6 @@ class Uploader:
 
     async def _put(self, path: str, content: bytes) -> None:
         await self._retry.found(lambda: self._site.put(path, content))
-
-
-class _Progress:
-    """Reports an upload that takes long."""
-
-    def __init__(
-        self, files: Sequence[LocalFile], site: str, notify: Callable[[str], None]
-    ) -> None:
-        self._size = sum(file.size for file in files)
-        more = f" and {len(files) - 1} more files" if len(files) > 1 else ""
-        what = display_path(max(files, key=lambda file: file.size).path)
-        self._moved = bool(files[0].stored)
-        self._what = f"{'Moving' if self._moved else 'Sending'} {what}{more}"
-        self._to = f"to site {site}"
-        reported = self._moved or self._size >= _REPORTED_BYTES
-        self._notify = notify if reported else lambda _: None
-        self._clock = asyncio.get_running_loop().time
-        self._began = self._next = 0.0
-        self._from = 0.0
-
-    def begin(self, share: float = 0.0) -> None:
-        """Report the beginning; `share` is what an earlier attempt has sent, from 0 to 1."""
-        self._began, self._from = self._clock(), share
-        self._next = self._began + _REPORT_S
-        way = ", through this machine" if self._moved else ""
-        there = f"; {share:.0%} of it is there already" if share else ""
-        self._notify(f"{self._what} ({humanize_size(self._size)}) {self._to}{way}{there}.")
-
-    def report(self, share: float) -> None:
-        """Report how much has been sent, from 0 to 1, if it is time to."""
-        now = self._clock()
-        if now < self._next or share <= self._from:
-            return
-        self._next = now + _REPORT_S
-        rate = (share - self._from) / (now - self._began)
-        left = humanize_duration((1 - share) / rate)
-        self._notify(
-            f"{self._what} {self._to}: {share:.0%} of {humanize_size(self._size)},"
-            f" {humanize_size(rate * self._size)}/s, about {left} left."
-        )
 
 
 def _part_name(number: int, count: int) -> str:

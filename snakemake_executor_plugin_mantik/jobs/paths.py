@@ -45,6 +45,8 @@ IMAGES = f"{OURS}/images"
 SHADOWS = f"{OURS}/shadow"
 
 LIVE = ".live"
+IMPORTED = "imported"
+"""The directory, in a bundle's, of files that the site's server fetches from another one."""
 
 MAX_PATH_DEPTH = 200
 """Maximum depth of a path that a job makes: Python's own tools recurse once per directory."""
@@ -113,6 +115,11 @@ def bundle_path(bundle: str) -> str:
     `<UUID>`.
     """
     return f"{BUNDLES}/{bundle}.tar.gz"
+
+
+def imported_path(bundle: str, name: str) -> str:
+    """Return the path of a file of a bundle that the site's server fetches from another one."""
+    return f"{bundle_path(bundle)}/{IMPORTED}/{name}"
 
 
 def bundle_done_path(bundle: str) -> str:

@@ -14,7 +14,7 @@ from typing import Final
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.jobs import live_packs
-from snakemake_executor_plugin_mantik.jobs.paths import bundle_done_path, bundle_path
+from snakemake_executor_plugin_mantik.jobs.paths import IMPORTED, bundle_done_path, bundle_path
 from snakemake_executor_plugin_mantik.jobs.spec import Apptainer, JobSpec
 from snakemake_executor_plugin_mantik.jobs.templates import load_template
 
@@ -120,6 +120,7 @@ def render_script(spec: JobSpec) -> str:
             )
             for one in spec.after
         ],
+        imported=IMPORTED,
         sum_digits=_SUM_DIGITS,
         small_bytes=SMALL_BYTES,
         secrets=" ".join(_name(name) for name in spec.secrets),

@@ -106,6 +106,10 @@ CREATE TABLE uploads (
     bundle TEXT PRIMARY KEY, place TEXT NOT NULL, digest TEXT NOT NULL,
     size INTEGER NOT NULL, sent INTEGER NOT NULL
 );
+CREATE TABLE imports (
+    bundle TEXT NOT NULL, path TEXT NOT NULL, name TEXT NOT NULL, import_id TEXT NOT NULL,
+    PRIMARY KEY (bundle, path)
+);
 """
 
 _SCHEMA = f"""

@@ -169,7 +169,7 @@ class FileLedger:
     def add_bundle(self, place: str, bundle: str, files: Iterable[FileRecord]) -> None:
         """Record an uploaded bundle; the next job that names it unpacks it."""
         with self._database.write() as db:
-            db.execute("DELETE FROM uploads WHERE bundle = ?", (bundle,))
+            _forget_upload(db, bundle)
             db.execute("INSERT INTO bundles VALUES (?, ?, 'uploaded')", (bundle, place))
             db.executemany(
                 "INSERT INTO bundle_files VALUES (?, ?, ?, ?, ?)",
@@ -249,7 +249,22 @@ class FileLedger:
     def forget_upload(self, bundle: str) -> None:
         """Record that none of a bundle's parts counts any more."""
         with self._database.write() as db:
-            db.execute("DELETE FROM uploads WHERE bundle = ?", (bundle,))
+            _forget_upload(db, bundle)
+
+    def set_import(self, bundle: str, path: str, name: str, import_id: str) -> None:
+        """Record that a site imports a bundle's file of `path` to a file of this name."""
+        with self._database.write() as db:
+            db.execute(
+                "INSERT OR REPLACE INTO imports VALUES (?, ?, ?, ?)",
+                (bundle, path, name, import_id),
+            )
+
+    def find_import(self, bundle: str, path: str) -> tuple[str, str] | None:
+        """Return the name and the import's id of a bundle's file, if it was imported."""
+        row = self._db.execute(
+            "SELECT name, import_id FROM imports WHERE bundle = ? AND path = ?", (bundle, path)
+        ).fetchone()
+        return row and (str(row["name"]), str(row["import_id"]))
 
     def unfinished_uploads(self, place: str) -> list[str]:
         """Return the bundles of which parts may be at a place, but which no job can use."""
@@ -391,6 +406,11 @@ def _remote_files(db: sqlite3.Connection, place: str, below: str) -> list[FileRe
         "SELECT * FROM remote_files WHERE place = ? AND path >= ? AND path < ?", (place, low, high)
     )
     return [_file(row) for row in rows]
+
+
+def _forget_upload(db: sqlite3.Connection, bundle: str) -> None:
+    db.execute("DELETE FROM uploads WHERE bundle = ?", (bundle,))
+    db.execute("DELETE FROM imports WHERE bundle = ?", (bundle,))
 
 
 def _file(row: sqlite3.Row) -> FileRecord:

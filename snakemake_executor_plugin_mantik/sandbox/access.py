@@ -34,12 +34,16 @@ class SecuritySession:
 
 @dataclass
 class Access:
-    """The single user of a site, and all sessions; `session_lifetime` is in seconds."""
+    """The single user of a site, and all sessions.
+
+    `session_lifetime` is in seconds; `trusted` is the token of servers that act for the user.
+    """
 
     username: str
     session_lifetime: float
     password: str = field(default_factory=lambda: secrets.token_urlsafe(12))
     token: str = field(default_factory=lambda: secrets.token_urlsafe(24))
+    trusted: str = ""
     sessions: OrderedDict[str, SecuritySession] = field(default_factory=OrderedDict)
 
     @property
@@ -70,7 +74,10 @@ class Access:
         if not header:
             return ANONYMOUS
         kind, _, value = header.partition(" ")
-        if kind.lower() == "bearer" and secrets.compare_digest(value.encode(), self.token.encode()):
+        tokens = [token.encode() for token in (self.token, self.trusted) if token]
+        if kind.lower() == "bearer" and any(
+            secrets.compare_digest(value.encode(), token) for token in tokens
+        ):
             return self.dn
         if kind.lower() == "basic":
             try:

@@ -60,6 +60,7 @@ class Timing:
         kill_wait: time between TERM and KILL when a job is ended; Slurm's KillWait, real: 30.
         signal_gap: pause between signals to the processes of a job, children first; 0 signals all
             at once, parents first. Slurm signals one after the other, too.
+        transfer_time: seconds that a transfer from server to server takes, in addition.
         memory_interval: how often the memory of running jobs is checked; Slurm: 30.
         lifetime: how long a job and its directory are kept; real: 1 to 30 days.
         session_lifetime: lifetime of a security session; real: 8 hours.
@@ -73,6 +74,7 @@ class Timing:
     resubmit_delay: float = 0.5
     kill_wait: float = 5.0
     signal_gap: float = 0.0
+    transfer_time: float = 0.0
     memory_interval: float = 0.5
     lifetime: float = 30 * 24 * 3600.0
     session_lifetime: float = 8 * 3600.0
@@ -148,6 +150,8 @@ class SandboxSettings:
             with cgroups, or FAILED by signal 9, as with Slurm's OverMemoryKill.
         environment: variables of every job, in addition to the minimal ones.
         firecrest: settings of sites that speak firecREST.
+        trusted: a token with which UNICORE sites read each other's files for their user; empty if
+            they do not trust each other, as real servers do not by default.
     """
 
     timing: Timing = Timing()
@@ -159,6 +163,7 @@ class SandboxSettings:
     memory_state: Literal["OUT_OF_MEMORY", "FAILED"] = "OUT_OF_MEMORY"
     environment: Mapping[str, str] = field(default_factory=dict)
     firecrest: FirecrestSettings = FirecrestSettings()
+    trusted: str = ""
 
 
 @dataclass(frozen=True)

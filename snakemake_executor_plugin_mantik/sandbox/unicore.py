@@ -32,6 +32,7 @@ from snakemake_executor_plugin_mantik.sandbox.record import RequestRecord
 from snakemake_executor_plugin_mantik.sandbox.resources import ranges
 from snakemake_executor_plugin_mantik.sandbox.sbatch import SlurmVariant
 from snakemake_executor_plugin_mantik.sandbox.schedulers import scheduler_of
+from snakemake_executor_plugin_mantik.sandbox.server_transfers import ServerTransfers
 from snakemake_executor_plugin_mantik.sandbox.settings import SandboxSettings
 from snakemake_executor_plugin_mantik.sandbox.tsi import Tsi
 
@@ -61,7 +62,7 @@ class UnicoreServer:
         self.name = name
         self.directory = directory.resolve()
         self.settings = settings
-        self.access = Access("mantik", settings.timing.session_lifetime)
+        self.access = Access("mantik", settings.timing.session_lifetime, trusted=settings.trusted)
         self.record = RequestRecord()
         self.jobs: dict[str, UnicoreJob] = {}
         self.forget_next = 0
@@ -88,6 +89,7 @@ class UnicoreServer:
         )
         self._since = time.time()
         self._job_resources = JobResources(self)
+        self._transfers = ServerTransfers(self.url, settings.trusted, settings.timing.transfer_time)
         self.tss = new_id()
         self._updates: asyncio.Task[None] | None = None
 
@@ -143,6 +145,7 @@ class UnicoreServer:
         """End all jobs and remove their directories; the storages' files stay."""
         if self._updates is not None:
             self._updates.cancel()
+        await self._transfers.stop()
         await asyncio.gather(*(job.destroy(self) for job in self.jobs.values()))
         await self.scheduler.stop()
 
@@ -207,6 +210,8 @@ class UnicoreServer:
             case "storages":
                 rest = path.lstrip("/").split("/", 3)[3:]
                 return await self._storage(request, name, sub, rest[0] if rest else "")
+            case "transfers":
+                return await self._transfers.handle(request, name)
             case "jobs":
                 job = self.jobs.get(name)
                 if job is None or job.hidden:
@@ -247,6 +252,8 @@ class UnicoreServer:
             ids = [_FACTORY]
         elif known and kind == "sites":
             ids = [self.tss]
+        elif known and kind == "transfers":
+            ids = self._transfers.ids
         elif known and kind == "storages":
             ids = list(_SHARED_STORAGES)
             if request.query_params.get("filter") == "all":
@@ -312,6 +319,8 @@ class UnicoreServer:
         url = f"{self.url}/storages/{name}"
         if sub == "files":
             return await SandboxFiles(root, url, self.tsi).handle(request, rest)
+        if sub == "transfers" and request.method == "POST":
+            return await self._transfers.create(request, root)
         if sub == "actions" and request.method == "POST" and rest in ("copy", "rename"):
             body = await request.json()
             if not body.get("from") or not body.get("to"):

@@ -160,6 +160,23 @@ class Entry:
     modified: float = 0.0
 
 
+@dataclass(frozen=True)
+class SharedFile:
+    """A file at a site that another site's server can read.
+
+    Attributes:
+        url: its address.
+        api: the API whose servers alone can read it, by the trust that their operators have agreed
+            on: `unicore`. Empty if everybody can who knows the URL: keep it secret then.
+    """
+
+    url: str
+    api: str = ""
+
+    def __repr__(self) -> str:
+        return f"SharedFile(api={self.api!r})"
+
+
 def do_nothing() -> None:
     """Do nothing; the default for callbacks."""
 
@@ -274,6 +291,26 @@ class Site(Protocol):
         `offset` must not be beyond the file's end. `size` is the expected size of the whole file;
         it saves a request where a site has several ways to download.
         """
+        ...
+
+    async def share(self, path: str) -> SharedFile | None:
+        """Let other servers read a file; None if the site has no way to."""
+        ...
+
+    async def start_import(self, source: SharedFile, path: str) -> str | None:
+        """Let the site's server fetch another site's file to `path`; None if it has no way to.
+
+        Return the import's id. Use a `path` once: an import may go on after it was ended, and may
+        have begun although this raised `SiteUnreachable`.
+        """
+        ...
+
+    async def import_state(self, import_id: str) -> JobState:
+        """Return the state of an import; it has succeeded if the reason is `Reason.SUCCESS`."""
+        ...
+
+    async def end_import(self, import_id: str) -> None:
+        """End an import, as far as the site can, and remove what the site keeps of it."""
         ...
 
     async def list(self, path: str) -> dict[str, Entry]:

@@ -4,6 +4,9 @@ A bundle is never written to this machine's disk: it is read from its files piec
 any offset, so that an upload that broke off goes on where it stopped. It may end as several gzip
 members, one for each uploaded part; `tar -xz` reads them as one.
 
+A file that the site's server imports from another one (`Site.start_import`) lies beside the
+bundle's parts; the tar has a link in its place, `.mantik/imported/MODE/NAME`.
+
 A file that is needed under several names (through symbolic links, mostly) is packed once. Its other
 names are links in the tar; the job that unpacks it turns them into copies.
 """
@@ -13,13 +16,13 @@ import gzip
 import hashlib
 import os
 import tarfile
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final
 
 from snakemake_executor_plugin_mantik.common.errors import TransferError, UserError
-from snakemake_executor_plugin_mantik.jobs.paths import display_path
+from snakemake_executor_plugin_mantik.jobs.paths import IMPORTED, OURS, display_path
 from snakemake_executor_plugin_mantik.journal import is_checksum
 from snakemake_executor_plugin_mantik.staging.local import LocalFile, file_key
 
@@ -79,8 +82,12 @@ class Bundle:
         size: bytes of the tar.
     """
 
-    def __init__(self, files: Sequence[LocalFile]) -> None:
+    def __init__(
+        self, files: Sequence[LocalFile], imported: Mapping[str, str] | None = None
+    ) -> None:
         """Look at `files`; call it in a thread of its own.
+
+        `imported` has the names of those that the site imports, by path.
 
         Raises:
             FileChanged: a file has changed or vanished since it was examined.
@@ -89,7 +96,11 @@ class Bundle:
         originals: dict[tuple[int, int], str] = {}
         # A file may be named by itself and also lie in a named directory.
         distinct = {file.path: file for file in files}.values()
-        self._members = [_member(file, originals) for file in distinct]
+        names = imported or {}
+        self._members = [
+            _imported(file, names[file.path]) if file.path in names else _member(file, originals)
+            for file in distinct
+        ]
         self._end = bytes(2 * tarfile.BLOCKSIZE)
         self.size = len(self._end) + sum(
             len(one.header) + one.size + one.padding for one in self._members
@@ -150,6 +161,15 @@ def compress(part: bytes | bytearray) -> bytes:
     sample = part[:_SAMPLE]
     shrinks = len(gzip.compress(sample, 1)) < _WORTH_IT * len(sample)
     return gzip.compress(part, 1 if shrinks else 0, mtime=0)
+
+
+def _imported(file: LocalFile, name: str) -> _Member:
+    """Make the entry of an imported file; the script that unpacks it reads the link."""
+    member = tarfile.TarInfo(file.path)
+    member.type = tarfile.SYMTYPE
+    member.linkname = f"{OURS}/{IMPORTED}/{file.mode & 0o777 | 0o600:o}/{name}"
+    member.mtime = int(file.modified)
+    return _with_header(member, file)
 
 
 def _member(file: LocalFile, originals: dict[tuple[int, int], str]) -> _Member:

@@ -335,7 +335,9 @@ class TestFromAnotherPlace:
 
 
 def test_a_long_upload_is_reported(play: Player, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("snakemake_executor_plugin_mantik.engine.upload._REPORTED_BYTES", SIZE)
+    monkeypatch.setattr(
+        "snakemake_executor_plugin_mantik.engine.transfer_progress._REPORTED_BYTES", SIZE
+    )
 
     async def scenario(run: Run) -> None:
         files = await run.look("large", os.urandom(SIZE))

@@ -5,11 +5,18 @@ import os
 import shutil
 import tarfile
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from snakemake_executor_plugin_mantik.jobs.markers import Marker, OutputEntry
-from snakemake_executor_plugin_mantik.jobs.paths import bundle_done_path
+from snakemake_executor_plugin_mantik.jobs.paths import (
+    IMPORTED,
+    OURS,
+    bundle_done_path,
+    bundle_path,
+    imported_path,
+)
 from snakemake_executor_plugin_mantik.jobs.spec import InputFile, OutputFile
 from tests.support.trial import NASTY, QUICK, Trial, packed
 
@@ -138,6 +145,46 @@ def test_many_jobs_unpack_one_bundle_at_once(trial: Trial, parts: bool) -> None:
     started = [trial.start(spec) for spec in specs]
     ended = [trial.end(spec, process) for spec, process in zip(specs, started, strict=True)]
     assert [(one.returned, one.log) for one in ended] == [(0, "")] * 8
+
+
+def with_imported(trial: Trial, contents: dict[str, bytes]) -> list[Path]:
+    """A bundle of which a site's server has fetched files; returns these."""
+    links = {path: f"{OURS}/{IMPORTED}/755/{number}" for number, path in enumerate(contents)}
+    files: dict[str, bytes | None] = {"z": b"z", f"{IMPORTED}/644/0": b"own"}
+    links |= {"plain": "z", "alias": f"{IMPORTED}/644/0"}
+    trial.upload_parts("b", packed(files, links), 2)
+    fetched = []
+    for number, content in enumerate(contents.values()):
+        fetched.append(trial.workspace / imported_path("b", str(number)))
+        fetched[-1].parent.mkdir(exist_ok=True)
+        fetched[-1].write_bytes(content)
+        fetched[-1].chmod(0o600)
+    return fetched
+
+
+def test_imported_files_of_a_bundle_come_to_their_places(trial: Trial) -> None:
+    contents = {NASTY: b"one", "deep/x\n'": b"two", "-y": b""}
+    with_imported(trial, contents)
+    specs = [trial.spec("cat z plain alias", bundles=("b",)) for _ in range(6)]
+    started = [trial.start(spec) for spec in specs]
+    ended = [trial.end(spec, process) for spec, process in zip(specs, started, strict=True)]
+    assert [(one.returned, one.log) for one in ended] == [(0, "zzown")] * 6
+    for path, content in contents.items():
+        place = trial.workspace / path
+        assert place.read_bytes() == content
+        status = place.lstat()
+        assert (status.st_mode & 0o7777, status.st_mtime, status.st_nlink) == (0o755, 0, 1)
+    assert not (trial.workspace / bundle_path("b")).exists()
+
+
+def test_a_bundle_without_an_imported_file_is_not_taken_for_done(trial: Trial) -> None:
+    fetched = with_imported(trial, {"x": b"one", "y": b"two"})
+    fetched[1].unlink()
+    ended = trial.run(trial.spec(bundles=("b",)))
+    assert ended.sure.failed_step == "bundles"
+    assert not any((trial.workspace / name).exists() for name in ("x", "y", "z"))
+    with_imported(trial, {"x": b"one", "y": b"two"})
+    assert trial.run(trial.spec("cat x y", bundles=("b",))).log == "onetwo"
 
 
 def test_a_bundle_does_not_follow_a_link_that_it_replaces(trial: Trial) -> None:

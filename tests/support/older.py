@@ -1,6 +1,7 @@
 """Journals of older versions: what makes one of the newest."""
 
 UNDO_9 = """
+DROP TABLE imports;
 DROP TABLE uploads;
 DROP TABLE stored; ALTER TABLE remote_files DROP COLUMN modified;
 ALTER TABLE remote_files DROP COLUMN mode;

@@ -30,6 +30,8 @@ from snakemake_executor_plugin_mantik.journal import TryRecord
 from snakemake_executor_plugin_mantik.sites.base import (
     Entry,
     JobState,
+    Phase,
+    SharedFile,
     SiteDetails,
     SiteFacts,
     Submission,
@@ -254,6 +256,18 @@ class SimulatedSite:
             yield content[i : i + 1000]
         if broken is not None:
             raise broken
+
+    async def share(self, path: str) -> SharedFile | None:
+        return None
+
+    async def start_import(self, source: SharedFile, path: str) -> str | None:
+        return None
+
+    async def import_state(self, import_id: str) -> JobState:
+        return JobState(Phase.UNKNOWN)
+
+    async def end_import(self, import_id: str) -> None:
+        pass
 
     async def list(self, path: str) -> dict[str, Entry]:
         return await self._call("list", path, lambda: self.world.below("" if path == "." else path))

@@ -2,11 +2,12 @@
 
 from collections.abc import AsyncGenerator, Callable
 
+from snakemake_executor_plugin_mantik.engine.imports import Importer, Share
 from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
 from snakemake_executor_plugin_mantik.engine.stage import Stager
 from snakemake_executor_plugin_mantik.engine.upload import Uploader
 from snakemake_executor_plugin_mantik.journal import Journal
-from snakemake_executor_plugin_mantik.sites.base import Site
+from snakemake_executor_plugin_mantik.sites.base import SharedFile, Site
 from snakemake_executor_plugin_mantik.staging.bundle import Fetch
 from snakemake_executor_plugin_mantik.staging.local import LocalFile
 
@@ -20,13 +21,23 @@ async def nowhere(file: LocalFile, offset: int) -> AsyncGenerator[bytes, None]:
     yield b""
 
 
+async def unshared(file: LocalFile) -> SharedFile | None:
+    """No site lets another server read its files."""
+    return None
+
+
 def make_stager(
     site: Site,
     journal: Journal,
     retry: SiteRetry,
     notify: Callable[[str], None] = lambda _: None,
     fetch: Fetch = nowhere,
+    share: Share = unshared,
 ) -> Stager:
     """Make the stager of the place `sim`."""
-    uploader = Uploader(site, "sim", journal, retry, notify=notify, fetch=fetch, limit=UPLOAD_BYTES)
+    importer = Importer(site, journal.files, retry, share=share, notify=notify)
+    uploader = Uploader(
+        site, "sim", journal, retry,
+        notify=notify, fetch=fetch, importer=importer, limit=UPLOAD_BYTES,
+    )  # fmt: skip
     return Stager(site, "sim", journal, retry, uploader)

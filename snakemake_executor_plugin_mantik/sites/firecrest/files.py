@@ -186,6 +186,10 @@ class FirecrestFiles:
             )
         return entry
 
+    async def share(self, path: str) -> str | None:
+        """Return a URL that grants access to a file, or None if the site has no object store."""
+        return await self._transfers.share(path, await self._reachable(path, 0), self)
+
     async def list(self, path: str) -> dict[str, Entry]:
         # With a slash, `ls` lists a directory's entries, also behind a link, and refuses a file.
         target = f"{self._paths.anywhere(path)}/"

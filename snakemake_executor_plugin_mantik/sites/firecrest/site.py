@@ -11,6 +11,7 @@ from snakemake_executor_plugin_mantik.common.errors import SiteRejected
 from snakemake_executor_plugin_mantik.sites.base import (
     Entry,
     JobState,
+    SharedFile,
     SiteDetails,
     SiteFacts,
     Submission,
@@ -19,6 +20,7 @@ from snakemake_executor_plugin_mantik.sites.base import (
 from snakemake_executor_plugin_mantik.sites.credentials import Credential
 from snakemake_executor_plugin_mantik.sites.firecrest.connection import FirecrestConnection
 from snakemake_executor_plugin_mantik.sites.firecrest.files import FirecrestFiles
+from snakemake_executor_plugin_mantik.sites.firecrest.imports import FirecrestImports
 from snakemake_executor_plugin_mantik.sites.firecrest.jobs import OUTPUT_BYTES, FirecrestJobs
 from snakemake_executor_plugin_mantik.sites.firecrest.opening import (
     FirecrestSystem,
@@ -69,6 +71,7 @@ class _Opened:
     user: FirecrestUser
     paths: WorkspacePaths
     files: FirecrestFiles
+    imports: FirecrestImports
 
 
 class FirecrestSite:
@@ -161,8 +164,9 @@ class FirecrestSite:
         account = self._account or user.account or None
         transfers = FirecrestTransfers(self._connection, system, paths, self._jobs, account)
         files = FirecrestFiles(self._connection, system, paths, transfers)
+        imports = FirecrestImports(system, paths, files, self._jobs, account)
         await files.make_workspace(shared=self._settings.sharing == "group")
-        self._opened = _Opened(system, user, paths, files)
+        self._opened = _Opened(system, user, paths, files, imports)
         return SiteFacts(
             workspace,
             system.server,
@@ -224,6 +228,19 @@ class FirecrestSite:
 
     def get(self, path: str, *, offset: int = 0, size: int | None = None) -> AsyncIterator[bytes]:
         return self._files.get(path, offset, size)
+
+    async def share(self, path: str) -> SharedFile | None:
+        url = await self._files.share(path)
+        return None if url is None else SharedFile(url)
+
+    async def start_import(self, source: SharedFile, path: str) -> str | None:
+        return await self._open.imports.start(source, path)
+
+    async def import_state(self, import_id: str) -> JobState:
+        return await self._open.imports.state(import_id)
+
+    async def end_import(self, import_id: str) -> None:
+        await self._open.imports.end(import_id)
 
     async def list(self, path: str) -> dict[str, Entry]:
         return await self._files.list(path)

@@ -127,6 +127,13 @@ class FirecrestTransfers:
             if staged.parts:
                 await small.remove(staged.parts)
 
+    async def share(self, path: str, entry: Entry, small: SmallFiles) -> str | None:
+        """Return a URL of the site's object store from which everybody can read a file.
+
+        A download of the same file uses it, too. None if the site has no object store.
+        """
+        return (await self._stage(path, entry, small)).url if self._stored(path) else None
+
     async def _stage(self, path: str, entry: Entry, small: SmallFiles) -> _Staged:
         async with self._staging[path]:
             staged = self._staged.get(path)

@@ -19,12 +19,16 @@ def is_encodable(path: str) -> bool:
 
 
 class StoragePaths:
-    """URL paths of files below `root`, a directory relative to the mount point of a storage."""
+    """URL paths of files below `root`, a directory relative to the mount point of a storage.
+
+    `storage` is the URL path of the storage itself.
+    """
 
     def __init__(self, site: str, storage: str, root: str) -> None:
         self._site = site
         self.root = root
-        self._files = f"/storages/{quote(storage, safe='')}/files"
+        self.storage = f"/storages/{quote(storage, safe='')}"
+        self._files = f"{self.storage}/files"
 
     def url(self, path: str) -> str:
         """Return the URL path of `path`; `.` is the workspace itself.
@@ -40,7 +44,11 @@ class StoragePaths:
                 where=f"site {self._site}",
                 do="Use names without % ' $ backslash and control characters",
             )
-        return f"{self._files}/{quote(f'{self.root}/{path}'.lstrip('/'))}"
+        return f"{self._files}/{quote(self.below(path))}"
+
+    def below(self, path: str) -> str:
+        """Return `path` relative to the storage's mount point."""
+        return f"{self.root}/{path}".lstrip("/")
 
 
 def find_storage(mounts: Mapping[str, str], workspace: str) -> tuple[str, str] | None:

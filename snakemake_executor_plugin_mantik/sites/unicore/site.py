@@ -11,6 +11,7 @@ from snakemake_executor_plugin_mantik.common.errors import SiteRejected
 from snakemake_executor_plugin_mantik.sites.base import (
     Entry,
     JobState,
+    SharedFile,
     SiteDetails,
     SiteFacts,
     Submission,
@@ -24,6 +25,7 @@ from snakemake_executor_plugin_mantik.sites.unicore.description import (
     lost_resources,
 )
 from snakemake_executor_plugin_mantik.sites.unicore.files import LISTING_LIMIT, UnicoreFiles
+from snakemake_executor_plugin_mantik.sites.unicore.imports import UnicoreImports
 from snakemake_executor_plugin_mantik.sites.unicore.jobs import UnicoreJobs
 from snakemake_executor_plugin_mantik.sites.unicore.opening import (
     UnicoreQueues,
@@ -107,6 +109,7 @@ class UnicoreSite:
         )
         self._jobs = UnicoreJobs(self._connection, name, settings.submissions_per_second)
         self._opened_files: UnicoreFiles | None = None
+        self._opened_imports: UnicoreImports | None = None
         self._queues = UnicoreQueues()
         self._server = ""
         self._storage: str | None = None
@@ -121,6 +124,12 @@ class UnicoreSite:
         if self._opened_files is None:
             raise RuntimeError(f"site {self.name} was not opened")
         return self._opened_files
+
+    @property
+    def _imports(self) -> UnicoreImports:
+        if self._opened_imports is None:
+            raise RuntimeError(f"site {self.name} was not opened")
+        return self._opened_imports
 
     @property
     def clock(self) -> float | None:
@@ -142,6 +151,7 @@ class UnicoreSite:
         self._storage = storage
         paths = StoragePaths(self.name, storage, root)
         self._opened_files = UnicoreFiles(self._connection, paths, self.name)
+        self._opened_imports = UnicoreImports(self._connection, paths)
         await self._opened_files.make_workspace(shared=self._settings.sharing == "group")
         return SiteFacts(
             workspace, base.server, base.user, self._queues.limits, LISTING_LIMIT,
@@ -207,6 +217,18 @@ class UnicoreSite:
         size: int | None = None,  # noqa: ARG002 - one way
     ) -> AsyncIterator[bytes]:
         return self._files.get(path, offset)
+
+    async def share(self, path: str) -> SharedFile | None:
+        return self._imports.share(path)
+
+    async def start_import(self, source: SharedFile, path: str) -> str | None:
+        return await self._imports.start(source, path)
+
+    async def import_state(self, import_id: str) -> JobState:
+        return await self._imports.state(import_id)
+
+    async def end_import(self, import_id: str) -> None:
+        await self._imports.end(import_id)
 
     async def list(self, path: str) -> dict[str, Entry]:
         return await self._files.list(path)

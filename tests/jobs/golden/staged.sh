@@ -277,15 +277,27 @@ _m_place() {
   find "$from" -mindepth 1 ! -type d -printf '%h\0%f\0' > "$list" || return
   while IFS= read -r -d '' folder && IFS= read -r -d '' name; do
     if (( ${#names[@]} )) && [[ $folder != "$last" || ${#names[@]} -ge 500 ]]; then
-      mv -f -t "./${last#"$from"}" -- "${names[@]}" || return
+      _m_move "./${last#"$from"}" "${names[@]}" || return
       names=()
     fi
     names+=("$folder/$name")
     last=$folder
   done < "$list"
-  (( ${#names[@]} == 0 )) || mv -f -t "./${last#"$from"}" -- "${names[@]}" || return
+  (( ${#names[@]} == 0 )) || _m_move "./${last#"$from"}" "${names[@]}" || return
   _m_say_unpacked
   rm -rf -- "$from" "$list"
+}
+
+# Moves files into the directory $1. `mv` refuses a file that another job has just put there from the
+# same bundle under its own name (`_m_link_imported`).
+_m_move() {
+  local into=$1 name
+  shift
+  mv -f -t "$into" -- "$@" 2>/dev/null && return
+  for name; do
+    [ ! -e "$name" ] || [ "$name" -ef "$into/${name##*/}" ] || mv -f -t "$into" -- "$name" ||
+      [ "$name" -ef "$into/${name##*/}" ] || return
+  done
 }
 
 # Records the checksums of large inputs just unpacked; gzip's own check has verified the content.
@@ -307,7 +319,8 @@ _m_unpack_bundle() {
   [ -e "$2" ] && return
   rm -rf -- "$into" && mkdir -m 700 -- "$into" || _m_fail "cannot make $into"
   _m_read_bundle "$1" | tar -xzf - -C "$into" --no-same-owner --no-same-permissions
-  if ! [[ "${PIPESTATUS[*]}" =~ ^0\ 0$ ]]; then
+  if ! { [[ "${PIPESTATUS[*]}" =~ ^0\ 0$ ]] && { [ -f "$1" ] || _m_link_imported "$1" "$into"; }; }
+  then
     # Another job may have unpacked it meanwhile, and removed its parts.
     while [ -d "$1" ] || [ ! -e "$1" ]; do
       [ ! -e "$2" ] || { rm -rf -- "$into"; return; }
@@ -319,6 +332,21 @@ _m_unpack_bundle() {
   _m_place "$into" || _m_fail "cannot put the files of $1 into the workspace"
   : > "$2" || _m_fail "cannot write $2"
   [ ! -d "$1" ] || rm -rf -- "$1"
+}
+
+# Replaces the links in $2 to `.mantik/imported/MODE/NAME` by files of the bundle's directory $1,
+# which the site's server has fetched from another one. They stay there for jobs that unpack it now.
+_m_link_imported() {
+  local list=$_m_work/imported.list link target file mode
+  find "$2" -type l -lname '.mantik/imported/*' -print0 > "$list" || return
+  while IFS= read -r -d '' link; do
+    target=$(readlink -- "$link") && file=$1/imported/${target##*/} || return
+    mode=${target%/*} mode=${mode##*/}
+    touch -h -r "$link" -- "$file" && chmod "$mode" -- "$file" && {
+      ln -f -- "$file" "$link" || cp -p --remove-destination -- "$file" "$link"
+    } || return
+  done < "$list" 2>/dev/null
+  rm -f -- "$list"
 }
 
 # Prints a bundle: a file, or a directory of parts that are named NUMBER-of-COUNT. Each part is

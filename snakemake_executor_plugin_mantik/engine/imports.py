@@ -1,0 +1,175 @@
+"""Imports: files that a site's server fetches from another site's, without this machine.
+
+They go on while this machine is off; the journal knows them. A file that no server can fetch, or
+does not, streams through this machine instead (`engine/upload.py`). The job that unpacks the bundle
+compares its content with the checksum, as of all files of other places.
+"""
+
+import asyncio
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from typing import Final
+
+from snakemake_executor_plugin_mantik.common.errors import MantikError, SiteError
+from snakemake_executor_plugin_mantik.engine.site_retry import TRANSIENT, SiteRetry
+from snakemake_executor_plugin_mantik.engine.transfer_progress import TransferProgress, Way
+from snakemake_executor_plugin_mantik.jobs.paths import display_path, imported_path
+from snakemake_executor_plugin_mantik.jobs.reasons import Reason
+from snakemake_executor_plugin_mantik.journal import FileLedger
+from snakemake_executor_plugin_mantik.sites.base import JobState, Phase, SharedFile, Site
+from snakemake_executor_plugin_mantik.staging.local import LocalFile
+
+IMPORT_BYTES: Final = 16 << 20
+"""Size from which a file is imported: it may take a job at each of the two sites."""
+_AT_ONCE: Final = 4
+"""Imports to a place at the same time."""
+_FIRST_LOOK_S: Final = 0.5
+"""Wait before the first look at an import; each further wait is 1.5 times longer."""
+_LONGEST_LOOK_S: Final = 15.0
+_STALLED_S: Final = 600.0
+"""Seconds without a new byte, in a queue or not, after which an import is given up."""
+_VISIBLE_S: Final = 30.0
+"""Seconds that a site's file system may take to show the whole of an imported file."""
+
+Share = Callable[[LocalFile], Awaitable[SharedFile | None]]
+"""Lets servers read a file of another place; None if its site has no way to."""
+
+
+class _ImportFailed(Exception):  # noqa: N818 - a plain name
+    """The site's server did not bring the file; the message says why."""
+
+
+class Importer:
+    """Lets the site of one place import files. Belongs to the event loop's thread."""
+
+    def __init__(
+        self,
+        site: Site,
+        ledger: FileLedger,
+        retry: SiteRetry,
+        *,
+        share: Share,
+        notify: Callable[[str], None],
+    ) -> None:
+        self._site = site
+        self._ledger = ledger
+        self._retry = retry
+        self._share = share
+        self._notify = notify
+        self._slots = asyncio.Semaphore(_AT_ONCE)
+        # Places from which imports failed, and contents that were imported, in this run.
+        self._useless: set[str] = set()
+        self._imported: set[tuple[str, str]] = set()
+
+    async def bring(self, bundle: str, files: Sequence[LocalFile]) -> dict[str, str]:
+        """Import the large ones of `files`, all of one other place, into a bundle's directory.
+
+        Return the names of those that are there, by path.
+        """
+        large = [file for file in files if file.size >= IMPORT_BYTES and not file.directory]
+        names = await asyncio.gather(*(self._bring(bundle, file) for file in large))
+        return {file.path: name for file, name in zip(large, names, strict=True) if name}
+
+    async def _bring(self, bundle: str, file: LocalFile) -> str:
+        """Return the name of an imported file; empty if it must come in another way."""
+        # A job may have found the content to be another one: streaming finds out where it changed.
+        if (file.path, file.sha256) in self._imported:
+            return ""
+        async with self._slots:
+            begun = self._ledger.find_import(bundle, file.path)
+            if begun is None and file.stored in self._useless:
+                return ""
+            try:
+                begun = begun or await self._begin(bundle, file)
+                if begun is None:
+                    self._useless.add(file.stored)
+                    return ""
+                await self._finish(bundle, file, *begun)
+            except (_ImportFailed, MantikError) as error:
+                if not isinstance(error, TRANSIENT):
+                    self._useless.add(file.stored)
+                self._notify(
+                    f"Site {self._site.name} cannot fetch {display_path(file.path)} from the other"
+                    f" site's server; it comes {Way.STREAM}. {str(error).rstrip('.')}."
+                )
+                return ""
+        self._imported.add((file.path, file.sha256))
+        return begun[0]
+
+    async def _begin(self, bundle: str, file: LocalFile) -> tuple[str, str] | None:
+        """Begin an import; return the file's name and the import's id, or None if there is no way.
+
+        Raises:
+            MantikError: one of the sites refuses it, or does not answer.
+        """
+        shared = await self._share(file)
+        if shared is None:
+            return None
+        name = str(uuid.uuid4())
+        path = imported_path(bundle, name)
+        await self._retry(lambda: self._site.make_directory(path.rpartition("/")[0]))
+        import_id = await self._site.start_import(shared, path)
+        if import_id is None:
+            return None
+        self._ledger.set_import(bundle, file.path, name, import_id)
+        return name, import_id
+
+    async def _finish(self, bundle: str, file: LocalFile, name: str, import_id: str) -> None:
+        """Wait until an import has brought the whole file.
+
+        If this is cancelled, the import goes on, and the next run finds it.
+
+        Raises:
+            _ImportFailed: it has not.
+            MantikError: the site refuses to say.
+        """
+        path = imported_path(bundle, name)
+        progress = TransferProgress([file], self._site.name, self._notify, Way.IMPORT)
+        progress.begin(await self._size(path) / file.size)
+        state = await self._end_of(import_id, path, file, progress)
+        with suppress(SiteError):
+            await self._site.end_import(import_id)
+        if state.phase is Phase.UNKNOWN or state.reason is Reason.SUCCESS:
+            if await self._is_whole(path, file):
+                return
+            reason = "Not all of it is there"
+        else:
+            reason = state.detail
+        with suppress(SiteError):
+            await self._site.remove(path)
+        raise _ImportFailed(reason)
+
+    async def _end_of(
+        self, import_id: str, path: str, file: LocalFile, progress: TransferProgress
+    ) -> JobState:
+        """Return the state of an import that has ended, is unknown, or does not go on any more."""
+        clock = asyncio.get_running_loop().time
+        pause, size, since = _FIRST_LOOK_S, 0, clock()
+        while True:
+            await asyncio.sleep(pause)
+            state = await self._retry(lambda: self._site.import_state(import_id))
+            if state.phase in (Phase.ENDED, Phase.UNKNOWN):
+                return state
+            if (now := await self._size(path)) > size:
+                size, since = now, clock()
+                progress.report(size / file.size)
+            elif clock() - since > _STALLED_S:
+                return JobState(
+                    Phase.ENDED, Reason.UNKNOWN, f"Nothing of it has come for {_STALLED_S:.0f} s"
+                )
+            pause = min(pause * 1.5, _LONGEST_LOOK_S)
+
+    async def _is_whole(self, path: str, file: LocalFile) -> bool:
+        """Check the size of an imported file, which a file system may show late."""
+        clock = asyncio.get_running_loop().time
+        until = clock() + _VISIBLE_S
+        while await self._size(path) != file.size:
+            if clock() > until:
+                return False
+            await asyncio.sleep(_FIRST_LOOK_S)
+        return True
+
+    async def _size(self, path: str) -> int:
+        entry = await self._retry(lambda: self._site.stat(path))
+        return 0 if entry is None else entry.size

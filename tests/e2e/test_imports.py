@@ -1,0 +1,157 @@
+"""Large files from site to site without this machine: one server fetches them from the other."""
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
+from snakemake_executor_plugin_mantik.sandbox.settings import SandboxSettings, SiteOption, Timing
+from tests.real.centre import tsi
+from tests.real.centre.firecrest import SOFTWARE as FIRECREST
+from tests.support.workflows import FILES_STAY, Place, Project, place_in, tells, until
+
+SITES = {"one": "unicore", "two": "unicore", "three": "firecrest", "four": "firecrest"}
+SIZE = 20_000_000
+SHOWN = "19.1 MiB"
+MADE_AT = 1_600_000_000
+
+SNAKEFILE = """
+    rule sum:
+        input: "results/tool"
+        output: "sum.txt"
+        resources: mantik_site="{other}"
+        shell: "sha256sum < {{input}} > {{output}}; stat -c '%a %Y' {{input}} >> {{output}}"
+
+    rule make:
+        output: "results/tool"
+        resources: mantik_site="{first}"
+        shell:
+            "head -c {size} /dev/urandom > {{output}}; chmod 755 {{output}};"
+            " touch -d @{made} {{output}}"
+"""
+
+
+def boxed(directory: Path, trusted: str = "", transfer_time: float = 0.0) -> Sandbox:
+    settings = SandboxSettings(trusted=trusted, timing=Timing(transfer_time=transfer_time))
+    return Sandbox(directory, [SiteOption(*site) for site in SITES.items()], settings)
+
+
+@pytest.fixture(scope="module")
+def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
+    """Sites whose operators trust each other."""
+    with boxed(tmp_path_factory.mktemp("imports"), trusted="each other") as made:
+        yield made
+
+
+def between(first: Place, other: Place, tmp_path: Path) -> Project:
+    """A project whose file is made at one site and read at another."""
+    made = Project(tmp_path / "project", first)
+    names = {"first": first.name, "other": other.name}
+    made.write("Snakefile", SNAKEFILE.format(**names, size=SIZE, made=MADE_AT))
+    second = tmp_path / f"{other.name}.yaml"
+    second.write_text(other.config)
+    made.sites = [str(second)]
+    made.extra |= other.environment
+    return made
+
+
+def verify(project: Project, other: Place) -> None:
+    """Check that the other site's job read what the first one's had made."""
+    content = (project.workspace / "results/tool").read_bytes()
+    there = project.workspace_at(other)
+    sum_ = hashlib.sha256(content).hexdigest()
+    assert (there / "sum.txt").read_text() == f"{sum_}  -\n755 {MADE_AT}\n"
+    assert (there / "results/tool").stat().st_nlink == 1, "no second name takes room"
+    assert not [*(there / ".mantik").rglob("imported")], "the bundle is gone"
+    here = [path for path in project.directory.rglob("*") if path.is_file()]
+    assert max(path.stat().st_size for path in here) < SIZE / 10, "nothing of it came here"
+
+
+def requests(box: Sandbox, site: str, kind: str) -> int:
+    return int(box.record(site)["requests"].get(kind, 0))
+
+
+@pytest.mark.software(tsi.SOFTWARE)
+@pytest.mark.software(FIRECREST)
+def test_a_real_server_imports(
+    firecrest_centre_place: Place, unicore_centre_place: Place, tmp_path: Path
+) -> None:
+    """UNICORE/X, with its TSI, fetches from the object store of the real firecREST."""
+    project = between(firecrest_centre_place, unicore_centre_place, tmp_path)
+
+    ran = project.run(*FILES_STAY).ok()
+
+    told = f"Moving results/tool ({SHOWN}) to site {unicore_centre_place.name}, from server to"
+    tells(ran.output, told)
+    assert "through this machine" not in ran.output
+    verify(project, unicore_centre_place)
+    project.close()
+
+
+@pytest.mark.parametrize(
+    ("first", "other"),
+    [("three", "one"), ("one", "two"), ("three", "four")],
+    ids=["firecrest-unicore", "unicore-unicore", "firecrest-firecrest"],
+)
+def test_from_server_to_server(box: Sandbox, first: str, other: str, tmp_path: Path) -> None:
+    project = between(place_in(box, first), place_in(box, other), tmp_path)
+
+    ran = project.run(*FILES_STAY).ok()
+
+    tells(ran.output, f"Moving results/tool ({SHOWN}) to site {other}, from server to server.")
+    assert "through this machine" not in ran.output
+    verify(project, place_in(box, other))
+    project.close()
+
+
+def test_servers_that_do_not_trust_each_other(tmp_path: Path) -> None:
+    with boxed(tmp_path / "box") as box:
+        project = between(place_in(box, "one"), place_in(box, "two"), tmp_path)
+
+        ran = project.run(*FILES_STAY).ok()
+
+        tells(
+            ran.output,
+            "Site two cannot fetch results/tool from the other site's server; it comes through"
+            " this machine. Processing failed: eu.unicore.services.restclient.RESTException: n/a"
+            " [HTTP 403 Forbidden].",
+            f"Moving results/tool ({SHOWN}) to site two, through this machine.",
+        )
+        verify(project, place_in(box, "two"))
+        project.close()
+
+
+def test_no_way_from_server_to_server(box: Sandbox, tmp_path: Path) -> None:
+    """firecREST fetches nothing that needs UNICORE's trust."""
+    project = between(place_in(box, "one"), place_in(box, "three"), tmp_path)
+
+    ran = project.run(*FILES_STAY).ok()
+
+    tells(ran.output, f"Moving results/tool ({SHOWN}) to site three, through this machine.")
+    assert "from server to server" not in ran.output
+    verify(project, place_in(box, "three"))
+    project.close()
+
+
+def test_an_import_goes_on_while_the_controller_is_dead(tmp_path: Path) -> None:
+    with boxed(tmp_path / "box", trusted="each other", transfer_time=4.0) as box:
+        project = between(place_in(box, "one"), place_in(box, "two"), tmp_path)
+        running = project.start(*FILES_STAY)
+        imported = project.workspace_at(place_in(box, "two")) / ".mantik/bundles"
+        until(
+            lambda: [f.stat().st_size for f in imported.glob("*/*/imported/*")] == [SIZE],
+            "an import",
+        )
+        until(lambda: requests(box, "two", "GET transfers/*") > 0, "a look at it")
+        running.kill()
+
+        ran = project.run(*FILES_STAY, "--rerun-incomplete", "--nolock").ok()
+
+        told = f"Moving results/tool ({SHOWN}) to site two, from server to server; "
+        tells(ran.output, told, "of it is there already")
+        assert requests(box, "two", "POST storages/*/transfers") == 1
+        assert "through this machine" not in ran.output
+        verify(project, place_in(box, "two"))
+        project.close()

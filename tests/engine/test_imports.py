@@ -1,0 +1,248 @@
+"""Imports: what becomes of files that one site's server fetches from another."""
+
+import asyncio
+import hashlib
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from snakemake_executor_plugin_mantik.common.errors import SiteRejected, SiteUnreachable
+from snakemake_executor_plugin_mantik.engine.imports import IMPORT_BYTES, Importer
+from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
+from snakemake_executor_plugin_mantik.jobs.paths import imported_path
+from snakemake_executor_plugin_mantik.jobs.reasons import Reason
+from snakemake_executor_plugin_mantik.journal import FileRecord, Journal
+from snakemake_executor_plugin_mantik.sites.base import Entry, JobState, Phase, SharedFile
+from snakemake_executor_plugin_mantik.staging.local import LocalFile
+from tests.support import virtualtime
+from tests.support.simulated import SimulatedSite, World
+
+SIZE = IMPORT_BYTES + 5
+SHARED = SharedFile("https://store/file?Signature=secret")
+FAILED = JobState(Phase.ENDED, Reason.UNKNOWN, "no route to the other host")
+DONE = JobState(Phase.ENDED, Reason.SUCCESS)
+RUNNING = JobState(Phase.RUNNING)
+
+
+class Importing(SimulatedSite):
+    """A site that imports; what it says of imports is set by the test.
+
+    Attributes:
+        begun: the paths of the imports that were begun.
+        sizes: by path, the sizes that it shows, one after the other; the last one stays.
+        states: the states of imports, one after the other; the last one stays.
+        error: what the beginning of an import meets.
+        removed: the paths that were removed.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(World())
+        self.begun: list[str] = []
+        self.sizes = [0, SIZE // 2, SIZE]
+        self.import_states = [RUNNING, RUNNING, DONE]
+        self.error: Exception | None = None
+        self.removed: list[str] = []
+
+    async def start_import(self, source: SharedFile, path: str) -> str | None:
+        assert source is SHARED
+        if self.error is not None:
+            raise self.error
+        self.begun.append(path)
+        return f"import-{len(self.begun)}"
+
+    async def import_state(self, import_id: str) -> JobState:
+        states = self.import_states
+        return states.pop(0) if len(states) > 1 else states[0]
+
+    async def stat(self, path: str) -> Entry | None:
+        if path in self.removed:
+            return None
+        size = self.sizes.pop(0) if len(self.sizes) > 1 else self.sizes[0]
+        return Entry(path.rpartition("/")[2], size, directory=False)
+
+    async def remove(self, path: str) -> None:
+        self.removed.append(path)
+
+
+class Run:
+    """One run of a workflow with a place that imports.
+
+    Attributes:
+        said: the lines in the user's log.
+    """
+
+    def __init__(self, site: Importing, journal: Journal) -> None:
+        self.site, self.journal = site, journal
+        self.said: list[str] = []
+        self.shared: SharedFile | None = SHARED
+        retry = SiteRetry("sim", self.said.append, asyncio.get_running_loop().time)
+        self.importer = Importer(
+            site, journal.files, retry, share=self._share, notify=self.said.append
+        )
+
+    async def _share(self, file: LocalFile) -> SharedFile | None:
+        return self.shared
+
+    async def bring(self, *files: LocalFile) -> list[str]:
+        """The paths of the files that were imported."""
+        names = await self.importer.bring("1/b", files)
+        begun = [name.rpartition("/")[2] for name in self.site.begun]
+        assert set(names.values()) <= set(begun)
+        return sorted(names)
+
+
+def stored(path: str = "set.tar", size: int = SIZE) -> LocalFile:
+    digest = hashlib.sha256(path.encode()).hexdigest()
+    return LocalFile.at("elsewhere", FileRecord(path, size, digest, mode=0o644))
+
+
+Play = Callable[[Run], Awaitable[None]]
+Player = Callable[[Play], None]
+
+
+@pytest.fixture
+def site() -> Importing:
+    return Importing()
+
+
+@pytest.fixture
+def play(site: Importing, tmp_path: Path) -> Player:
+    """Plays a scenario; each is a run of its own with the same journal and site."""
+
+    def run(scenario: Play) -> None:
+        async def with_run() -> None:
+            journal = Journal(tmp_path / ".state")
+            try:
+                await scenario(Run(site, journal))
+            finally:
+                journal.close()
+
+        virtualtime.run(with_run())
+
+    return run
+
+
+def test_only_large_ones_are_imported(play: Player) -> None:
+    async def scenario(run: Run) -> None:
+        assert await run.bring(stored(), stored("small", IMPORT_BYTES - 1)) == ["set.tar"]
+        assert run.said == ["Moving set.tar (16.0 MiB) to site sim, from server to server."]
+        assert run.journal.files.find_import("1/b", "set.tar") is not None
+
+    play(scenario)
+
+
+def test_the_next_run_waits_for_the_same_import(play: Player, site: Importing) -> None:
+    site.import_states = [RUNNING]
+    site.sizes = list(range(0, SIZE, 1000))
+
+    async def stopped(run: Run) -> None:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(60):
+                await run.bring(stored())
+
+    async def again(run: Run) -> None:
+        site.import_states, site.sizes = [RUNNING, DONE], [SIZE // 2, SIZE]
+        assert await run.bring(stored()) == ["set.tar"]
+        assert run.said[0].endswith("from server to server; 50% of it is there already.")
+
+    play(stopped)
+    play(again)
+    assert len(site.begun) == 1
+
+
+def test_an_import_that_ended_while_nobody_looked(play: Player, site: Importing) -> None:
+    """A site forgets imports after a day; what counts is whether all of the file is there."""
+    site.import_states = [RUNNING]
+
+    async def stopped(run: Run) -> None:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1):
+                await run.bring(stored())
+
+    async def again(run: Run) -> None:
+        site.import_states = [JobState(Phase.UNKNOWN)]
+        assert await run.bring(stored()) == ["set.tar"]
+
+    play(stopped)
+    play(again)
+    assert len(site.begun) == 1
+
+
+@pytest.mark.parametrize("how", ["failed", "stalled", "short", "forgotten", "refused"])
+def test_what_is_not_imported_is_left_to_another_way(
+    play: Player, site: Importing, how: str
+) -> None:
+    reasons = {
+        "failed": FAILED.detail,
+        "stalled": "Nothing of it has come for 600 s",
+        "short": "Not all of it is there",
+        "forgotten": "Not all of it is there",
+        "refused": "no imports",
+    }
+    site.import_states = {
+        "failed": [RUNNING, FAILED],
+        "stalled": [JobState(Phase.WAITING)],
+        "short": [DONE],
+        "forgotten": [JobState(Phase.UNKNOWN)],
+    }.get(how, [DONE])
+    site.sizes = [0] if how in ("stalled", "failed") else [SIZE - 1]
+    if how == "refused":
+        site.error = SiteRejected("no imports")
+
+    async def scenario(run: Run) -> None:
+        assert await run.bring(stored()) == []
+        assert run.said[-1] == (
+            "Site sim cannot fetch set.tar from the other site's server; it comes through this"
+            f" machine. {reasons[how]}."
+        )
+        assert site.removed == site.begun, "half a file takes no room"
+        said = len(run.said)
+        assert await run.bring(stored("other.tar")) == [], "tried once in a run"
+        assert len(run.said) == said
+
+    play(scenario)
+
+
+def test_a_site_that_is_away_for_a_moment_is_tried_again(play: Player, site: Importing) -> None:
+    site.error = SiteUnreachable("no answer")
+
+    async def scenario(run: Run) -> None:
+        assert await run.bring(stored()) == []
+        site.error = None
+        assert await run.bring(stored("other.tar")) == ["other.tar"]
+
+    play(scenario)
+
+
+def test_no_way_is_no_failure(play: Player) -> None:
+    async def scenario(run: Run) -> None:
+        run.shared = None
+        assert await run.bring(stored()) == []
+        assert run.said == []
+
+    play(scenario)
+
+
+def test_what_a_job_found_to_be_another_content_is_not_imported_again(play: Player) -> None:
+    """It streams then, and is compared on the way: that shows where it changed."""
+
+    async def scenario(run: Run) -> None:
+        assert await run.bring(stored()) == ["set.tar"]
+        run.journal.files.forget_upload("1/b")
+        assert await run.bring(stored()) == []
+
+    play(scenario)
+
+
+def test_what_grants_access_is_not_shown() -> None:
+    assert "secret" not in repr(SHARED)
+
+
+def test_each_file_has_a_name_of_its_own(play: Player, site: Importing) -> None:
+    async def scenario(run: Run) -> None:
+        assert await run.bring(stored("a"), stored("b")) == ["a", "b"]
+        assert len(set(site.begun)) == 2
+        assert all(path.startswith(imported_path("1/b", "")) for path in site.begun)
+
+    play(scenario)

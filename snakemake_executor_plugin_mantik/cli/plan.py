@@ -197,14 +197,20 @@ def _uploads(files: UploadForecast, *, short: bool = False) -> str:
     if short:
         count = "1 file" if files.files == 1 else f"{files.files} files"
         parts = [f"{count}, {humanize_size(files.bytes)}"] if files.files else []
-        if files.moved:
-            parts.append(f"{files.moved} to move, {humanize_size(files.moved_bytes)}")
+        if moved := files.moved + files.imported:
+            size = humanize_size(files.moved_bytes + files.imported_bytes)
+            parts.append(f"{moved} to move, {size}")
         return "; ".join(parts)
     parts = [f"{files.files} to upload ({humanize_size(files.bytes)})"]
     for number, words in (
         (files.at_site, "at the site already"),
         (files.made_there, "made at the site by earlier jobs"),
         (files.later, "to upload once made elsewhere"),
+        (
+            files.imported,
+            "to move from other sites, from server to server if they allow it"
+            f" ({humanize_size(files.imported_bytes)})",
+        ),
         (
             files.moved,
             f"to move from other sites, through this machine ({humanize_size(files.moved_bytes)})",

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from snakemake_executor_plugin_mantik.engine.imports import may_import
 from snakemake_executor_plugin_mantik.engine.plan import Planner
 from snakemake_executor_plugin_mantik.engine.request import JobRequest
 from snakemake_executor_plugin_mantik.jobs.paths import local_path
@@ -34,6 +35,9 @@ class UploadForecast:
         made_there: files that are still to be made at the same site.
         moved: files that stay at another site, and move through this machine.
         moved_bytes: total size of these.
+        imported: files that stay at another site, and that the site's server fetches from there if
+            the two servers allow it; otherwise they move through this machine.
+        imported_bytes: total size of these.
     """
 
     files: int = 0
@@ -43,6 +47,8 @@ class UploadForecast:
     made_there: int = 0
     moved: int = 0
     moved_bytes: int = 0
+    imported: int = 0
+    imported_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -205,8 +211,8 @@ class Forecaster:
             maker = self._maker(path)
             stored = self._ledger.stored(path) if path in request.storable else None
             if maker is None and stored is not None and not stored.here:
-                kinds = ((file.path, self._stored_kind(place, file)) for file in stored.files)
-                found |= dict(kinds)
+                for record in stored.files:
+                    found[record.path] = self._stored_kind(request.site, record, stored.place)
             elif maker is None:
                 look.append((path, None))
             else:
@@ -262,9 +268,15 @@ class Forecaster:
     ) -> list[LocalFile]:
         return await self._local.look_at(paths, source=source)
 
-    def _stored_kind(self, place: str, file: FileRecord) -> tuple[str, int]:
-        known = self._ledger.remote_file(place, file.path)
-        return ("at_site", 0) if known == file else ("moved", file.size)
+    def _stored_kind(self, site: str, file: FileRecord, source: str) -> tuple[str, int]:
+        if self._ledger.remote_file(self._places[site], file.path) == file:
+            return "at_site", 0
+        sources = [name for name, place in self._places.items() if place == source]
+        importable = any(
+            may_import(file.size, self._planners[name].config.api, self._planners[site].config.api)
+            for name in sources
+        )
+        return "imported" if importable else "moved", file.size
 
     def _kind(self, site: str, file: LocalFile) -> tuple[str, int]:
         content = (file.size, file.sha256)
@@ -313,4 +325,9 @@ def _sum(kinds: Iterable[tuple[str, int]]) -> UploadForecast:
     for kind, size in kinds:
         counts[kind] += 1
         sizes[kind] += size
-    return UploadForecast(bytes=sizes["files"], moved_bytes=sizes["moved"], **counts)
+    return UploadForecast(
+        bytes=sizes["files"],
+        moved_bytes=sizes["moved"],
+        imported_bytes=sizes["imported"],
+        **counts,
+    )

@@ -36,6 +36,15 @@ Share = Callable[[LocalFile], Awaitable[SharedFile | None]]
 """Lets servers read a file of another place; None if its site has no way to."""
 
 
+def may_import(size: int, source_api: str, target_api: str) -> bool:
+    """Return whether a site's server may be able to fetch a file of `size` bytes from another's.
+
+    The APIs are `unicore` or `firecrest`. A firecREST site needs an object store to let others read
+    its files. Those of a UNICORE server only UNICORE servers can read that it trusts.
+    """
+    return size >= IMPORT_BYTES and (source_api == "firecrest" or target_api == "unicore")
+
+
 class _ImportFailed(Exception):  # noqa: N818 - a plain name
     """The site's server did not bring the file; the message says why."""
 
@@ -67,7 +76,7 @@ class Importer:
 
         Return the names of those that are there, by path.
         """
-        large = [file for file in files if file.size >= IMPORT_BYTES and not file.directory]
+        large = [file for file in files if file.size >= IMPORT_BYTES]
         names = await asyncio.gather(*(self._bring(bundle, file) for file in large))
         return {file.path: name for file, name in zip(large, names, strict=True) if name}
 

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,11 @@ from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
 from snakemake_executor_plugin_mantik.sandbox.settings import SandboxSettings, SiteOption, Timing
 from tests.real.centre import tsi
 from tests.real.centre.firecrest import SOFTWARE as FIRECREST
+from tests.support.command import smk_mantik
+from tests.support.places import unicorex_place
+from tests.support.unicoreserver import trust
+from tests.support.unicorex import SOFTWARE as UNICOREX
+from tests.support.unicorex import own_unicorex
 from tests.support.workflows import FILES_STAY, Place, Project, place_in, tells, until
 
 SITES = {"one": "unicore", "two": "unicore", "three": "firecrest", "four": "firecrest"}
@@ -69,6 +75,11 @@ def verify(project: Project, other: Place) -> None:
     assert max(path.stat().st_size for path in here) < SIZE / 10, "nothing of it came here"
 
 
+def plan(project: Project) -> str:
+    configs = [str(project.config), *project.sites]
+    return smk_mantik(project, "plan", "--mantik-backend-config", *configs, *FILES_STAY).output
+
+
 def requests(box: Sandbox, site: str, kind: str) -> int:
     return int(box.record(site)["requests"].get(kind, 0))
 
@@ -90,6 +101,26 @@ def test_a_real_server_imports(
     project.close()
 
 
+@pytest.mark.software(UNICOREX)
+@pytest.mark.parametrize("trusting", [True, False])
+def test_real_servers_import_from_each_other(tmp_path: Path, trusting: bool) -> None:
+    with own_unicorex(tmp_path / "a", 1) as source, own_unicorex(tmp_path / "b", 1) as target:
+        for one, another in ((source, target), (target, source)) if trusting else ():
+            one.stop()
+            trust(one, another)
+            one.start()
+        other = replace(unicorex_place(target), name="other")
+        project = between(unicorex_place(source), other, tmp_path)
+
+        ran = project.run(*FILES_STAY).ok()
+
+        way = "from server to server" if trusting else "through this machine"
+        tells(ran.output, f"Moving results/tool ({SHOWN}) to site other, {way}.")
+        assert ("through this machine" in ran.output) != trusting
+        verify(project, other)
+        project.close()
+
+
 @pytest.mark.parametrize(
     ("first", "other"),
     [("three", "one"), ("one", "two"), ("three", "four")],
@@ -97,7 +128,10 @@ def test_a_real_server_imports(
 )
 def test_from_server_to_server(box: Sandbox, first: str, other: str, tmp_path: Path) -> None:
     project = between(place_in(box, first), place_in(box, other), tmp_path)
+    project.run(*FILES_STAY, "results/tool").ok()
 
+    planned = plan(project)
+    tells(planned, f"1 to move from other sites, from server to server if they allow it ({SHOWN})")
     ran = project.run(*FILES_STAY).ok()
 
     tells(ran.output, f"Moving results/tool ({SHOWN}) to site {other}, from server to server.")
@@ -126,7 +160,10 @@ def test_servers_that_do_not_trust_each_other(tmp_path: Path) -> None:
 def test_no_way_from_server_to_server(box: Sandbox, tmp_path: Path) -> None:
     """firecREST fetches nothing that needs UNICORE's trust."""
     project = between(place_in(box, "one"), place_in(box, "three"), tmp_path)
+    project.run(*FILES_STAY, "results/tool").ok()
 
+    planned = plan(project)
+    tells(planned, f"1 to move from other sites, through this machine ({SHOWN})")
     ran = project.run(*FILES_STAY).ok()
 
     tells(ran.output, f"Moving results/tool ({SHOWN}) to site three, through this machine.")

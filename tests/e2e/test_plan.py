@@ -109,7 +109,7 @@ def test_everything_that_would_be_sent_is_told_and_nothing_is_done(planned: Proj
     assert a["resources"]["memory_mib_per_node"] == 4000
     assert a["inputs"] == {
         "files": 3, "bytes": 3_000_004, "at_site": 0, "later": 0, "made_there": 0,
-        "moved": 0, "moved_bytes": 0,
+        "moved": 0, "moved_bytes": 0, "imported": 0, "imported_bytes": 0,
     }  # fmt: skip
     assert jobs["b"]["command"] is None
     assert jobs["b"]["later"] == ["mem_mb"]
@@ -231,7 +231,7 @@ def test_through_firecrest(firecrest: Project, firecrest_place: Place) -> None:
     assert made["sites"][firecrest_place.name]["unchecked"] == ["runtime"]
     assert made["jobs"][1]["inputs"] == {
         "files": 1, "bytes": 1 << 40, "at_site": 0, "later": 0, "made_there": 1,
-        "moved": 0, "moved_bytes": 0,
+        "moved": 0, "moved_bytes": 0, "imported": 0, "imported_bytes": 0,
     }  # fmt: skip
 
 

@@ -196,18 +196,32 @@ def write_configuration(server: UnicoreX, mode: str, idb: Path, login: str) -> N
     (directory / "roles.json").write_text(
         json.dumps({f"CN={user}": role for user in (USER, KEY_USER)})
     )
-    _make_certificate(directory)
+    _make_certificate(directory, f"CN=localhost,OU=port {server.port}")
 
 
-def _make_certificate(directory: Path) -> None:
+def trust(server: UnicoreX, other: UnicoreX) -> None:
+    """Let a server accept another one's certificate, and what that one asks for its users.
+
+    It must be started again.
+    """
+    configuration = server.directory / "main.config"
+    lines = (
+        f"container.security.truststore.directoryLocations.2={other.ca_file}",
+        f"container.security.rest.jwt.trustedIssuerCert.1={other.ca_file}",
+    )
+    configuration.write_text("\n".join([configuration.read_text(), *lines, ""]))
+
+
+def _make_certificate(directory: Path, name: str) -> None:
     store = ["-keystore", "server.p12", "-storetype", "PKCS12", "-storepass", _STORE_PASSWORD]
+    extensions = ("SAN=dns:localhost,ip:127.0.0.1", "BasicConstraints:critical=ca:true")
+    key = ["-keyalg", "RSA", "-keysize", "2048", "-validity", "30", "-dname", name]
     for words in (
-        "-genkeypair -alias server -keyalg RSA -keysize 2048 -dname CN=localhost -validity 30 "
-        "-ext SAN=dns:localhost,ip:127.0.0.1 -ext BasicConstraints:critical=ca:true",
-        "-exportcert -alias server -rfc -file server.pem",
+        ["-genkeypair", "-alias", "server", *key, "-ext", extensions[0], "-ext", extensions[1]],
+        ["-exportcert", "-alias", "server", "-rfc", "-file", "server.pem"],
     ):
         subprocess.run(
-            ["keytool", *words.split(), *store],
+            ["keytool", *words, *store],
             cwd=directory,
             check=True,
             capture_output=True,

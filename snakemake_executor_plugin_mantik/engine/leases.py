@@ -24,6 +24,7 @@ from snakemake_executor_plugin_mantik.common.errors import (
     PlaceTaken,
     SiteError,
     SiteNotFound,
+    SiteRejected,
     printable,
 )
 from snakemake_executor_plugin_mantik.common.humanize import humanize_duration
@@ -41,6 +42,8 @@ _LOOK_S = 3.0
 """Seconds between two listings while waiting for an answer."""
 _LOOKS = 5
 """Listings for which a controller waits for another one to step back, if both began at once."""
+_SEEN_S = 120.0
+"""Seconds that a site's listings may take to show a lease that was written."""
 _TEXT_BYTES = 4096
 
 _LEASE = re.compile(
@@ -187,21 +190,29 @@ class Leases:
 
         Raises:
             PlaceTaken: another controller holds the place.
+            SiteRejected: the site lists no file that is written there, so that nobody can lead.
         """
         await self._write(mine)
-        for look in range(_LOOKS):
+        clock = asyncio.get_running_loop().time
+        since, looks = clock(), 0
+        while True:
             leases, _ = await self.look()
             others = [o for o in leases if o.instance != mine.instance and o.term >= mine.term]
             if not others and mine in leases:
                 return mine
-            if any(_rank(other) < _rank(mine) for other in others):
+            looks = looks + 1 if others else 0
+            if looks == _LOOKS or any(_rank(other) < _rank(mine) for other in others):
                 break
-            if mine not in leases:  # the site confirmed the file and lost it
+            if clock() - since > _SEEN_S:
+                raise SiteRejected(
+                    f"the site confirms files in {PLACE} but has not listed them for"
+                    f" {humanize_duration(_SEEN_S)}",
+                    where=self._where,
+                    do="Set Site: Workspace to a path on another file system",
+                )
+            if mine not in leases:  # the site confirmed the file, and shows it late or lost it
                 await self._write(mine)
-            if look < _LOOKS - 1:
-                await asyncio.sleep(_LOOK_S)
-        if not others:
-            return mine
+            await asyncio.sleep(_LOOK_S)
         await self._remove(mine.path)
         last = max(others, key=_rank)
         raise await (self._led(last) if last.workflow == mine.workflow else self._foreign(last))

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import math
 import shutil
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack, closing
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from snakemake_executor_plugin_mantik.common.errors import PlaceTaken
+from snakemake_executor_plugin_mantik.common.errors import PlaceTaken, SiteRejected
 from snakemake_executor_plugin_mantik.engine import place
 from snakemake_executor_plugin_mantik.engine.place import Place, Places
 from snakemake_executor_plugin_mantik.engine.request import Outcome
@@ -18,6 +19,7 @@ from snakemake_executor_plugin_mantik.engine.site_runner import SiteRunner
 from snakemake_executor_plugin_mantik.engine.workflow_context import WorkflowContext
 from snakemake_executor_plugin_mantik.jobs.paths import NEWER, PLACE, TRIES
 from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, TryState
+from snakemake_executor_plugin_mantik.sites.base import Entry
 from tests.support import virtualtime
 from tests.support.controller import CONFIG, request
 from tests.support.laptop import Session, no_sources
@@ -150,6 +152,51 @@ def test_of_two_that_come_at_once_one_at_most_leads(
             for one in seats:
                 one.die()
             seats[0].world.files.clear()
+
+    play(scene, World())
+
+
+class LateSite(SimulatedSite):
+    """A site whose listings show what lay there some time ago."""
+
+    lag_s = 0.0
+
+    async def list(self, path: str) -> dict[str, Entry]:
+        loop = asyncio.get_running_loop()
+        asked = loop.time()
+        seen = await super().list(path)
+        history: dict[str, list[tuple[float, dict[str, Entry]]]] = vars(self.world).setdefault(
+            "listed", {}
+        )
+        history.setdefault(path, [(-math.inf, {})]).append((asked, seen))
+        return [found for at, found in history[path] if at <= asked - self.lag_s][-1]
+
+
+def test_two_that_come_at_once_where_files_show_late(play: Play) -> None:
+    """Neither leads before a listing has shown its lease, and so the other one's."""
+
+    async def scene(seat: Callable[..., Seat]) -> None:
+        seats = [seat(name) for name in "ab"]
+        sites = [LateSite(one.world) for one in seats]
+        for site in sites:
+            site.lag_s = 30.0
+        led = await asyncio.gather(
+            *(one.lead(site) for one, site in zip(seats, sites, strict=True)),
+            return_exceptions=True,
+        )
+        assert sum(isinstance(one, Place) for one in led) <= 1, led
+        assert all(isinstance(one, Place | PlaceTaken) for one in led), led
+
+    play(scene, World())
+
+
+def test_nobody_leads_where_no_listing_shows_a_lease(play: Play) -> None:
+    async def scene(seat: Callable[..., Seat]) -> None:
+        one = seat("a")
+        site = LateSite(one.world)
+        site.lag_s = LONG_S
+        with pytest.raises(SiteRejected, match="has not listed them for 2 min"):
+            await one.lead(site)
 
     play(scene, World())
 

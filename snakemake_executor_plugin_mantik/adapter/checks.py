@@ -111,7 +111,7 @@ class CheckedWorkflow:
             return request
         # A job that ran with earlier datasets is another one.
         found = [f.entry for f in look_up_datasets(members, catalog_of(self.workdir))]
-        # Local times of a site may be shifted by an hour: see `engine.stage.same_time`.
+        # Local times of a site may be shifted by an hour: see `engine.compare.same_time`.
         versions = [None if e is None else (e.size, int(e.modified % _HOUR_S)) for e in found]
         return replace(request, parameters=f"{request.parameters} {versions}")
 

@@ -18,6 +18,7 @@ from snakemake_executor_plugin_mantik.engine import messages
 from snakemake_executor_plugin_mantik.engine.adopt import is_at
 from snakemake_executor_plugin_mantik.engine.attempt import Attempt, TryEnd, TryEndKind
 from snakemake_executor_plugin_mantik.engine.cancel import Canceller
+from snakemake_executor_plugin_mantik.engine.compare import LateOutputs
 from snakemake_executor_plugin_mantik.engine.failure_classifier import FailureClassifier
 from snakemake_executor_plugin_mantik.engine.fetch import Fetcher, log_path
 from snakemake_executor_plugin_mantik.engine.messages import LastWords
@@ -62,6 +63,7 @@ class Finalizer:
         fetcher: Fetcher,
         canceller: Canceller,
         classifier: FailureClassifier,
+        late: LateOutputs,
         observer: Observer,
     ) -> None:
         self._journal = workflow.journal
@@ -70,6 +72,7 @@ class Finalizer:
         self._fetcher = fetcher
         self._canceller = canceller
         self._classifier = classifier
+        self._late = late
         self._observer = observer
         self._workdir = workflow.workdir
         self._logs = workflow.logs
@@ -113,11 +116,14 @@ class Finalizer:
 
     async def _command_succeeded(
         self, request: JobRequest, attempt: Attempt, marker: Marker, path: Path
-    ) -> Outcome:
+    ) -> Outcome | None:
         record = attempt.record
         # If this process dies after the download, the next one recognises the outputs as this job's
         # (`SiteRunner._is_already_updated`), and does not update them a second time.
         self._stager.made(_updated(request, attempt, marker))
+        if not attempt.staged and await self._lost_outputs(request, record, marker):
+            await self.again(attempt, "its outputs are no longer at the site")
+            return None
         try:
             fetched = await self._outputs(request, attempt, marker)
         except (OutputMissing, OutputsLost) as error:
@@ -136,6 +142,19 @@ class Finalizer:
             )  # fmt: skip
         await self._log(record, marker, path)
         return self._succeeded(request, attempt, marker, fetched, path)
+
+    async def _lost_outputs(self, request: JobRequest, record: TryRecord, marker: Marker) -> bool:
+        """Check whether outputs are gone that were to stay at the site, and report it."""
+        stored = _stored_outputs(request, record, marker)
+        files = [file for output in stored for file in output.files]
+        lost = await self._late.lost(files, marker.ended)
+        if lost:
+            some = ", ".join(map(display_path, lost[:_MAX_NAMED_FILES]))
+            self._notify(
+                f"{record.name}: its outputs are no longer at {record.site} ({some}); it is"
+                " submitted again."
+            )
+        return bool(lost)
 
     def _unfetched(self, request: JobRequest, attempt: Attempt, why: str) -> Outcome:
         """Fail a job that succeeded; its outputs are left for the next run to fetch."""

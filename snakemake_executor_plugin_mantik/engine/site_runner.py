@@ -14,6 +14,7 @@ from snakemake_executor_plugin_mantik.common.errors import (
 from snakemake_executor_plugin_mantik.engine.ahead import AheadJobs
 from snakemake_executor_plugin_mantik.engine.attempt import Attempt, TryEnd, TryEndKind
 from snakemake_executor_plugin_mantik.engine.cancel import Canceller
+from snakemake_executor_plugin_mantik.engine.compare import LateOutputs
 from snakemake_executor_plugin_mantik.engine.dispatch import Dispatcher
 from snakemake_executor_plugin_mantik.engine.failure_classifier import FailureClassifier
 from snakemake_executor_plugin_mantik.engine.fetch import Fetcher
@@ -99,6 +100,7 @@ class SiteRunner:
             fetcher=fetcher,
             canceller=self.canceller,
             classifier=FailureClassifier(site, settings),
+            late=LateOutputs(site, retry),
             observer=self._observer,
         )
         self._slots = asyncio.Semaphore(settings.max_jobs)

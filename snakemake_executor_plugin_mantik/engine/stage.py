@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from snakemake_executor_plugin_mantik.common.errors import SiteNotFound, SiteRejected, UserError
+from snakemake_executor_plugin_mantik.engine.compare import directory_of, is_listed
 from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
 from snakemake_executor_plugin_mantik.engine.upload import Uploader
 from snakemake_executor_plugin_mantik.jobs.paths import at_or_above, bundle_path, display_path
@@ -22,9 +23,6 @@ from snakemake_executor_plugin_mantik.sites.base import Entry, Site, is_rest_saf
 from snakemake_executor_plugin_mantik.staging.bundle import pack
 from snakemake_executor_plugin_mantik.staging.local import LocalFile
 
-_SUMMER_S = 3600.0
-_TIMES_DIFFER_S = 2.0
-"""Seconds by which a site's file API and a job may report different times of the same change."""
 _NUMBERS = 10**9
 """Size of the range of content numbers of each term."""
 _COMPRESSION = 4
@@ -97,7 +95,7 @@ class Stager:
         """Require that each record of the manifest is compared with the site before it counts."""
         old = defaultdict(list)
         for file in self._ledger.remote_files(self._place):
-            old[_directory(file.path)].append(file)
+            old[directory_of(file.path)].append(file)
         self._old = dict(old)
         self._comparisons = {}
 
@@ -366,7 +364,7 @@ class Stager:
         Centres purge scratch. Records below directories whose names the file API cannot carry are
         dropped.
         """
-        named = dict.fromkeys(_directory(file.path) for file in files)
+        named = dict.fromkeys(directory_of(file.path) for file in files)
         directories = [directory for directory in named if directory in self._old]
         for directory in directories:
             if directory not in self._comparisons:
@@ -375,18 +373,23 @@ class Stager:
         await asyncio.gather(*(self._comparisons[directory] for directory in directories))
 
     async def _compare(self, directory: str, files: Sequence[FileRecord]) -> None:
-        if not is_rest_safe(directory):  # the scripts of jobs that read stored outputs compare them
-            files = [file for file in files if not file.stored]
+        others = [file for file in files if not file.stored]
+        entries, compared = dict[str, Entry](), files
         try:
             if not is_rest_safe(directory):
-                raise SiteNotFound("not asked")
-            entries = await self._retry(lambda: self._site.list(directory))
-        except (SiteNotFound, SiteRejected):
-            entries = {}
+                raise SiteRejected("not asked")
+            # To upload a file again costs little; to make one again may cost much.
+            entries = await self._retry.found(
+                lambda: self._site.list(directory), at_once=len(others) == len(files)
+            )
+        except SiteNotFound:
+            pass
+        except SiteRejected:  # the scripts of jobs that read stored outputs compare them
+            compared = others
         lost = [
             file.path
-            for file in files
-            if not _matches(file, entries)
+            for file in compared
+            if not is_listed(file, entries)
             # A file that a job of this run made meanwhile has a newer record.
             and (now := self._ledger.remote_file(self._place, file.path)) == file
             and now.modified == file.modified
@@ -417,23 +420,3 @@ def _checks(
     ]
     checks += [InputFile(path, directory=True) for path in named if path not in contents]
     return tuple(checks)
-
-
-def _matches(file: FileRecord, entries: Mapping[str, Entry]) -> bool:
-    entry = entries.get(file.path.rpartition("/")[2])
-    if entry is None or (file.sha256 and entry.size != file.size):
-        return False
-    return not file.stored or same_time(entry.modified, file.modified)
-
-
-def same_time(one: float, other: float) -> bool:
-    """Return whether two times are those of the same change of a file, in seconds.
-
-    firecREST lists local times without a zone: after a change to or from summer time they differ by
-    an hour.
-    """
-    return min(abs(one - other), abs(abs(one - other) - _SUMMER_S)) < _TIMES_DIFFER_S
-
-
-def _directory(path: str) -> str:
-    return path.rpartition("/")[0]

@@ -8,7 +8,7 @@ that the site has not acknowledged.
 import asyncio
 import hashlib
 import uuid
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
@@ -30,7 +30,9 @@ _PLAIN_SHARE: Final = 0.99
 """Size of a part before its compression, as a share of the largest upload: what does not shrink
 becomes longer by headers."""
 _ATTEMPTS: Final = 2
-"""How often a file of another place is read before its wrong checksum is believed."""
+"""How often a file of another place must have the same wrong content before that is believed."""
+_MOST_ATTEMPTS: Final = 5
+"""How often files of another place are read at most, if they come with other contents each time."""
 
 _WORKER: Final = ThreadPoolExecutor(1, "mantik-compress")
 """One thread for all parts: the C library keeps the memory of each thread that held one."""
@@ -97,14 +99,14 @@ class Uploader:
             OutputsLost: a file at the other place is not what the job made.
             SiteError: a site refuses a request.
         """
-        attempts = 0
+        found: Counter[tuple[str, str]] = Counter()
         while True:
             try:
                 await self._attempt(bundle, files)
             except ContentDiffers as error:
                 self._ledger.forget_upload(bundle)
-                attempts += 1
-                if attempts == _ATTEMPTS:
+                found[error.found] += 1
+                if found[error.found] == _ATTEMPTS or found.total() == _MOST_ATTEMPTS:
                     raise OutputsLost(error.what, where=error.where, do=error.do) from error
             except OSError as error:
                 raise UserError(
@@ -189,14 +191,14 @@ class Uploader:
                 landed(complete)
 
         number = first
-        running: set[asyncio.Task[None]] = set()
+        running: list[asyncio.Task[None]] = []
         try:
             async for part in parts:
                 content = await _compressed(part)
                 await self._slots.acquire()
                 task = asyncio.create_task(put(number, content))
                 task.add_done_callback(lambda _: self._slots.release())
-                running.add(task)
+                running.append(task)
                 number += 1
                 for task in [task for task in running if task.done()]:
                     running.remove(task)

@@ -52,14 +52,18 @@ class FileChanged(UserError):  # noqa: N818 - a plain name
 
 
 class ContentDiffers(TransferError):  # noqa: N818 - a plain name
-    """A file that was read at another place is not the one that a job made there."""
+    """A file that was read at another place is not the one that a job made there.
 
-    def __init__(self, file: LocalFile) -> None:
+    `found` is its path in the workspace, and the checksum of what was read.
+    """
+
+    def __init__(self, file: LocalFile, sha256: str) -> None:
         super().__init__(
             f"{display_path(file.path)} is not what the job made (its checksum differs)",
             where=f"place {file.stored}",
             do="It was changed at the site or during the transfer; run its rule again",
         )
+        self.found = (file.path, sha256)
 
 
 @dataclass(frozen=True)
@@ -221,7 +225,7 @@ async def _content(member: _Member, fetch: Fetch, offset: int) -> AsyncGenerator
                 await asyncio.to_thread(digest.update, chunk)
             yield chunk
     if digest is not None and digest.hexdigest() != file.sha256:
-        raise ContentDiffers(file)
+        raise ContentDiffers(file, digest.hexdigest())
 
 
 def _local_content(file: LocalFile, offset: int = 0) -> Iterator[bytes]:

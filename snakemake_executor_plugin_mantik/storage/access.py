@@ -63,7 +63,8 @@ class Access:
         async def entries() -> dict[str, Entry]:
             site = await self._at(place)
             try:
-                return await make_retry(site, self._notify)(lambda: site.list(directory))
+                retry = make_retry(site, self._notify)
+                return await retry.found(lambda: site.list(directory), at_once=True)
             except SiteNotFound:
                 return {}
 

@@ -20,7 +20,7 @@ from snakemake_executor_plugin_mantik.common.errors import (
     SiteError,
 )
 from snakemake_executor_plugin_mantik.common.state_directory import STATE
-from snakemake_executor_plugin_mantik.engine.stage import same_time
+from snakemake_executor_plugin_mantik.engine.compare import same_time
 from snakemake_executor_plugin_mantik.jobs.paths import at_or_above, display_path, local_path
 from snakemake_executor_plugin_mantik.journal import (
     TIMESTAMP,

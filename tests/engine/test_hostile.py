@@ -49,7 +49,7 @@ def concluded(trial: Trial, workdir: Path, command: str) -> tuple[list[str], lis
     workflow = WorkflowContext(nothing, workdir, workdir, said.append, nothing)
     finalizer = Finalizer(
         workflow, stager=nothing, submitter=nothing, fetcher=fetcher, canceller=nothing,
-        classifier=nothing, observer=Observer(),
+        classifier=nothing, late=nothing, observer=Observer(),
     )  # fmt: skip
     attempt = Attempt(record, [], 0.0, 1, extras=JobExtras("log"))
 

@@ -1,6 +1,7 @@
 """Each content goes up once, and nothing old over something new."""
 
 import asyncio
+import hashlib
 import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -9,8 +10,9 @@ from typing import TypeVar
 import pytest
 
 from snakemake_executor_plugin_mantik.common.errors import SiteRejected, UserError
+from snakemake_executor_plugin_mantik.engine.compare import same_time
 from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
-from snakemake_executor_plugin_mantik.engine.stage import Staged, same_time
+from snakemake_executor_plugin_mantik.engine.stage import Staged
 from snakemake_executor_plugin_mantik.jobs.paths import bundle_done_path, bundle_path
 from snakemake_executor_plugin_mantik.jobs.spec import JobSpec
 from snakemake_executor_plugin_mantik.journal import FileRecord, Journal
@@ -18,6 +20,7 @@ from snakemake_executor_plugin_mantik.staging.local import LocalFile, LocalFiles
 from tests.support import virtualtime
 from tests.support.simulated import Fault, SimulatedSite, World
 from tests.support.stagers import make_stager
+from tests.support.world import EPOCH_S
 
 T = TypeVar("T")
 LIMIT = 2000
@@ -184,6 +187,32 @@ def test_manifest_is_compared_once_per_run_and_directory(play: Player[None]) -> 
         staged = [await bench.done(f"d/{n}") for n in range(20)]
         assert [n for n in range(20) if staged[n].inline] == [7, 8]
         assert bench.site.calls["list"] == 1
+
+    play(first)
+    play(second)
+
+
+@pytest.mark.parametrize(
+    ("answers", "left"),
+    [(["not found"], True), (["rejected"], True), (["not found"] * 99, False)],
+    ids=["once not found", "refused", "never found"],
+)
+def test_stored_output_is_not_given_up_for_a_wrong_answer(
+    play: Player[None], answers: list[Fault], left: bool
+) -> None:
+    """A server that starts denies all files."""
+    record = FileRecord("d/out", 4, hashlib.sha256(b"made").hexdigest(), modified=EPOCH_S + 5)
+
+    async def first(bench: Bench) -> None:
+        bench.world.write("d/out", b"made")
+        bench.world._changed["d/out"] = 5.0
+        bench.stager.made([record])
+
+    async def second(bench: Bench) -> None:
+        left_to_give = iter(answers)
+        bench.site.fault = lambda method, about: next(left_to_give, "")
+        await bench.stager.compare([LocalFile.at("sim", record)])
+        assert (bench.journal.files.remote_file("sim", "d/out") == record) is left
 
     play(first)
     play(second)

@@ -318,3 +318,24 @@ def test_uploads_that_an_earlier_run_lost_cost_one_more_try(tmp_path: Path) -> N
 
     assert simulate(tmp_path, world, job).succeeded
     assert len(read_history(tmp_path / ".state")) == 2
+
+
+STAYS = replace(request(1), outputs=(OutputFile("out/1", stored=True),))
+
+
+@pytest.mark.parametrize("how", ["removed", "changed", "left alone"])
+def test_what_was_to_stay_is_made_again_if_it_is_lost(tmp_path: Path, how: str) -> None:
+    """Its job ended long before anybody looked."""
+    world = World()
+    killed_when(tmp_path, world, lambda c: bool(c.world.runs), STAYS).forget()
+    world.advance(world.now + 5000.0)
+    if how == "removed":
+        world.remove("out/1")
+    elif how == "changed":
+        world.write("out/1", b"another")
+
+    outcome = simulate(tmp_path, world, lambda controller: controller.job(STAYS))
+
+    assert outcome.succeeded
+    assert len(world.runs) == (1 if how == "left alone" else 2)
+    assert world.files["out/1"] == world.runs[-1].made["out/1"]

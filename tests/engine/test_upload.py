@@ -300,6 +300,17 @@ class TestFromAnotherPlace:
 
         play(scenario)
 
+    def test_each_file_may_be_damaged_once(self, play: Player) -> None:
+        contents = {name: os.urandom(1000) for name in ("a", "b", "c")}
+
+        async def scenario(run: Run) -> None:
+            run.other.fault = lambda method, about: "damaged"  # a simulated site does so once
+            staged = await run.stage([run.stored(*each) for each in contents.items()])
+            assert run.job(staged) is None
+            assert {name: run.there.files[name] for name in contents} == contents
+
+        play(scenario)
+
     def test_changed_there_is_told_before_anything_is_submitted(self, play: Player) -> None:
         async def scenario(run: Run) -> None:
             file = run.stored("large", os.urandom(SIZE))

@@ -28,6 +28,8 @@ WRITES = frozenset({"write", "write_bytes", "unpack", "settle", "_begin"})
 """What the engine has threads do that writes files."""
 
 
+UPLOAD_BYTES = 2000
+"""Most bytes that go up in one request: so few that many bundles go up in parts."""
 FULL = 2
 """SQLite's number for the mode in which a commit is on disk when it returns."""
 
@@ -136,6 +138,7 @@ class Session:
         shared: dict[int, SimulatedSite] = {}
         for name, site in self.sites.items():
             site.called = self.point
+            site.upload_bytes = UPLOAD_BYTES
             if one_client:
                 site = self.sites[name] = shared.setdefault(id(worlds[name]), site)  # noqa: PLW2901
             own = config.model_copy(update={"unicore_api_url": f"https://{site.name}.example"})

@@ -52,6 +52,8 @@ LOST_S = 40 * DAY_S
 """A run that takes as long waits for something that never comes."""
 UNTOLD = {"answers", "outages", "strays", "late", "lost", "restarts"}
 """Where these happen, nobody may tell who ended a job that says itself that it was ended."""
+SWEPT = {"purges", "tampers"}
+"""Where these happen, what a job needs or has made may be gone."""
 DATA = ("data/a", "data/b", "data/large")
 REFUSED = ("another controller of this workflow", "another workflow")
 """How it is told that a place is another's."""
@@ -124,12 +126,13 @@ class Play:
         self._intruder: Play | None = None
         self._versions: dict[str, list[bytes]] = defaultdict(list)
         self._settled: dict[str, float] = {}
+        self._unwanted: set[str] = set()
         self._touches = 0
         for path in (*DATA, "lib.py"):
             self._change(path, plan.randbytes(2000) if path == "data/large" else b"0000")
         self.jobs = []
-        for number in range(self.first, self.first + plan.randint(1, 4)):
-            needs = [need for need in range(self.first, number) if plan.random() < 0.3]
+        for number in range(self.first, self.first + plan.randint(*self.schedule.jobs)):
+            needs = [n for n in range(self.first, number) if plan.random() < self.schedule.needs]
             site = plan.choice(self.schedule.names)
             stays = self.schedule.stays()
             storable = frozenset(j.output for j in self.jobs if j.stays and j.number in needs)
@@ -505,7 +508,8 @@ class Play:
                 await session.engine.committed(outcome)
                 continue
             self._check_success(job, outcome)
-            if self.schedule.has("unwanted", 0.3):
+            if outcome.try_id in self._unwanted or self.schedule.has("unwanted", 0.3):
+                self._unwanted.add(outcome.try_id)  # a killed run may not have recorded it
                 self._excuse(outcome.try_id)
                 self._going.pop(job.number)
                 if job.stays:
@@ -562,7 +566,8 @@ class Play:
         found = self._content(job)
         if job.stays:
             self.schedule.happened["outputs that stayed"] += 1
-            assert found is not None or "purges" in self.schedule.kinds, f"{job} is not there"
+            removed = self.schedule.kinds & SWEPT or outcome.try_id in self._unwanted
+            assert found is not None or removed, f"{job} is not there"
             found = named if found is None else found
         assert found is not None
         assert found == named, f"{job.output} is not of what the journal says that {job} had"
@@ -583,7 +588,7 @@ class Play:
                 f"misreported: {outcome} for {sorted(excuses)}: {self.failures[-1]}"
             )
         else:
-            unwell = self.schedule.kinds & {"full", "full here", "purges"}
+            unwell = self.schedule.kinds & {"full", "full here", *SWEPT}
             led = any(words in outcome.message for words in REFUSED)
             self.schedule.happened["controllers that found another one leading"] += led
             others = led and self.schedule.kinds & {"copies", "two workflows"}

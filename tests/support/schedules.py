@@ -51,11 +51,15 @@ KINDS: Final = (
     "copies",  # the project is copied with its journal, and another controller runs there
     "two workflows",  # another workflow is led to the same workspace
     "forgetful",  # a scheduler starts jobs although those that they wait for go on
+    "tampers",  # others remove or change single files of a workspace
 )
 
 REPEATING: Final = frozenset({"answers", "outages", "strays", "lost", "restarts", "deaf", "copies"})
 """What makes several starts of one try, or of one job. Nobody removes the claims then: what is
 changed each minute is not old, and without them there is no promise (see docs/architecture.md)."""
+
+OTHERS: Final = frozenset({"copies", "two workflows"})
+"""Other controllers. Outputs come here then: each would have to know of those of the other's."""
 
 LONGEST_STALL_S: Final = 1500.0
 """Half an hour without a sign of life, and with the site denying the job, is its end: LOST_S."""
@@ -85,30 +89,39 @@ class Schedule:
 
     Attributes:
         names: the sites.
+        jobs: how many the workflow has, at least and at most.
+        needs: how likely a job needs an earlier one.
         ahead: the most jobs at a site that are submitted before their inputs exist.
         sessions: how often the run may be ended from here on before everything is well.
         healed: whether everything is well from now on.
         happened: how often some kinds of misfortune did.
     """
 
-    def __init__(self, seed: int, without: Collection[str] = ()) -> None:
+    def __init__(self, seed: int, without: Collection[str] = (), *, moving: bool = False) -> None:
+        """Make it, without some kinds of misfortune.
+
+        With `moving` there are two places, where most outputs stay, and most jobs need others'.
+        """
         self.seed = seed
         self.healed = False
         self.happened: Counter[str] = Counter()
         self._streams = {kind: random.Random(f"{seed} {kind}") for kind in (*KINDS, "plan")}
         self._names = random.Random(seed)
         plan = self.stream("plan")
-        some = [kind for kind in KINDS[:-1] if plan.random() < plan.choice((0.2, 0.5))]
-        some += [kind for kind in KINDS[-1:] if self.stream(kind).random() < 0.3]
+        some = [kind for kind in KINDS[:-2] if plan.random() < plan.choice((0.2, 0.5))]
+        some += [kind for kind in KINDS[-2:] if self.stream(kind).random() < 0.3]
         self.kinds = frozenset(some) - frozenset(without)
+        if moving:
+            self.kinds -= OTHERS | {"one place", "two names"}
+        self.jobs, self.needs = ((2, 5), 0.7) if moving else ((1, 4), 0.3)
         # Not a misfortune: jobs are submitted before their inputs exist.
         self.ahead = random.Random(f"{seed} ahead").choice((0, 0, 1, 3, 100))
         self._stays = random.Random(f"{seed} stays")
-        self._staying = self._stays.choice((0.0, 0.0, 0.5, 1.0))
-        if self.kinds & {"copies", "two workflows"}:  # each would have to know of the other's
+        self._staying = 0.8 if moving else self._stays.choice((0.0, 0.0, 0.5, 1.0))
+        if self.kinds & OTHERS:
             self._staying = 0.0
         self.names = ("sim", "other")[: plan.choice((1, 1, 2))]
-        if self.kinds & {"one place", "two names"}:
+        if moving or self.kinds & {"one place", "two names"}:
             self.names = ("sim", "other")
         self.slow = "slow" in self.kinds
         grace = plan.choice((10, 30, 120))
@@ -180,8 +193,12 @@ class Schedule:
             self.happened["sweeps of a place"] += 1
             world.purge(claims=not self.kinds & REPEATING)
 
+        def tamper() -> None:
+            self.happened["files changed by others"] += world.tamper(self.stream("tampers"))
+
         for kind, act in (
             ("purges", purge),
+            ("tampers", tamper),
             ("restarts", lambda: world.restart(lambda: self.stream("restarts").random() < 0.4)),
         ):
             if kind in self.kinds:
@@ -305,10 +322,15 @@ class Schedule:
         return self.stream("plan").choice((0.0, 10.0, 600.0, 20000.0))
 
 
-def fewest(seed: int, fails: Callable[[Schedule], bool]) -> tuple[str, ...]:
-    """The kinds of misfortune without one of which the seed's failure does not come."""
+def fewest(
+    make: Callable[[Collection[str]], Schedule], fails: Callable[[Schedule], bool]
+) -> tuple[str, ...]:
+    """The kinds of misfortune without one of which a failure does not come.
+
+    `make` makes the seed's schedule without some kinds.
+    """
     left_out: tuple[str, ...] = ()
     for kind in KINDS:
-        if fails(Schedule(seed, (*left_out, kind))):
+        if fails(make((*left_out, kind))):
             left_out = (*left_out, kind)
-    return tuple(sorted(Schedule(seed, left_out).kinds))
+    return tuple(sorted(make(left_out).kinds))

@@ -100,9 +100,11 @@ class SimulatedSite:
         calls: how often each method was called.
         states_lag: whether `states` tells an end two minutes late and not why a job waits, as
             UNICORE does.
+        upload_bytes: most bytes that go up in one request.
     """
 
     states_lag = False
+    upload_bytes = 4 << 20
 
     def __init__(self, world: World, name: str = "sim", workspace: str = "/ws") -> None:
         self.name = name
@@ -174,7 +176,11 @@ class SimulatedSite:
     async def open(self) -> SiteFacts:
         """See `Site`; so have all that follow."""
         return await self._call(
-            "open", "", lambda: SiteFacts(self.workspace, "Simulated 1", orders_jobs=True)
+            "open",
+            "",
+            lambda: SiteFacts(
+                self.workspace, "Simulated 1", orders_jobs=True, upload_bytes=self.upload_bytes
+            ),
         )
 
     async def describe(self) -> SiteDetails:

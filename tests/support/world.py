@@ -4,12 +4,15 @@ Time is virtual; a world goes on by itself. A job does what `script.sh.j2` does:
 inputs, payload with heartbeats, marker.
 """
 
+import gzip
 import hashlib
 import heapq
 import io
 import itertools
 import math
+import random
 import tarfile
+import zlib
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -36,8 +39,13 @@ DEPENDENCY_S = 10.0
 """Seconds between two looks of the scheduler at what a job waits for."""
 EPOCH_S = 1e9
 """When outputs were made that a world at its beginning has: no file is older than 1970."""
+MANY_LINES = 60
+"""Lines of every other output, of 65 bytes each."""
 LIFETIME_S = 86400.0
 """Seconds that the site keeps a job unless it is extended; then it ends it."""
+
+_WITHOUT_FILES = (Reason.OUTPUTS, Reason.SET_UP, Reason.EXIT_CODE, Reason.UNKNOWN)
+"""Why a job may truly fail whose files somebody removes or changes."""
 
 
 @dataclass
@@ -199,9 +207,31 @@ class World:
         self.files = kept
         self.closed &= kept.keys()
         for job in self.jobs.values():
-            self.excuse(job, Reason.OUTPUTS, Reason.SET_UP, Reason.EXIT_CODE, Reason.UNKNOWN)
+            self.excuse(job, *_WITHOUT_FILES)
         for path in self._makers.keys() - kept.keys():  # a job must make it again
             self.excuses[self._makers.pop(path)].add(Reason.OUTPUTS)
+
+    def tamper(self, chance: random.Random) -> bool:
+        """Somebody removes or changes a file that is not of the executor's own; False if none is.
+
+        The job that reads or makes it then may truly fail, and what was stored is made again.
+        """
+        files = [p for p, c in self.files.items() if c and not p.startswith(f"{OURS}/")]
+        if not files:
+            return False
+        path = chance.choice(sorted(files))
+        if chance.random() < 0.5:
+            self.remove(path)
+        else:
+            self.write(path, chance.randbytes(chance.choice((7, len(self.files[path] or b"")))))
+        for job in self.jobs.values():
+            named = {i.path for i in job.spec.inputs} | {o.path for o in job.spec.outputs}
+            named.update(*(one.makes for one in job.spec.after))
+            if path in named:
+                self.excuse(job, *_WITHOUT_FILES)
+        if path in self._makers:
+            self.excuses[self._makers.pop(path)].add(Reason.OUTPUTS)
+        return True
 
     def excuse(self, job: "_Job", *reasons: Reason) -> None:
         """Something happens to a job that may truly make it fail for one of these reasons."""
@@ -556,7 +586,7 @@ class World:
                         self.write(mark, b"%d" % number)
                     if number >= there:
                         self.write(member.name, file.read())
-        except (tarfile.TarError, EOFError):
+        except (tarfile.TarError, EOFError, gzip.BadGzipFile, zlib.error):
             return False
         return True
 
@@ -614,11 +644,15 @@ def _is_of_tries(path: str) -> bool:
 
 
 def result(command: str, path: str, inputs: Mapping[str, bytes]) -> bytes:
-    """What a command makes at `path` of its inputs."""
+    """What a command makes at `path` of its inputs: one line, or so many that they go in parts."""
     digest = hashlib.sha256(f"{command}\0{path}".encode())
     for name in sorted(inputs):
         digest.update(name.encode() + b"\0" + inputs[name])
-    return digest.hexdigest().encode() + b"\n"
+    lines = []
+    for number in range(MANY_LINES if path and digest.digest()[0] % 2 else 1):
+        digest.update(b"%d" % number)
+        lines.append(digest.hexdigest().encode() + b"\n")
+    return b"".join(lines)
 
 
 def make_marker(

@@ -2,10 +2,11 @@
 
 import os
 import signal
+import sqlite3
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,12 @@ class Move:
         """The parts that lie at the target."""
         return sorted(self.cell.project.workspace.glob(".mantik/bundles/*/*/*-of-*"))
 
+    def acknowledged(self) -> int:
+        """How many parts the journal knows to be there."""
+        journal = self.cell.project.directory / ".snakemake/mantik/journal.sqlite"
+        with closing(sqlite3.connect(f"file:{journal}?mode=ro", uri=True)) as db:
+            return int(db.execute("SELECT sum(sent) FROM uploads").fetchone()[0] or 0)
+
     def killed(self, kind: str, *, skip: int = 0) -> None:
         """Run until a request of a kind, of which some pass before, and kill it there."""
         pid: Future[int] = Future()
@@ -87,8 +94,8 @@ class Move:
         assert ran.code == -signal.SIGKILL, ran.output
         proxy.heal()
 
-    def end(self, **begun: int) -> None:
-        """Run to the end. Jobs have begun so often, and the result is right."""
+    def end(self, **begun: int) -> str:
+        """Run to the end; what was said. Jobs have begun so often, and the result is right."""
         ran = self.cell.end(self.cell.start())
         assert ran.code == 0, f"{self.cell.proxy.counted()}\n{ran.output}"
         assert self.cell.noted("begin") == Counter(begun), ran.output
@@ -98,6 +105,7 @@ class Move:
         assert there.read_bytes() == self.made.read_bytes()
         assert not self.parts(), "they would cost quota"
         assert not self.cell.project.exists("big.bin")
+        return ran.output
 
 
 @contextmanager
@@ -137,13 +145,18 @@ def test_killed_at_each_step(api: str, tmp_path: Path) -> None:
         move.killed("part")
         assert len(move.parts()) < ON_THE_WAY
         move.killed("part", skip=PARTS - 1)
-        first, *_ = move.parts()
-        first.unlink()
+        known = move.parts()[: move.acknowledged()]
+        there, purged = known[:-1], known[-1:]
+        before = [part.stat().st_mtime_ns for part in there]
+        for part in purged:
+            part.unlink()
         move.killed("submit")
+        again = "what was there was sent again"
+        assert [part.stat().st_mtime_ns for part in there] == before, again
         assert len(move.parts()) == PARTS
         sent = move.cell.proxy.counted()["part"]
         move.end(make=1, read=1)
-        assert move.cell.proxy.counted()["part"] == sent, "what was there was sent again"
+        assert move.cell.proxy.counted()["part"] == sent, again
 
 
 def test_source_purged_on_the_way(api: str, tmp_path: Path) -> None:
@@ -153,7 +166,7 @@ def test_source_purged_on_the_way(api: str, tmp_path: Path) -> None:
         move.killed("part", skip=PARTS - 1)
         assert move.parts()
         move.made.unlink()
-        move.end(make=2, read=1)
+        assert "submitted again" not in move.end(make=2, read=1)
 
 
 def test_faults_on_the_way(api: str, tmp_path: Path) -> None:

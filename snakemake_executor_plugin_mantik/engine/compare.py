@@ -1,5 +1,6 @@
 """Compare records of files with what their site lists."""
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -11,8 +12,9 @@ from snakemake_executor_plugin_mantik.sites.base import Entry, Site, is_rest_saf
 _SUMMER_S: Final = 3600.0
 _TIMES_DIFFER_S: Final = 2.0
 """Seconds by which a site's file API and a job may report different times of the same change."""
-_FRESH_S: Final = 600.0
-"""Age from which outputs are compared when a job ended unnoticed: a centre purges no newer ones."""
+_FRESH_S: Final = 120.0
+"""Age from which outputs are compared when a job ended unnoticed. A file system may show newer ones
+late, and no centre purges them."""
 _MOST_DIRECTORIES: Final = 12
 """How many directories of outputs of such jobs are listed in a run, at most."""
 
@@ -27,12 +29,12 @@ class LateOutputs:
         self._site = site
         self._retry = retry
         self._listings: dict[str, Mapping[str, Entry]] = {}
+        self._turn = asyncio.Lock()  # jobs whose ends are noticed together share a listing
 
     async def lost(self, files: Sequence[FileRecord], ended: float | None) -> list[str]:
         """Return the paths of `files` that are gone, or are not as their job left them.
 
-        Jobs that ended before the first look at a directory share that listing. What cannot be
-        listed counts as being there: the job that reads it compares it.
+        What cannot be listed counts as being there: the job that reads it compares it.
 
         Args:
             files: the records of a job's outputs.
@@ -42,25 +44,30 @@ class LateOutputs:
         now = self._site.clock
         if now is not None and ended is not None and now - ended < _FRESH_S:
             return []
+        by_directory: dict[str, list[FileRecord]] = {}
+        for file in files:
+            by_directory.setdefault(directory_of(file.path), []).append(file)
         lost = []
-        for directory in dict.fromkeys(directory_of(file.path) for file in files):
-            if not is_rest_safe(directory):
-                continue
-            here = [file for file in files if directory_of(file.path) == directory]
-            known = self._listings.get(directory)
-            if known is not None and all(is_listed(file, known) for file in here):
-                continue
-            if known is None and len(self._listings) >= _MOST_DIRECTORIES:
-                continue
-            try:
-                entries = await self._retry.found(lambda at=directory: self._site.list(at))  # type: ignore[misc]
-            except SiteNotFound:
-                entries = {}
-            except SiteError:
-                continue
-            self._listings[directory] = entries
-            lost += [file.path for file in here if not is_listed(file, entries)]
+        async with self._turn:
+            for directory, here in by_directory.items():
+                lost += await self._lost_in(directory, here)
         return lost
+
+    async def _lost_in(self, directory: str, files: Sequence[FileRecord]) -> list[str]:
+        known = self._listings.get(directory)
+        if known is not None and all(is_listed(file, known) for file in files):
+            return []
+        many = known is None and len(self._listings) >= _MOST_DIRECTORIES
+        if many or not is_rest_safe(directory):
+            return []
+        try:
+            entries = await self._retry.found(lambda: self._site.list(directory))
+        except SiteNotFound:
+            entries = {}
+        except SiteError:
+            return []
+        self._listings[directory] = entries
+        return [file.path for file in files if not is_listed(file, entries)]
 
 
 def is_listed(file: FileRecord, entries: Mapping[str, Entry]) -> bool:

@@ -425,6 +425,53 @@ def test_files_of_the_user_stay(one: Project, way: str) -> None:
     assert one.read("results/set.txt") == "an older one\n"
 
 
+RISKY = """
+    localrules: all, here
+
+    rule all:
+        input: "here.txt", "results/there.txt"
+
+    rule here:
+        input: temp("data/raw.txt"), "data/own", "results/there.txt"
+        output: "here.txt"
+        shell:
+            "echo {input} > held; until [ ! -e hold ]; do sleep 0.1; done;"
+            " cat {input[0]} {input[1]}/x.csv {input[2]} > {output}"
+
+    rule there:
+        input: "data/raw.txt", "data/own"
+        output: temp("results/there.txt")
+        shell: "cat {input[0]} {input[1]}/x.csv > {output}"
+"""
+COMMANDS = (
+    ["--unlock"], ["--cleanup-metadata", "data/raw.txt"], ["--rerun-incomplete"],
+    ["--delete-temp-output"], ["--forceall"], ["--delete-all-output"],
+)  # fmt: skip
+
+
+def test_own_files_outlive_a_killed_run_and_all_that_removes_files(one: Project) -> None:
+    """Killed while a local rule had its copies, with a second run beside it."""
+    one.write("Snakefile", RISKY)
+    one.write("data/own/x.csv", "x\n")
+    one.write("results/there.txt", "from before\n")
+    one.write("hold")
+    own = {name: tree(one.directory / name) for name in ("data", "results")}
+    running = one.start(*FILES_STAY)
+    until(lambda: one.exists("held"), "a local rule")
+
+    assert one.run(*FILES_STAY).code != 0, "another run goes on"
+    running.kill()
+    assert {name: tree(one.directory / name) for name in own} == own
+    (one.directory / "hold").unlink()
+    for words in COMMANDS:
+        ran_ = one.run(*FILES_STAY, *words)
+
+        assert ran_.code == 0 or words[0] == "--cleanup-metadata", ran_.output  # it has none
+        assert {name: tree(one.directory / name) for name in own} == own, words
+        if words == ["--forceall"]:
+            assert one.read("here.txt") == "raw\nx\nraw\nx\n"
+
+
 def test_get_replaces_nothing_unless_told(one: Project) -> None:
     run(one)
     one.write("results/model.txt", "mine\n")

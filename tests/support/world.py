@@ -601,7 +601,9 @@ class World:
         if self.full and code == 0:
             self.excuse(job, Reason.EXIT_CODE, Reason.OUTPUTS)
             code = 1
-        if any(wanted.path not in self.files for wanted in spec.inputs):
+        read = [wanted.path for wanted in spec.inputs]
+        read += [path for one in spec.after for path in one.makes]
+        if any(path not in self.files for path in read):
             code = code or 1
         others = self._others(spec, after=True) if signalled is None else []
         if signalled is None:

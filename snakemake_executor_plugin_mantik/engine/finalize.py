@@ -313,7 +313,8 @@ class Finalizer:
             return True
         if marker.failed_step != "bundles" or marker.signal:
             return False
-        if not attempt.staged:  # submitted by an earlier run: the files it carried are unknown
+        if not attempt.staged or len(attempt.staged) < attempt.sent:
+            # An earlier run submitted it, perhaps with other bundles: which ones is unknown.
             self._stager.purged()
             return True
         bundles = [bundle for staged in attempt.staged for bundle in staged.bundles]

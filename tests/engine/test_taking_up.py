@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from snakemake_executor_plugin_mantik.engine.request import Outcome
-from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
+from snakemake_executor_plugin_mantik.jobs.spec import JobSpec, OutputFile
 from snakemake_executor_plugin_mantik.journal import Journal, TryState, read_history
 from tests.support.controller import (
     Controller,
@@ -24,6 +24,8 @@ from tests.support.controller import (
 )
 from tests.support.simulated import Fate, World
 
+LARGE = 3_000_000
+"""Bytes that fit into no script."""
 DEATHS: dict[TryState, Callable[[Controller], bool]] = {
     TryState.PLANNED: lambda c: bool(c.journal.all_open_tries()),
     TryState.SUBMITTING: lambda c: bool(c.world.jobs),
@@ -339,3 +341,35 @@ def test_what_was_to_stay_is_made_again_if_it_is_lost(tmp_path: Path, how: str) 
     assert outcome.succeeded
     assert len(world.runs) == (1 if how == "left alone" else 2)
     assert world.files["out/1"] == world.runs[-1].made["out/1"]
+
+
+def test_an_earlier_submission_that_lacks_its_bundle_is_no_failure(tmp_path: Path) -> None:
+    """It starts late, when an edit of what another job needs has had the bundle replaced."""
+
+    def fate(spec: JobSpec) -> Fate:
+        starts = 1.0 if spec.name == "job-1" and len(world.jobs) >= len(jobs) else 400.0
+        return Fate(starts=(starts,), denied=spec.name == "job-2")
+
+    world = World(fate, duration=lambda spec: 1.0)
+    (tmp_path / "small").write_bytes(b"1")
+    (tmp_path / "large").write_bytes(os.urandom(LARGE))
+    jobs = (request(1, "small", "large"), request(2, "small"))
+
+    async def play(controller: Controller) -> list[Outcome]:
+        return await asyncio.gather(*map(controller.job, jobs))
+
+    async def opened() -> None:
+        await controller.open()
+        await play(controller)
+
+    controller = Controller(world, tmp_path)
+    controller.site.called = lambda: controller.kill() if len(world.jobs) == len(jobs) else None
+    with pytest.raises(Killed):
+        controller.run(opened())
+    controller.bury()
+    controller.forget()
+    (tmp_path / "large").write_bytes(os.urandom(LARGE))
+
+    outcomes = simulate(tmp_path, world, play)
+
+    assert [outcome.message for outcome in outcomes if not outcome.succeeded] == []

@@ -582,8 +582,9 @@ class Play:
             excuses = self._excuses(outcome.try_id)
             if excuses & {Reason.PREEMPTED, Reason.TIME_LIMIT} and self.schedule.kinds & UNTOLD:
                 excuses.add(Reason.CANCELLED)
-            if "copies" in self.schedule.kinds:  # another controller's job has replaced them
-                excuses.add(Reason.OUTPUTS)
+            if "copies" in self.schedule.kinds:
+                # Another controller has replaced them, or removed the marker that says why.
+                excuses |= {Reason.OUTPUTS, Reason.EXIT_CODE}
             assert outcome.reason in excuses, (
                 f"misreported: {outcome} for {sorted(excuses)}: {self.failures[-1]}"
             )

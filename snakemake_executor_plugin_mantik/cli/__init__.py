@@ -60,6 +60,7 @@ def _app() -> typer.Typer:
     from snakemake_executor_plugin_mantik.cli.jobs import jobs
     from snakemake_executor_plugin_mantik.cli.ls import ls
     from snakemake_executor_plugin_mantik.cli.plan import Passing, plan
+    from snakemake_executor_plugin_mantik.cli.put import put
     from snakemake_executor_plugin_mantik.cli.render import render
     from snakemake_executor_plugin_mantik.cli.run import run
     from snakemake_executor_plugin_mantik.cli.schema import schema
@@ -82,6 +83,7 @@ def _app() -> typer.Typer:
     app.command()(jobs)
     app.command(cls=Evaluating)(ls)
     app.command(cls=Evaluating)(get)
+    app.command()(put)
     app.command()(cancel)
     app.command()(clean)
     app.command()(track)

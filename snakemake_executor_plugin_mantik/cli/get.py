@@ -2,7 +2,6 @@
 
 import os
 import posixpath
-import sys
 import threading
 from collections.abc import Iterable, Sequence
 from contextlib import closing
@@ -10,10 +9,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import Progress
 
 from snakemake_executor_plugin_mantik.cli.evaluation import ALL_TARGETS, read_files
 from snakemake_executor_plugin_mantik.cli.options import Workdir
+from snakemake_executor_plugin_mantik.cli.tables import make_progress
 from snakemake_executor_plugin_mantik.common.errors import UserError, printable
 from snakemake_executor_plugin_mantik.common.humanize import humanize_size
 from snakemake_executor_plugin_mantik.jobs.paths import display_path, local_path
@@ -145,8 +145,7 @@ def _refuse_others(directory: Path, outputs: Iterable[StoredOutput]) -> None:
 
 def _bring(catalog: Catalog, directory: Path, outputs: Sequence[StoredOutput]) -> None:
     """Bring outputs one after the other, with a progress bar if there is a terminal."""
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
-    with Progress(*columns, TimeRemainingColumn(), disable=not sys.stderr.isatty()) as progress:
+    with make_progress() as progress:
         for output in outputs:
             target = local_path(output.path, directory)
             task = progress.add_task(printable(display_path(output.path)), total=output.size)

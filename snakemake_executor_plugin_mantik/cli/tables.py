@@ -1,8 +1,10 @@
-"""Print tables in the same style for all commands."""
+"""Print tables and progress bars in the same style for all commands."""
 
+import sys
 from collections.abc import Container, Iterable
 
 from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -29,3 +31,9 @@ def new_table(titles: Iterable[str], right: Container[str] = ()) -> Table:
 def add_row(to: Table, cells: Iterable[str]) -> None:
     """Add a row. Cells are text, not markup: names and outcomes come from users and sites."""
     to.add_row(*(Text(" ".join(printable(cell).split())) for cell in cells))
+
+
+def make_progress() -> Progress:
+    """Return a progress bar of bytes; without a terminal it shows nothing."""
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
+    return Progress(*columns, TimeRemainingColumn(), disable=not sys.stderr.isatty())

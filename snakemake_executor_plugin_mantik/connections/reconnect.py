@@ -88,12 +88,18 @@ class ReconnectedSite:
 
 @asynccontextmanager
 async def reach_sites(
-    journal: Journal, names: Sequence[str], given: Sequence[str], notify: Callable[[str], None]
+    journal: Journal,
+    names: Sequence[str],
+    given: Sequence[str],
+    notify: Callable[[str], None],
+    *,
+    new: bool = False,
 ) -> AsyncIterator[ReconnectedSite]:
     """Open the sites `names` as the last run reached them; close clients and journal in the end.
 
     `given` are backend configs to use, `[NAME=]FILE`, instead of those that the last run used.
-    `notify` writes a line for the user.
+    With `new` they may be those of sites that no run has used yet. `notify` writes a line for the
+    user.
 
     Raises:
         MantikError: a config or credentials are missing or cannot be used; no request was sent to
@@ -101,7 +107,7 @@ async def reach_sites(
     """
     with closing(journal):
         workdir = journal.path.parents[len(STATE.parts)].resolve()
-        configs = _configs(journal, names, given)
+        configs = _configs(journal, names, given, new=new)
         credentials = find_site_credentials(configs, workdir)
         for credential in credentials.values():
             credential.login()
@@ -116,7 +122,10 @@ async def reach_sites(
             tracker = make_tracker(configs, credentials, workdir, notify)
             tracker.start(tracked=False, open_tries=sent_try_ids(journal.all_open_tries()))
         try:
-            runners, away = await _open(sites, journal, workdir, notify, tracker)
+            paths = {name: str(loaded.path) for name, loaded in configs.items()}
+            runners, away = await _open(
+                sites, paths, journal, workdir, notify=notify, tracker=tracker
+            )
             yield ReconnectedSite(journal, workdir, runners, away)
         finally:
             clients = {id(site): site for site, _ in sites.values()}.values()
@@ -126,10 +135,10 @@ async def reach_sites(
 
 
 def _configs(
-    journal: Journal, names: Sequence[str], given: Sequence[str]
+    journal: Journal, names: Sequence[str], given: Sequence[str], *, new: bool
 ) -> dict[str, LoadedConfig]:
     found = read_configs(given, Path(), check_files=False)
-    if strange := sorted(set(found) - set(journal.sites())):
+    if not new and (strange := sorted(set(found) - set(journal.sites()))):
         raise UserError(
             f"no job was submitted to a site named {', '.join(strange)}",
             where="--site",
@@ -154,8 +163,10 @@ def _configs(
 
 async def _open(
     sites: Mapping[str, tuple[Site, Planner]],
+    configs: Mapping[str, str],
     journal: Journal,
     workdir: Path,
+    *,
     notify: Callable[[str], None],
     tracker: Tracker | None,
 ) -> tuple[dict[str, SiteRunner], dict[str, str]]:
@@ -165,7 +176,7 @@ async def _open(
     places = Places(WorkflowContext(journal, workdir, journal.path.parent, notify, _nobody))
 
     async def one(name: str, site: Site, planner: Planner) -> None:
-        known, server = journal.sites()[name], planner.config.server
+        known, server = journal.sites().get(name), planner.config.server
         try:
             async with asyncio.timeout(OPEN_WAIT_S):
                 facts = await site.open()
@@ -177,8 +188,9 @@ async def _open(
             away[name] = str(error)
             return
         # A place that differs from the last run's is only visited.
-        if known.workspace == facts.workspace:
-            journal.set_site(name, server, facts.workspace, place.id, known.config)
+        if known is None or known.workspace == facts.workspace:
+            config = configs[name] if known is None else known.config
+            journal.set_site(name, server, facts.workspace, place.id, config)
         runners[name] = SiteRunner(site, facts, planner, place, places, observer=tracker)
 
     await asyncio.gather(*(one(name, *found) for name, found in sites.items()))

@@ -24,6 +24,7 @@ from snakemake_executor_plugin_mantik.engine.workflow_context import WorkflowCon
 from snakemake_executor_plugin_mantik.engine.write_conflicts import WriteConflicts
 from snakemake_executor_plugin_mantik.jobs.paths import (
     BUNDLES,
+    KEPT,
     TRIES,
     WORK,
     bundle_done_path,
@@ -138,14 +139,16 @@ class Place:
                     await self._empty()
 
     async def _empty(self) -> None:
-        for bundle in self._journal.files.loose_bundles(self.id):
+        begun = self._journal.files.unfinished_uploads(self.id)
+        broken_off = [bundle for bundle in begun if bundle.startswith(KEPT)]
+        for bundle in [*self._journal.files.loose_bundles(self.id), *broken_off]:
             await asyncio.gather(
                 *map(self.site.remove, [bundle_path(bundle), bundle_done_path(bundle)])
             )
             self._journal.files.set_bundle(bundle, "gone")
         buckets = self._journal.retire_buckets(self.id)
-        bundles = self._journal.files.pending_bundles(self.id)
-        begun = self._journal.files.unfinished_uploads(self.id)
+        pending = self._journal.files.pending_bundles(self.id)
+        bundles = [bundle for bundle in pending if not bundle.startswith(KEPT)]
         used = {bundle.rpartition("/")[0] for bundle in (*self.stager.sent, *bundles, *begun)}
         for bundle in bundles:
             self._journal.files.set_bundle(bundle, "gone")

@@ -1,15 +1,21 @@
 """Stage in: upload what a job needs and the workspace lacks; large files only once."""
 
 import asyncio
+import posixpath
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from snakemake_executor_plugin_mantik.common.errors import SiteNotFound, SiteRejected, UserError
 from snakemake_executor_plugin_mantik.engine.compare import directory_of, is_listed
 from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
 from snakemake_executor_plugin_mantik.engine.upload import Uploader
-from snakemake_executor_plugin_mantik.jobs.paths import at_or_above, bundle_path, display_path
+from snakemake_executor_plugin_mantik.jobs.paths import (
+    KEPT,
+    at_or_above,
+    bundle_path,
+    display_path,
+)
 from snakemake_executor_plugin_mantik.jobs.spec import InputFile
 from snakemake_executor_plugin_mantik.journal import (
     MADE,
@@ -165,13 +171,8 @@ class Stager:
         await self._withdraw(self._outdated_bundles(files, makes))
         await self.compare(files)
         await self._clear(files, named)
-        # Files that another job may still overwrite are included in any case.
         self._require_stored(files)
-        missing = [
-            f
-            for f in files
-            if f.stored != self._place and (not self._there(f) or self.conflicts(f.path, f.sha256))
-        ]
+        missing = self._missing(files)
         bundles, fresh = await self._send_moved(missing)
         inline, carried = b"", tuple[FileRecord, ...]()
         if fresh and sum(file.size for file in fresh) <= _COMPRESSION * inline_limit:
@@ -191,6 +192,39 @@ class Stager:
             needed, inline, carried, _checks([*files, *own], named, makes, self._place),
             self._numbers(carried, needed),
         )  # fmt: skip
+
+    async def find_lacking(self, files: Sequence[LocalFile]) -> list[LocalFile]:
+        """Return those of `files` that neither the place nor a bundle there has.
+
+        Remove bundles with other contents of `files`.
+        """
+        await self._withdraw(self._outdated_bundles(files, ()))
+        await self._find_kept()
+        await self.compare(files)
+        return self._split_pending(self._missing(files))[1]
+
+    async def keep(self, files: Sequence[LocalFile], report: Callable[[float], None]) -> None:
+        """Upload files in a bundle that stays until a job unpacks it; see `Uploader.send`."""
+        await self._upload(files, report, keep=True)
+
+    async def _find_kept(self) -> None:
+        """Compare the kept bundles of earlier runs with the site: centres purge scratch."""
+        kept = [b for b in self._ledger.pending_bundles(self._place) if b.startswith(KEPT)]
+        if kept:
+            directory = posixpath.dirname(bundle_path(kept[0]))
+            try:
+                there = await self._retry(lambda: self._site.list(directory))
+            except SiteNotFound:
+                there = {}
+            self.gone([b for b in kept if posixpath.basename(bundle_path(b)) not in there])
+
+    def _missing(self, files: Iterable[LocalFile]) -> list[LocalFile]:
+        """Return the files that the place lacks, and those that a job may still overwrite there."""
+        return [
+            f
+            for f in files
+            if f.stored != self._place and (not self._there(f) or self.conflicts(f.path, f.sha256))
+        ]
 
     async def _send_moved(self, missing: Sequence[LocalFile]) -> tuple[list[str], list[LocalFile]]:
         """Upload what comes from other places; return the bundles, and the files of this machine.
@@ -343,12 +377,18 @@ class Stager:
         known = self._ledger.remote_file(self._place, file.path)
         return known is not None and (known.size, known.sha256) == (file.size, file.sha256)
 
-    async def _upload(self, files: Sequence[LocalFile]) -> str:
+    async def _upload(
+        self,
+        files: Sequence[LocalFile],
+        report: Callable[[float], None] | None = None,
+        *,
+        keep: bool = False,
+    ) -> str:
         """Upload one bundle of `files`; other jobs that need it wait for its task."""
-        bundle = self._uploader.begin(files)
+        bundle = self._uploader.begin(files, keep=keep)
         self.sent.add(bundle)
         self._pending |= {file.path: (file.sha256, bundle) for file in files}
-        self._uploads[bundle] = asyncio.create_task(self._uploader.send(bundle, files))
+        self._uploads[bundle] = asyncio.create_task(self._uploader.send(bundle, files, report))
         try:
             await self._uploads[bundle]
         except BaseException:

@@ -18,7 +18,7 @@ from snakemake_executor_plugin_mantik.common.errors import OutputsLost, SiteNotF
 from snakemake_executor_plugin_mantik.engine.imports import Importer
 from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
 from snakemake_executor_plugin_mantik.engine.transfer_progress import TransferProgress, Way
-from snakemake_executor_plugin_mantik.jobs.paths import bundle_path
+from snakemake_executor_plugin_mantik.jobs.paths import KEPT, bundle_path
 from snakemake_executor_plugin_mantik.journal import Journal
 from snakemake_executor_plugin_mantik.sites.base import Site
 from snakemake_executor_plugin_mantik.staging.bundle import Bundle, ContentDiffers, Fetch, compress
@@ -81,17 +81,25 @@ class Uploader:
         self._slots = asyncio.Semaphore(_AT_ONCE)
         self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
-    def begin(self, files: Sequence[LocalFile]) -> str:
-        """Return the bundle for `files`: one that is at the site in part already, or a new one."""
-        found = self._ledger.unfinished_upload(self._place, self._digest(files))
-        return found or f"{self._journal.bucket(self._place)}/{uuid.uuid4()}"
+    def begin(self, files: Sequence[LocalFile], *, keep: bool = False) -> str:
+        """Return the bundle for `files`: one that is at the site in part already, or a new one.
+
+        With `keep` it is one that stays until a job unpacks it, also when a run ends.
+        """
+        prefix = KEPT if keep else ""
+        found = self._ledger.unfinished_upload(self._place, self._digest(files), prefix)
+        return found or f"{prefix or f'{self._journal.bucket(self._place)}/'}{uuid.uuid4()}"
 
     def _digest(self, files: Sequence[LocalFile]) -> str:
         contents = [(file.path, file.size, file.sha256, file.stored) for file in files]
         return hashlib.sha256(repr((self._part_bytes, contents)).encode()).hexdigest()
 
-    async def send(self, bundle: str, files: Sequence[LocalFile]) -> None:
+    async def send(
+        self, bundle: str, files: Sequence[LocalFile], report: Callable[[float], None] | None = None
+    ) -> None:
         """Upload a bundle of files, all of this machine or all of one other place, and record it.
+
+        `report` is called with the share that has been uploaded, from 0 to 1, again and again.
 
         Raises:
             FileChanged: a local file has changed or vanished since it was examined.
@@ -102,7 +110,7 @@ class Uploader:
         found: Counter[tuple[str, str]] = Counter()
         while True:
             try:
-                await self._attempt(bundle, files)
+                await self._attempt(bundle, files, report or (lambda _: None))
             except ContentDiffers as error:
                 self._ledger.forget_upload(bundle)
                 found[error.found] += 1
@@ -118,7 +126,9 @@ class Uploader:
                 break
         self._ledger.add_bundle(self._place, bundle, [file.record for file in files])
 
-    async def _attempt(self, bundle: str, files: Sequence[LocalFile]) -> None:
+    async def _attempt(
+        self, bundle: str, files: Sequence[LocalFile], report: Callable[[float], None]
+    ) -> None:
         path, source = bundle_path(bundle), files[0].stored
         imported = await self._import(bundle, files) if source else {}
         tar = await asyncio.to_thread(Bundle, files, imported)
@@ -143,6 +153,7 @@ class Uploader:
 
             def landed(parts: int) -> None:
                 progress.report(parts / count)
+                report(parts / count)
                 self._ledger.set_upload(self._place, bundle, self._digest(files), tar.size, parts)
 
             landed(sent)

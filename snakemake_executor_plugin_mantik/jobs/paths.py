@@ -16,6 +16,7 @@ The workspace mirrors the workflow's working directory; the executor's own files
     .mantik/shadow/<job>                    shadow directory of a job, while it runs
     .mantik/bundles/<bucket>/<id>.tar.gz    bundle of uploaded files
     .mantik/bundles/<bucket>/<id>.done      exists when the bundle has been unpacked
+    .mantik/bundles/kept/<id>.tar.gz        bundle that stays until a job unpacks it
     .mantik/place/                          who owns the workspace (`engine.leases`)
     .mantik/newer/<path>.n                  number of the newest content for a path, if it has one
     .mantik/known/<path>.k                  checksum of a large file, and what changes with it
@@ -37,6 +38,8 @@ KNOWN = f"{OURS}/known"
 TRIES = f"{OURS}/tries"
 WORK = f"{OURS}/work"
 BUNDLES = f"{OURS}/bundles"
+KEPT = "kept/"
+"""Prefix of the names of bundles that no bucket holds: they stay until a job unpacks them."""
 FILES_DIRECTORY = f"{OURS}/files"
 SECRETS = f"{OURS}/secrets"
 OUTSIDE = f"{OURS}/outside"
@@ -111,8 +114,8 @@ class TryPaths:
 def bundle_path(bundle: str) -> str:
     """Return the path of an uploaded bundle, a gzipped tar with paths relative to the workspace.
 
-    A bundle is named `<bucket>/<UUID>` and removed with its bucket; older versions named it
-    `<UUID>`.
+    A bundle is named `<bucket>/<UUID>` and removed with its bucket, or `kept/<UUID>` and removed
+    when it has been unpacked; older versions named it `<UUID>`.
     """
     return f"{BUNDLES}/{bundle}.tar.gz"
 

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from snakemake_executor_plugin_mantik.jobs.paths import at_or_above
+from snakemake_executor_plugin_mantik.jobs.paths import KEPT, at_or_above
 from snakemake_executor_plugin_mantik.journal.database import Tables
 from snakemake_executor_plugin_mantik.journal.records import FileRecord, StoredOutput
 
@@ -189,11 +189,15 @@ class FileLedger:
         return bundles
 
     def loose_bundles(self, place: str) -> list[str]:
-        """Return the bundles of older versions, which are in no bucket's directory."""
+        """Return the bundles that are not needed any more and in no bucket's directory.
+
+        These are the kept ones that are unpacked, and those of older versions.
+        """
         rows = self._db.execute(
-            "SELECT id FROM bundles WHERE place = ? AND state IN ('uploaded', 'unpacked')"
-            " AND instr(id, '/') = 0",
-            (place,),
+            "SELECT id FROM bundles WHERE place = ?"
+            " AND (state IN ('uploaded', 'unpacked') AND instr(id, '/') = 0"
+            " OR state = 'unpacked' AND id LIKE ?)",
+            (place, f"{KEPT}%"),
         )
         return [row["id"] for row in rows]
 
@@ -232,10 +236,14 @@ class FileLedger:
                 (bundle, place, digest, size, sent),
             )
 
-    def unfinished_upload(self, place: str, digest: str) -> str | None:
-        """Return a bundle with these contents of which parts may be at a place."""
+    def unfinished_upload(self, place: str, digest: str, prefix: str = "") -> str | None:
+        """Return a bundle with these contents of which parts may be at a place.
+
+        Its name begins with `prefix`.
+        """
         row = self._db.execute(
-            "SELECT bundle FROM uploads WHERE place = ? AND digest = ?", (place, digest)
+            "SELECT bundle FROM uploads WHERE place = ? AND digest = ? AND bundle LIKE ?",
+            (place, digest, f"{prefix}%"),
         ).fetchone()
         return row and str(row["bundle"])
 

@@ -1,0 +1,166 @@
+"""`smk-mantik put`: send files of this machine to a site before a job needs them."""
+
+import asyncio
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from snakemake_executor_plugin_mantik.cli.options import Workdir
+from snakemake_executor_plugin_mantik.cli.tables import make_progress
+from snakemake_executor_plugin_mantik.common.errors import JournalLocked, UserError, printable
+from snakemake_executor_plugin_mantik.common.humanize import humanize_size
+from snakemake_executor_plugin_mantik.common.state_directory import STATE
+from snakemake_executor_plugin_mantik.config.reading import LoadedConfig, read_configs
+from snakemake_executor_plugin_mantik.connections.reconnect import reach_sites
+from snakemake_executor_plugin_mantik.engine.early_upload import EarlyUpload, upload_early
+from snakemake_executor_plugin_mantik.jobs.paths import display_path
+from snakemake_executor_plugin_mantik.journal import Journal
+from snakemake_executor_plugin_mantik.rules.paths.job_paths import JobPaths
+
+_NOT_DONE = 1
+"""Exit code if the site could not be reached."""
+
+
+def put(
+    paths: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="PATH…", help="Files or directories, as the Snakefile names them."),
+    ] = None,
+    *,
+    directory: Workdir = Path(),
+    site: Annotated[
+        str | None,
+        typer.Option(
+            "--site",
+            metavar="NAME",
+            help="The site: its name in the workflow, or its backend config as [NAME=]FILE."
+            " Needed before the first run, and with several sites.",
+        ),
+    ] = None,
+) -> None:
+    """Send files of this machine to a site's workspace before a job needs them.
+
+    Jobs of the next run there find them and upload them no more. What is there already is not sent
+    again, and an interrupted command continues where it stopped when you repeat it. Your files stay
+    what counts: one that you change is uploaded again when a job needs it.
+    """
+    if not paths:
+        raise UserError("there is nothing to send", where="smk-mantik put", do="Name files")
+    given = [site] if site is not None and ("=" in site or os.path.exists(site)) else []
+    config = read_configs(given, Path())
+    directory = directory.resolve()
+    wanted = [_place(directory, path) for path in paths]
+    journal = _open(directory, config)
+    if journal.remark:
+        typer.echo(printable(journal.remark))
+    try:
+        name = next(iter(config), None) or _choose(journal, site)
+        _refuse_outputs(journal, wanted)
+    except BaseException:
+        journal.close()
+        raise
+    sent, left = asyncio.run(_put(journal, name, given, wanted))
+    there = f"; {left} were there" * bool(left)
+    typer.echo(f"Sent {sent.files} files, {humanize_size(sent.size)}, to {name}{there}.")
+
+
+def _place(directory: Path, path: str) -> str:
+    """Return the path of a file in a workspace.
+
+    Raises:
+        UserError: it is not there, or is nothing to send.
+    """
+    if not os.path.exists(directory / path):
+        raise UserError("there is no such file", where=path, do="Correct the path")
+    found = JobPaths(directory, str).place(path)
+    whole = directory / STATE.parts[0]
+    if found is None or whole.is_relative_to(os.path.abspath(directory / path)):
+        raise UserError("it is no input of a job", where=path, do="Name the files that jobs read")
+    return found
+
+
+def _open(directory: Path, config: dict[str, LoadedConfig]) -> Journal:
+    """Open the journal, or begin it; this process becomes the workflow's controller.
+
+    Raises:
+        JournalLocked: another controller holds it, mostly a running Snakemake.
+    """
+    shared = any(loaded.config.site.sharing == "group" for loaded in config.values())
+    try:
+        return Journal(directory / STATE, shared=shared)
+    except JournalLocked as error:
+        raise JournalLocked(
+            error.what,
+            where=error.where,
+            do="It uploads what its jobs need; use smk-mantik put when it has ended",
+        ) from None
+
+
+def _choose(journal: Journal, name: str | None) -> str:
+    """Return the site to send to.
+
+    Raises:
+        UserError: none is named and there is not exactly one; or it is unknown.
+    """
+    sites = list(journal.sites())
+    known = f"Sites of this workflow: {', '.join(sites)}" if sites else ""
+    if name is None and len(sites) == 1:
+        return sites[0]
+    if name is None and sites:
+        raise UserError(
+            "there are several sites", where="smk-mantik put", do=f"Add --site NAME. {known}"
+        )
+    if name is None or name not in sites:
+        what = (
+            "no run has used a site yet" if name is None else f"no run has used a site named {name}"
+        )
+        raise UserError(
+            what,
+            where="smk-mantik put",
+            do=f"Name its backend config with --site FILE. {known}".strip(),
+        )
+    return name
+
+
+def _refuse_outputs(journal: Journal, paths: Sequence[str]) -> None:
+    """Refuse to send outputs that stay at a site: jobs read what lies there.
+
+    Raises:
+        UserError: one of `paths` is such an output, or a part of one.
+    """
+    outputs = [path for path in paths if journal.files.is_stored(path, here=False)]
+    if outputs:
+        raise UserError(
+            f"{display_path(outputs[0])} is the output of a job and stays at a site; jobs read it"
+            " there, whatever is here under its name",
+            where=str(journal.path.parents[len(STATE.parts)]),
+            do="Leave it out; a run moves it to the site that needs it",
+        )
+
+
+async def _put(
+    journal: Journal, name: str, given: Sequence[str], paths: Sequence[str]
+) -> tuple[EarlyUpload, int]:
+    """Send files; return what was sent, and how many were there already."""
+    with make_progress() as progress:
+
+        def notify(text: str) -> None:
+            progress.console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
+
+        def begin(size: int) -> Callable[[float], None]:
+            task = progress.add_task(f"to {name}", total=size)
+            return lambda sent: progress.update(task, completed=sent)
+
+        async with reach_sites(journal, [name], given, notify, new=True) as there:
+            if name in there.away:
+                notify(there.away[name])
+                raise typer.Exit(_NOT_DONE)
+            runner = there.runners[name]
+            files = await runner.local.look_at([(path, None) for path in paths])
+            sent = await upload_early(
+                runner.place.stager, files, begin, upload_bytes=runner.facts.upload_bytes
+            )
+    return sent, len(files) - sent.files

@@ -1,0 +1,60 @@
+"""Upload files to a place before a job needs them."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from snakemake_executor_plugin_mantik.engine.stage import Stager
+from snakemake_executor_plugin_mantik.staging.local import LocalFile
+
+_MOST_BUNDLES = 64
+"""In how many bundles files are uploaded at most, if none is large: a script names all that it
+needs, and of a bundle all is uploaded again if one of its files changes."""
+
+
+@dataclass(frozen=True)
+class EarlyUpload:
+    """What was uploaded: the number of files and their size in bytes."""
+
+    files: int
+    size: int
+
+
+async def upload_early(
+    stager: Stager,
+    files: Sequence[LocalFile],
+    begin: Callable[[int], Callable[[float], None]],
+    *,
+    upload_bytes: int,
+) -> EarlyUpload:
+    """Upload those of `files` that a place lacks, in bundles that stay until a job unpacks them.
+
+    `begin` is called with the number of bytes to upload; the function that it returns is called
+    with the number of those that have been, again and again. `upload_bytes` is the most that the
+    site takes with one request.
+
+    Raises:
+        FileChanged: a file changed meanwhile. What was uploaded before it counts.
+        UserError: a file cannot be read.
+        SiteError: the site refuses a request.
+    """
+    lacking = await stager.find_lacking(files)
+    size = sum(file.size for file in lacking)
+    report = begin(size)
+    done = 0
+    for batch in _split(lacking, max(upload_bytes, size // _MOST_BUNDLES)):
+        whole = sum(file.size for file in batch)
+        await stager.keep(batch, lambda share: report(done + share * whole))  # noqa: B023
+        done += whole
+    return EarlyUpload(len(lacking), size)
+
+
+def _split(files: Sequence[LocalFile], size: int) -> Iterator[list[LocalFile]]:
+    """Split files into groups of at most `size` bytes, or of one larger file."""
+    group: list[LocalFile] = []
+    for file in files:
+        if group and sum(each.size for each in group) + file.size > size:
+            yield group
+            group = []
+        group.append(file)
+    if group:
+        yield group

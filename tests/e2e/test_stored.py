@@ -680,6 +680,32 @@ def test_what_cannot_stay_is_told_before_anything_is_sent(one: Project) -> None:
     assert not one.workspace.exists()
 
 
+@pytest.mark.parametrize(
+    ("flagged", "targets"),
+    [
+        ('output: local("model.pt")', ("train",)),
+        ('input: local("raw.txt")\n    output: "model.pt"', ("train", "other")),
+    ],
+)
+def test_a_rule_with_a_local_file_does_not_run_here(
+    one: Project, flagged: str, targets: tuple[str, ...]
+) -> None:
+    one.write("raw.txt")
+    train = f'rule train:\n    {flagged}\n    shell: "touch {{output}} ran"\n'
+    other = 'rule other:\n    output: "other.txt"\n    shell: "touch {output}"\n'
+    one.write("Snakefile", train + other)
+
+    said = one.run(*FILES_STAY, *targets).failed()
+
+    tells(said, "nothing submitted", "rule train flags", "with local(…)", "smk-mantik get")
+    assert not one.exists("ran")
+    assert not one.exists(".snakemake/mantik/journal.sqlite")
+    one.write("Snakefile", f"localrules: train\n{train}{other}")
+    one.run(*FILES_STAY, "train", "other").ok()
+    assert one.exists("ran")
+    assert one.exists("model.pt")
+
+
 def test_protected_outputs_come_here(one: Project) -> None:
     text = PIPELINE.replace('output: "results/set.txt"', 'output: protected("results/set.txt")')
     one.write("Snakefile", text)

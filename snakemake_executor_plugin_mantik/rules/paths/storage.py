@@ -143,6 +143,14 @@ def local_mistake(job: Job) -> str | None:
     """Return why a local job cannot run with its files of the provider `mantik`, or None."""
     if job.is_norun:
         return None
+    if files_stay(job.rule.workflow) and not job.rule.workflow.is_local(job.rule):
+        # Snakemake 9.27 runs it here: `Job.is_local`.
+        flagged = [str(path) for path in [*job.input, *job.output] if is_flagged(path, "local")]
+        return (
+            f"flags {', '.join(flagged)} with local(…), so that Snakemake would run it on this"
+            " machine (leave local(…) out: inputs are uploaded anyway, and smk-mantik get brings"
+            " outputs here; or name the rule in localrules: if it is to run here)"
+        )
     for path in [*job.input, *job.output]:
         if is_ours(path) and not path.storage_object.retrieve:
             return (

@@ -139,10 +139,23 @@ class StorageObject(StorageObjectRead, StorageObjectWrite, StorageObjectGlob, St
         return workspace_path(self.query)
 
     async def inventory(self, cache: IOCacheStorageInterface) -> None:
-        """Do nothing: the catalog lists each directory at most once."""
+        """Let Snakemake see no local copies while it builds its graph of jobs.
+
+        Snakemake 9.27 removes those of files that are made again
+        (`DAG.sanitize_local_storage_copies`), and then takes them for protected, because they exist
+        according to its cache and cannot be written (`_IOFile.protected`). The catalog removes
+        outdated copies itself, and lists each directory of a place at most once.
+        """
+        cache.exists_local.has_inventory.add(PREFIX)
+        if self._is_protected():
+            cache.exists_local[str(self.local_path())] = True
 
     def get_inventory_parent(self) -> str | None:
-        return None
+        """Return the key of `inventory`, one for all files."""
+        return PREFIX
+
+    def _is_protected(self) -> bool:
+        return os.path.exists(self.home) and not os.access(self.home, os.W_OK)
 
     def cleanup(self) -> None:
         """Do nothing: Snakemake itself removes the local copy."""

@@ -1,7 +1,8 @@
 """Compare records of files with what their site lists."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import posixpath
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from snakemake_executor_plugin_mantik.common.errors import SiteError, SiteNotFound
@@ -90,3 +91,21 @@ def same_time(one: float, other: float) -> bool:
 def directory_of(path: str) -> str:
     """Return the directory of a path in a workspace."""
     return path.rpartition("/")[0]
+
+
+async def list_targets(site: Site, directory: str, paths: Iterable[str]) -> dict[str, Entry]:
+    """Return the entries of a directory by name; of those `paths` that are links, their targets'.
+
+    Raises:
+        SiteError: it cannot be listed.
+    """
+    entries = await site.list(directory)
+    for path in paths:
+        name = posixpath.basename(path)
+        if name in entries and entries[name].link:
+            target = await site.stat(path)
+            if target is None:
+                del entries[name]
+            else:
+                entries[name] = target
+    return entries

@@ -29,7 +29,7 @@ from snakemake_executor_plugin_mantik.engine.plan import Planner
 from snakemake_executor_plugin_mantik.engine.request import JobRequest, fingerprint_of
 from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
 from snakemake_executor_plugin_mantik.engine.submit import Submitter, make_submission
-from snakemake_executor_plugin_mantik.jobs.paths import display_path, local_path
+from snakemake_executor_plugin_mantik.jobs.paths import at_or_above, display_path, local_path
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.jobs.spec import OutputFile, Predecessor
 from snakemake_executor_plugin_mantik.journal import FileRecord, StoredOutput, TryRecord, TryState
@@ -329,14 +329,30 @@ def _stored_files(output: StoredOutput, place: str) -> list[LocalFile]:
     files = [LocalFile.at(output.place, file) for file in output.files]
     if output.place == place:
         return files
-    for link, target in output.links:
-        to = posixpath.normpath(posixpath.join(posixpath.dirname(link), target))
+    links = dict(output.links)
+    for link in links:
+        to = _follow(link, links)
         files += [
             replace(file, path=f"{link}{file.path.removeprefix(to)}")
             for file in files
             if is_at(file.path, to) and not is_at(link, to)
         ]
     return files
+
+
+_MOST_LINKS = 40
+"""Links that a path leads through, at most: the kernel's limit."""
+
+
+def _follow(path: str, links: Mapping[str, str]) -> str:
+    """Return where a path leads; `links` maps the paths of symbolic links to their targets."""
+    for _ in range(_MOST_LINKS):
+        link = next((at for at in at_or_above(path) if at in links), None)
+        if link is None:
+            break
+        target = posixpath.join(posixpath.dirname(link), links[link])
+        path = posixpath.normpath(f"{target}{path.removeprefix(link)}")
+    return path
 
 
 def _text(request: JobRequest) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from snakemake_executor_plugin_mantik.common.errors import SiteNotFound, SiteRejected, UserError
-from snakemake_executor_plugin_mantik.engine.compare import directory_of, is_listed
+from snakemake_executor_plugin_mantik.engine.compare import directory_of, is_listed, list_targets
 from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
 from snakemake_executor_plugin_mantik.engine.upload import Uploader
 from snakemake_executor_plugin_mantik.jobs.paths import (
@@ -418,9 +418,11 @@ class Stager:
         try:
             if not is_rest_safe(directory):
                 raise SiteRejected("not asked")
+            paths = [file.path for file in files]
             # To upload a file again costs little; to make one again may cost much.
             entries = await self._retry.found(
-                lambda: self._site.list(directory), at_once=len(others) == len(files)
+                lambda: list_targets(self._site, directory, paths),
+                at_once=len(others) == len(files),
             )
         except SiteNotFound:
             pass

@@ -151,13 +151,15 @@ class Entry:
     """One entry of a directory at a site.
 
     `name` is without the directory, `size` in bytes (0 for a directory). `modified` has seconds
-    since the epoch on the site's clock: compare it with other such times only.
+    since the epoch on the site's clock: compare it with other such times only. `link` is whether
+    the other values are those of a symbolic link; `Site.stat` has those of its target.
     """
 
     name: str
     size: int
     directory: bool
     modified: float = 0.0
+    link: bool = False
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from snakemake_executor_plugin_mantik.connections.connect import (
     make_sites,
     workspace_name,
 )
+from snakemake_executor_plugin_mantik.engine.compare import list_targets
 from snakemake_executor_plugin_mantik.engine.core import OPEN_WAIT_S
 from snakemake_executor_plugin_mantik.engine.place import make_retry
 from snakemake_executor_plugin_mantik.engine.plan import Planner
@@ -57,14 +58,17 @@ class Access:
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
 
-    def list(self, place: str, directory: str) -> dict[str, Entry]:
-        """Return the entries of a directory at a place by name; none if it does not exist."""
+    def list(self, place: str, directory: str, paths: Iterable[str] = ()) -> dict[str, Entry]:
+        """Return the entries of a directory at a place by name; none if it does not exist.
+
+        Of those `paths` in it that are symbolic links, return their targets' entries.
+        """
 
         async def entries() -> dict[str, Entry]:
             site = await self._at(place)
             try:
                 retry = make_retry(site, self._notify)
-                return await retry.found(lambda: site.list(directory), at_once=True)
+                return await retry.found(lambda: list_targets(site, directory, paths), at_once=True)
             except SiteNotFound:
                 return {}
 

@@ -193,8 +193,11 @@ class Catalog:
         if self._listings.get(place, 0) >= MOST_LISTINGS or not is_rest_safe(directory):
             return  # the script of a job that reads them compares them
         self._listings[place] = self._listings.get(place, 0) + 1
+        outputs = filter(None, map(self._known.get, self._outputs_in.get((place, directory), ())))
+        paths = [file.path for output in outputs for file in output.files]
+        paths = [path for path in paths if posixpath.dirname(path) == directory]
         try:
-            entries = self._access.list(place, directory)
+            entries = self._access.list(place, directory, paths)
         except SiteError as error:  # the executor reports it if a job needs the site
             self._listings[place] = MOST_LISTINGS
             self._notify(

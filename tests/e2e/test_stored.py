@@ -734,6 +734,8 @@ def test_between_sites(
     project, first, other = between(places, request, tmp_path)
     there = f'    rule train:\n        resources: mantik_site="{other.name}"\n'
     text = PIPELINE.replace("    rule train:\n", there)
+    text = text.replace(" ln -s", " ln -s one {output[1]}/again; ln -s", 1)
+    text = text.replace("{input[1]}/one", "{input[1]}/again")  # a link to a link
     project.write("Snakefile", text)
 
     said = run(project)
@@ -741,7 +743,7 @@ def test_between_sites(
     tells(
         said,
         f"Moving results/set.txt (4 B) to site {other.name}, through this machine",
-        "Moving results/model.txt and 4 more files",
+        "Moving results/model.txt and 5 more files",
         f"to site {first.name}, through",
     )
     assert project.read("report.txt") == REPORT
@@ -905,3 +907,32 @@ def test_clean_names_what_is_only_there(one: Project) -> None:
     tells(smk_mantik(one, "ls").ok().output, "No output stays at a site")
     run(one, "--forcerun", "report")
     assert one.read("report.txt") == REPORT
+
+
+LINKS = """
+    rule read:
+        input: "results/link", "results/folder"
+        output: "read.txt"
+        shell: "cat {input[0]} {input[1]}/x {input[1]}/again > {output}; echo r >> ran.txt"
+
+    rule make:
+        output: "results/link", directory("results/folder")
+        shell:
+            "mkdir hidden {output[1]}; echo the target > hidden/one;"
+            " ln -s ../hidden/one {output[0]};"
+            " echo x > {output[1]}/x; ln -s x {output[1]}/link; ln -s link {output[1]}/again;"
+            " echo m >> ran.txt"
+"""
+
+
+def test_an_output_that_is_a_link(either: Project) -> None:
+    laid_out(either).write("Snakefile", LINKS)
+    run(either)
+
+    tells(run(either), "Nothing to be done")
+    run(either, "--forcerun", "read")
+
+    assert ran(either) == "mrr"
+    assert (either.workspace / "read.txt").read_text() == "the target\nx\nx\n"
+    smk_mantik(either, "get", "results/link").ok()
+    assert either.read("results/link") == "the target\n"

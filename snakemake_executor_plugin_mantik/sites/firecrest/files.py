@@ -213,7 +213,8 @@ class FirecrestFiles:
         directory = found["type"] == "d"
         modified = local_time(str(found["lastModified"])) - self._zone
         name = _unescaped(str(found["name"]))
-        return Entry(name, 0 if directory else int(found["size"]), directory, modified)
+        size = 0 if directory else int(found["size"])
+        return Entry(name, size, directory, modified, link=found["type"] == "l")
 
     async def stat(self, path: str) -> Entry | None:
         found = await self._stat(path)

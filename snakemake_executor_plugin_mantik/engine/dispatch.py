@@ -29,7 +29,7 @@ from snakemake_executor_plugin_mantik.engine.plan import Planner
 from snakemake_executor_plugin_mantik.engine.request import JobRequest, fingerprint_of
 from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
 from snakemake_executor_plugin_mantik.engine.submit import Submitter, make_submission
-from snakemake_executor_plugin_mantik.jobs.paths import at_or_above, display_path, local_path
+from snakemake_executor_plugin_mantik.jobs.paths import display_path, local_path, nearest
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.jobs.spec import OutputFile, Predecessor
 from snakemake_executor_plugin_mantik.journal import FileRecord, StoredOutput, TryRecord, TryState
@@ -347,7 +347,7 @@ _MOST_LINKS = 40
 def _follow(path: str, links: Mapping[str, str]) -> str:
     """Return where a path leads; `links` maps the paths of symbolic links to their targets."""
     for _ in range(_MOST_LINKS):
-        link = next((at for at in at_or_above(path) if at in links), None)
+        link = nearest(path, links)
         if link is None:
             break
         target = posixpath.join(posixpath.dirname(link), links[link])

@@ -12,9 +12,9 @@ from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
 from snakemake_executor_plugin_mantik.engine.upload import Uploader
 from snakemake_executor_plugin_mantik.jobs.paths import (
     KEPT,
-    at_or_above,
     bundle_path,
     display_path,
+    nearest,
 )
 from snakemake_executor_plugin_mantik.jobs.spec import InputFile
 from snakemake_executor_plugin_mantik.journal import (
@@ -280,7 +280,7 @@ class Stager:
                 ]
                 links.update(self._ledger.links(directory))
         for path in gone:
-            if any(at in links for at in at_or_above(path)):
+            if nearest(path, links) is not None:
                 continue  # A job's link, or behind one: its target must stay.
             await self._retry(lambda path=path: self._site.remove(path))  # type: ignore[misc]
         self._ledger.forget_remote_files(self._place, gone)
@@ -455,7 +455,7 @@ def _checks(
             path,
             file.size,
             sha256=file.sha256 if is_checksum(file.sha256) else "",
-            changed=any(each in made for each in at_or_above(path)),
+            changed=nearest(path, made) is not None,
             moved=file.stored not in ("", place),
         )
         for path, file in contents.items()

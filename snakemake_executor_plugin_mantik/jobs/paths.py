@@ -28,6 +28,7 @@ or three requests.
 
 import hashlib
 import re
+from collections.abc import Container
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -143,6 +144,11 @@ def script_path(content: bytes, name: str) -> str:
 def at_or_above(path: str) -> list[str]:
     """Return a path and those of the directories above it, the nearest first, `.` or `/` last."""
     return [path, *map(str, PurePosixPath(path).parents)]
+
+
+def nearest(path: str, known: Container[str]) -> str | None:
+    """Return the path itself or the nearest directory above it that is `known`, if any is."""
+    return next((each for each in at_or_above(path) if each in known), None)
 
 
 def outside_path(path: str) -> str:

@@ -94,12 +94,20 @@ class FileLedger:
 
     def stored(self, path: str) -> StoredOutput | None:
         """Return the stored output at `path`, or that part of one; None if any of it is lost."""
-        for at in at_or_above(path):
-            row = self._db.execute("SELECT * FROM stored WHERE path = ?", (at,)).fetchone()
-            if row is not None:
-                output = _whole(self._db, row)
-                return output.part(path) if output is not None and at != path else output
-        return None
+        row = self._stored_row(path)
+        output = _whole(self._db, row) if row is not None else None
+        return output.part(path) if output is not None and output.path != path else output
+
+    def _stored_row(self, path: str) -> sqlite3.Row | None:
+        """Return the row of the output at `path`, or of the nearest that may contain it."""
+        found = (
+            "SELECT * FROM stored WHERE path IN (SELECT value FROM json_each(?))"
+            " ORDER BY length(path) DESC LIMIT 1"
+        )
+        row: sqlite3.Row | None = self._db.execute(
+            found, (json.dumps(at_or_above(path)),)
+        ).fetchone()
+        return row
 
     def stored_at(self, place: str) -> list[StoredOutput]:
         """Return the outputs that are stored at a place."""
@@ -110,13 +118,8 @@ class FileLedger:
 
         Unless `here`, those that are on this machine do not count.
         """
-        above = json.dumps(at_or_above(path))
-        found = (
-            "SELECT 1 FROM stored WHERE place NOT IN (?, ?)"
-            " AND path IN (SELECT value FROM json_each(?))"
-        )
-        left_out = LOST if here else ""
-        return self._db.execute(found, (LOST, left_out, above)).fetchone() is not None
+        row = self._stored_row(path)
+        return row is not None and row["place"] != LOST and (here or row["place"] != "")
 
     def has_row(self, path: str) -> bool:
         """Return whether a job has made an output at `path`, or was to make one."""

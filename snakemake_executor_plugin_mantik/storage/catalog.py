@@ -21,7 +21,7 @@ from snakemake_executor_plugin_mantik.common.errors import (
 )
 from snakemake_executor_plugin_mantik.common.state_directory import STATE
 from snakemake_executor_plugin_mantik.engine.compare import same_time
-from snakemake_executor_plugin_mantik.jobs.paths import at_or_above, display_path, local_path
+from snakemake_executor_plugin_mantik.jobs.paths import display_path, local_path, nearest
 from snakemake_executor_plugin_mantik.journal import (
     TIMESTAMP,
     FileLedger,
@@ -90,7 +90,7 @@ class Catalog:
             UserError: there are no credentials, or no backend config, for its place.
         """
         with self._lock:
-            at = self._output_at(path)
+            at = nearest(path, self._known)
             if at is None:
                 return None
             output = self._known[at]
@@ -102,12 +102,6 @@ class Catalog:
                 self._settled.add(at)
             found = self._known.get(at)
             return found.part(path) if found is not None and at != path else found
-
-    def _output_at(self, path: str) -> str | None:
-        """Return the path of the output at `path`, or of the one that it is part of."""
-        if path in self._known:
-            return path
-        return next((each for each in at_or_above(path) if each in self._known), None)
 
     def look(self, dataset: Dataset) -> Finding:
         """Look up a dataset, once."""
@@ -295,7 +289,7 @@ class Catalog:
         A file that is no output of a job, nor in the directory of one, stays.
         """
         with self._lock:
-            at = self._output_at(path)
+            at = nearest(path, self._known)
             if at is None:  # the user's own, which is the output no more
                 self.forget([path])
                 return
@@ -347,7 +341,7 @@ class Catalog:
     def _is_copy(self, copy: Path, prefix: Path) -> bool:
         """Return whether a local copy is one of a stored output, or has one in it."""
         path = os.path.relpath(copy, prefix)
-        return self._output_at(path) is not None or any(
+        return nearest(path, self._known) is not None or any(
             p.startswith(f"{path}/") for p in self._known
         )
 

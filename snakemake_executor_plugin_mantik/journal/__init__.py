@@ -10,7 +10,6 @@ Readers (`smk-mantik jobs`) may read at any time.
 
 from snakemake_executor_plugin_mantik.journal.database import JOURNAL_FILE, JournalCopy
 from snakemake_executor_plugin_mantik.journal.files import (
-    LOST,
     MADE,
     TIMESTAMP,
     FileLedger,
@@ -25,6 +24,7 @@ from snakemake_executor_plugin_mantik.journal.journal import (
     read_stored,
 )
 from snakemake_executor_plugin_mantik.journal.records import (
+    LOST,
     FileRecord,
     SiteRecord,
     StoredOutput,

@@ -1,17 +1,19 @@
 """The spare: a second file with the facts that must survive a damaged journal.
 
 One line of JSON per fact, append-only; a damaged line loses one fact and no other. It holds the
-facts that no site can report: the workflow's name, the paths of its workspaces, and the tries that
-may be there. The progress of these is queried from the sites again. The file is rewritten at each
-start, so that it holds little more than open tries.
+facts that no site can report: the workflow's name, the paths of its workspaces, the tries that may
+be there, and the stored outputs. The progress of tries is queried from the sites again. The file is
+rewritten at each start, so that it holds little more than open tries and stored outputs.
 """
 
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+from snakemake_executor_plugin_mantik.journal.records import FileRecord, StoredOutput
 
 _FILE = "journal.spare"
 
@@ -29,6 +31,7 @@ class BackupContents:
         sites: the columns of the table `sites`, by site.
         tries: by id, for the tries not known to be over: the columns of `tries` that are settled
             before submission, and `members`.
+        stored: by path, the stored outputs; None for those that do not exist.
     """
 
     workflow: str = ""
@@ -36,6 +39,7 @@ class BackupContents:
     seat: str = ""
     sites: dict[str, dict[str, Any]] = field(default_factory=dict)
     tries: dict[str, dict[str, Any]] = field(default_factory=dict)
+    stored: dict[str, StoredOutput | None] = field(default_factory=dict)
 
 
 class JournalBackup:
@@ -86,6 +90,27 @@ def site_fact(columns: Fact) -> Fact:
     return {"site": dict(columns)}
 
 
+def stored_fact(output: StoredOutput) -> Fact:
+    """Make the fact that an output is stored, with its files."""
+    return {"stored": output.path, "output": asdict(output)}
+
+
+def lost_fact(path: str) -> Fact:
+    """Make the fact that an output does not exist, whatever lies here under its name."""
+    return {"stored": path, "output": None}
+
+
+def forgotten_fact(path: str) -> Fact:
+    """Make the fact that nothing is known of an output."""
+    return {"forgotten": path}
+
+
+def _stored_output(columns: Mapping[str, Any]) -> StoredOutput:
+    files = tuple(FileRecord(**file) for file in columns["files"])
+    links = tuple((path, target) for path, target in columns["links"])
+    return StoredOutput(**{**columns, "files": files, "links": links})
+
+
 def workflow_fact(name: str, instance: str, seat: str) -> Fact:
     """Make the fact that names the workflow and this journal of it."""
     return {"workflow": name, "instance": instance, "seat": seat}
@@ -102,6 +127,11 @@ def read_backup(directory: Path) -> BackupContents:
                 known.instance, known.seat = fact.get("instance", ""), fact.get("seat", "")
             elif "site" in fact:
                 known.sites[str(fact["site"]["site"])] = dict(fact["site"])
+            elif "stored" in fact:
+                output = fact["output"]
+                known.stored[str(fact["stored"])] = output and _stored_output(output)
+            elif "forgotten" in fact:
+                known.stored.pop(str(fact["forgotten"]), None)
             elif "over" in fact:
                 over.add(str(fact["over"]))
             else:

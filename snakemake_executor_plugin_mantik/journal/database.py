@@ -9,14 +9,16 @@ import sqlite3
 import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 from snakemake_executor_plugin_mantik.common.errors import JournalError, JournalLocked, printable
 from snakemake_executor_plugin_mantik.common.locks import take_lock
 from snakemake_executor_plugin_mantik.common.state_directory import STATE, make_private
 from snakemake_executor_plugin_mantik.journal import backup
-from snakemake_executor_plugin_mantik.journal.records import TryState
+from snakemake_executor_plugin_mantik.journal.records import LOST, StoredOutput, TryState
 
 JOURNAL_VERSION = 11
 STORED_SINCE = 10
@@ -335,10 +337,12 @@ class Database(Tables):
         kept = _set_aside(self.path)
         new.replace(self.path)
         self._open(self.path)
+        count = sum(output is not None and not output.here for output in known.stored.values())
+        stored = f"Outputs that stay there: {count}. " if count else ""
         self.remark = (
             f"The journal was damaged ({error}). It has been restored from its spare; the damaged"
-            f" one is kept as {kept}. Jobs to look for at the sites: {len(known.tries)}. Files are"
-            " uploaded again."
+            f" one is kept as {kept}. Jobs to look for at the sites: {len(known.tries)}."
+            f" {stored}Files are uploaded again."
         )
 
     def _instance(self) -> str:
@@ -433,6 +437,24 @@ def _take_directory(directory: Path, locks: ExitStack) -> bool:
         return True
 
 
+def _rows_of(path: str, output: StoredOutput | None) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the table and columns of each row that records a stored output, or that it is lost."""
+    if output is None:
+        yield (
+            "stored",
+            {"path": path, "place": LOST, "directory": 0, "files": 0, "made": 0, "job": ""},
+        )
+        return
+    yield "stored", {
+        "path": path, "place": output.place, "directory": output.directory,
+        "files": len(output.files), "made": output.made, "job": output.job,
+    }  # fmt: skip
+    for file in output.files:
+        yield "remote_files", {"place": output.place, **asdict(file)}
+    for link, target in output.links:
+        yield "links", {"path": link, "target": target}
+
+
 def _fill(db: sqlite3.Connection, known: backup.BackupContents) -> None:
     """Fill empty tables from a spare; each of its tries counts as possibly known to the site."""
     db.execute("UPDATE workflow SET id = ?", (known.workflow,))
@@ -444,12 +466,14 @@ def _fill(db: sqlite3.Connection, known: backup.BackupContents) -> None:
             ("members", {"try": columns["id"], "job": job, "name": name})
             for job, name in columns["members"].items()
         ]
+    for path, output in known.stored.items():
+        rows += _rows_of(path, output)
     for table, columns in rows:
         there = {row["name"] for row in db.execute(f"PRAGMA table_info ({table})")}
         names = [name for name in columns if name in there]
         marks = ", ".join("?" * len(names))
         db.execute(
-            f"INSERT INTO {table} ({', '.join(names)}) VALUES ({marks})",  # noqa: S608
+            f"INSERT OR REPLACE INTO {table} ({', '.join(names)}) VALUES ({marks})",  # noqa: S608
             [columns[name] for name in names],
         )
 

@@ -2,17 +2,21 @@
 
 import json
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from snakemake_executor_plugin_mantik.jobs.paths import KEPT, at_or_above
+from snakemake_executor_plugin_mantik.journal.backup import (
+    Fact,
+    forgotten_fact,
+    lost_fact,
+    stored_fact,
+)
 from snakemake_executor_plugin_mantik.journal.database import Tables
-from snakemake_executor_plugin_mantik.journal.records import FileRecord, StoredOutput
+from snakemake_executor_plugin_mantik.journal.records import LOST, FileRecord, StoredOutput
 
-LOST = "lost"
-"""In place of a place: the output does not exist."""
 TIMESTAMP = ".snakemake_timestamp"
 """The file that Snakemake adds to each `directory()` output."""
 MADE = ""
@@ -34,7 +38,9 @@ class WriteConflict:
 class FileLedger:
     """The workflow's files: local checksums, and the contents of the workspaces."""
 
-    def __init__(self, database: Tables) -> None:
+    def __init__(self, database: Tables, note: Callable[[Fact], None] = lambda _: None) -> None:
+        """Make it; `note` adds a fact on stored outputs to the journal's spare."""
+        self._note = note
         self._database = database
         self._db = database.db
 
@@ -78,6 +84,12 @@ class FileLedger:
 
     # Stored outputs
 
+    def stored_facts(self) -> Iterator[Fact]:
+        """Yield what the spare has to hold of the stored outputs."""
+        for row in self._db.execute("SELECT * FROM stored ORDER BY path").fetchall():
+            output = _whole(self._db, row)
+            yield stored_fact(output) if output is not None else lost_fact(row["path"])
+
     def set_stored(self, outputs: Sequence[StoredOutput], *, lasting: bool = False) -> None:
         """Record outputs that stay at their places; their files are recorded there already.
 
@@ -91,6 +103,8 @@ class FileLedger:
             for output in outputs:
                 db.execute("DELETE FROM links WHERE path >= ? AND path < ?", _below(output.path))
                 db.executemany("INSERT OR REPLACE INTO links VALUES (?, ?)", output.links)
+        for output in outputs:
+            self._note(stored_fact(output))
 
     def stored(self, path: str) -> StoredOutput | None:
         """Return the stored output at `path`, or that part of one; None if any of it is lost."""
@@ -143,6 +157,8 @@ class FileLedger:
             return
         with self._database.write() as db:
             db.executemany("DELETE FROM stored WHERE path = ?", [(path,) for path in paths])
+        for path in paths:
+            self._note(forgotten_fact(path))
 
     def lose(self, paths: Iterable[str]) -> None:
         """Record that outputs do not exist, whatever lies here under their names."""
@@ -151,6 +167,8 @@ class FileLedger:
             return
         with self._database.write() as db:
             db.executemany("INSERT OR REPLACE INTO stored VALUES (?, ?, 0, 0, 0, '')", rows)
+        for path, _ in rows:
+            self._note(lost_fact(path))
 
     # Links
 

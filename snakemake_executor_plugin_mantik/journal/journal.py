@@ -55,7 +55,7 @@ class Journal:
         self._db = self._database.db
         self.path = self._database.path
         self.remark = self._database.remark
-        self.files = FileLedger(self._database)
+        self.files = FileLedger(self._database, self._note)
         self._spared: set[str] = set()
         try:
             self._forget_made()
@@ -75,6 +75,7 @@ class Journal:
         for site in self.sites():
             yield self._site_fact(site)
         yield from self._try_facts("state NOT IN ('planned', 'done', 'abandoned')")
+        yield from self.files.stored_facts()
 
     def _site_fact(self, site: str) -> backup.Fact:
         row = self._db.execute(

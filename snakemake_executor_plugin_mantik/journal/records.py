@@ -38,6 +38,10 @@ def job_name(rule: str, wildcards: Mapping[str, object]) -> str:
     return f"{rule} {details}" if details else rule
 
 
+LOST = "lost"
+"""In place of a place: the output does not exist."""
+
+
 @dataclass(frozen=True)
 class TryRecord:
     """A try in the journal; times are seconds since the epoch, durations seconds.

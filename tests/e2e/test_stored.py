@@ -936,3 +936,13 @@ def test_an_output_that_is_a_link(either: Project) -> None:
     assert (either.workspace / "read.txt").read_text() == "the target\nx\nx\n"
     smk_mantik(either, "get", "results/link").ok()
     assert either.read("results/link") == "the target\n"
+
+
+def test_a_restored_journal_knows_the_outputs(one: Project) -> None:
+    run(one)
+    (one.directory / ".snakemake/mantik/journal.sqlite").write_bytes(b"no journal\n" * 1000)
+
+    tells(run(one), "Outputs that stay there: 4.", "Nothing to be done")
+
+    run(one, "--forcerun", "score")
+    assert ran(one) == "ptss"

@@ -19,6 +19,7 @@ from snakemake_executor_plugin_mantik.journal import (
     FileRecord,
     Journal,
     SiteRecord,
+    StoredOutput,
     TryRecord,
     TryState,
     read_history,
@@ -459,6 +460,32 @@ def test_damaged_file_is_made_anew_of_its_spare(tmp_path: Path, damage: str) -> 
     with closing(Journal(tmp_path)) as journal:
         assert journal.remark == ""
         assert journal.workflow == workflow
+
+
+def test_stored_outputs_are_in_the_spare(tmp_path: Path) -> None:
+    def at(path: str, *names: str) -> StoredOutput:
+        files = tuple(
+            FileRecord(f"{path}{name}", 1, "sha", modified=2.5, mode=0o755) for name in names
+        )
+        return StoredOutput(path, "p", names != ("",), 3.5, "make", files, ((f"{path}/l", "x"),))
+
+    with closing(Journal(tmp_path)) as journal:
+        outputs = [at("a", ""), at("b", "/x", "/y"), at("gone", ""), at("unknown", "")]
+        for output in outputs:
+            journal.files.set_remote_files("p", output.files)
+        journal.files.set_stored(outputs[1:])
+    with closing(Journal(tmp_path)) as journal:  # which writes the spare anew
+        journal.files.set_stored(outputs[:1])
+        journal.files.lose(["gone"])
+        journal.files.forget_stored(["unknown"])
+        assert journal.files.stored_at("p") == outputs[:2]
+    spoil(tmp_path / "journal.sqlite", "head")
+
+    with closing(Journal(tmp_path)) as journal:
+        assert "Outputs that stay there: 2." in journal.remark
+        assert journal.files.stored_at("p") == outputs[:2]
+        assert journal.files.has_row("gone")
+        assert not journal.files.has_row("unknown")
 
 
 def test_a_damaged_line_of_the_spare_is_one_fact_lost(tmp_path: Path) -> None:

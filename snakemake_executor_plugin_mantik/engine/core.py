@@ -257,11 +257,31 @@ class Engine:
             self._opening.pop(name, None)  # the next job tries again
             raise
 
+    def _refuse_to_leave(self, name: str, workspace: str) -> None:
+        """Check that no outputs stay in another workspace that the site's name has meant.
+
+        Raises:
+            UserError: some do; no run could reach them any more.
+        """
+        known = self._journal.sites().get(name)
+        if known is None or known.workspace == workspace:
+            return
+        if stored := self._journal.files.stored_at(known.place):
+            raise UserError(
+                f"{len(stored)} outputs stay in the workspace {known.workspace}, but this run would"
+                f" use {workspace} (nothing submitted)",
+                where=f"site {name}",
+                do=f"Set Site: Workspace to {known.workspace} in the backend config; a working"
+                " directory that was moved or copied needs it, too. To make the outputs again"
+                " instead, remove that workspace",
+            )
+
     async def _open_site(self, name: str) -> SiteRunner:
         site, planner = self._sites[name]
         try:
             async with asyncio.timeout(OPEN_WAIT_S):
                 facts = await self._facts(site)
+            self._refuse_to_leave(name, facts.workspace)
             place = await self._places.at(site, facts, planner.config.site, planner.config.server)
         except TimeoutError:
             raise MantikError(

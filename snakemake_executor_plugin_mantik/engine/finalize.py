@@ -28,7 +28,7 @@ from snakemake_executor_plugin_mantik.engine.stage import Stager
 from snakemake_executor_plugin_mantik.engine.submit import Submitter
 from snakemake_executor_plugin_mantik.engine.workflow_context import WorkflowContext
 from snakemake_executor_plugin_mantik.jobs.markers import Marker, MarkerInvalid, OutputEntry
-from snakemake_executor_plugin_mantik.jobs.paths import display_path, local_path
+from snakemake_executor_plugin_mantik.jobs.paths import display_path, local_path, nearest
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.jobs.script import PREDECESSORS, STEPS
 from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
@@ -342,6 +342,7 @@ class Finalizer:
     ) -> Outcome:
         waited, ran = attempt.times(marker)
         stored = _stored_outputs(request, attempt.record, marker)
+        self._report_unnamed(attempt.record, marker, [output.path for output in stored])
         files = _with_times(files, stored)
         empty = [file for output in stored for file in output.files if not file.sha256]
         self._stager.made([*files, *empty, *self._timestamps(attempt.record)])
@@ -369,6 +370,21 @@ class Finalizer:
             request.number, attempt.record.id, True, log=log, site_job=attempt.joined_ids,
             stored=tuple(stored),
         )  # fmt: skip
+
+    def _report_unnamed(self, record: TryRecord, marker: Marker, stored: Collection[str]) -> None:
+        """Warn of files in stored outputs whose names the journal cannot hold."""
+        unnamed = [
+            e.path
+            for e in marker.files
+            if not is_utf8(e.path) and nearest(e.path, stored) is not None
+        ]
+        if unnamed:
+            self._notify(
+                f"{record.name}: {len(unnamed)} files of its outputs have names that are not UTF-8,"
+                f" such as {unnamed[0]!r}. They stay at {record.site}: neither smk-mantik"
+                " get nor a job at another site gets them. Let the rule pack its files, for example"
+                " with tar."
+            )
 
     def _timestamps(self, record: TryRecord) -> list[FileRecord]:
         """Return what the script of a try that was submitted ahead has added to its inputs.

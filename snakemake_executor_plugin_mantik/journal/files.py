@@ -140,13 +140,28 @@ class FileLedger:
         found = self._db.execute("SELECT 1 FROM stored WHERE path = ?", (path,))
         return found.fetchone() is not None
 
-    def renew_stored(self, output: StoredOutput) -> None:
-        """Record that files of an output were changed at its place."""
-        self.set_remote_files(output.place, output.files)
-        self.set_stored([output])
+    def renew_stored(self, known: StoredOutput, output: StoredOutput) -> None:
+        """Record that files of an output were changed at its place, unless it was made anew.
+
+        `known` is the output as it was when it was compared, `output` as it is now.
+        """
+        if self._is_current(known):
+            self.set_remote_files(output.place, output.files)
+            self.set_stored([output])
+
+    def _is_current(self, output: StoredOutput) -> bool:
+        row = self._db.execute(
+            "SELECT place, made FROM stored WHERE path = ?", (output.path,)
+        ).fetchone()
+        return row is not None and (row["place"], row["made"]) == (output.place, output.made)
 
     def drop_stored(self, output: StoredOutput) -> None:
-        """Record that an output, or a part of it, is gone from its place."""
+        """Record that an output, or a part of it, is gone from its place, unless it was made anew.
+
+        A comparison may be recorded late: after a run that was under way beside it.
+        """
+        if not self._is_current(output):
+            return
         self.lose([output.path])
         self.forget_remote_files(output.place, [file.path for file in output.files])
 

@@ -7,7 +7,7 @@ in runs that need none.
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
 from snakemake_executor_plugin_mantik.common.errors import (
@@ -21,7 +21,6 @@ from snakemake_executor_plugin_mantik.config.reading import read_config_named
 from snakemake_executor_plugin_mantik.connections.connect import (
     find_site_credentials,
     make_sites,
-    workspace_name,
 )
 from snakemake_executor_plugin_mantik.engine.compare import list_targets
 from snakemake_executor_plugin_mantik.engine.core import OPEN_WAIT_S
@@ -167,7 +166,8 @@ class Access:
         planner = Planner(loaded.config, find_account(name, self._environ), self._workdir)
         sites = make_sites(
             {name: loaded}, credentials, {name: planner},
-            workspace_name(self._workdir, known.workflow),
+            # Not the one of this directory, which may have been moved.
+            PurePosixPath(record.workspace).name,
         )  # fmt: skip
         site, _ = sites[name]
         try:
@@ -184,6 +184,6 @@ class Access:
                 f"outputs are stored in the workspace {record.workspace}, but the backend config"
                 f" leads to {facts.workspace}",
                 where=record.config,
-                do="Use the earlier backend config, or bring the outputs with smk-mantik get first",
+                do=f"Set Site: Workspace to {record.workspace} in it",
             )
         return site

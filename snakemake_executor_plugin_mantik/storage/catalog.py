@@ -229,7 +229,7 @@ class Catalog:
         renewed = tuple(_renewed(file, changed.get(file)) for file in output.files)
         newer = replace(output, files=renewed, made=time.time())
         self._known[output.path] = newer
-        self._record(lambda ledger: ledger.renew_stored(newer))
+        self._record(lambda ledger: ledger.renew_stored(output, newer))
 
     # Files
 

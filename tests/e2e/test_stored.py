@@ -921,13 +921,14 @@ LINKS = """
             "mkdir hidden {output[1]}; echo the target > hidden/one;"
             " ln -s ../hidden/one {output[0]};"
             " echo x > {output[1]}/x; ln -s x {output[1]}/link; ln -s link {output[1]}/again;"
-            " echo m >> ran.txt"
+            " touch {output[1]}/$(printf 'n\\\\377'); echo m >> ran.txt"
 """
 
 
-def test_an_output_that_is_a_link(either: Project) -> None:
+def test_outputs_that_are_links_or_have_odd_names(either: Project) -> None:
     laid_out(either).write("Snakefile", LINKS)
-    run(either)
+
+    tells(run(either), r"make: 1 files of its outputs have names that are not UTF-8", r"n\udcff")
 
     tells(run(either), "Nothing to be done")
     run(either, "--forcerun", "read")
@@ -946,3 +947,19 @@ def test_a_restored_journal_knows_the_outputs(one: Project) -> None:
 
     run(one, "--forcerun", "score")
     assert ran(one) == "ptss"
+
+
+def test_a_directory_that_was_moved(one: Project, tmp_path: Path) -> None:
+    run(one)
+    before = one.workspace
+    moved = Project(tmp_path / "elsewhere/project", one.place, one.extra)
+    moved.directory.rmdir()
+    one.directory.rename(moved.directory)
+
+    tells(run(moved), "Nothing to be done")
+    smk_mantik(moved, "get", "results/model.txt").ok()
+    assert moved.read("results/model.txt") == "set\nmodel\n"
+    said = moved.run(*FILES_STAY, "--forcerun", "score").failed()
+    tells(said, f"4 outputs stay in the workspace {before}", f"Set Site: Workspace to {before}")
+    assert "results/set.txt" in smk_mantik(moved, "ls").ok().output
+    assert (before / "ran.txt").read_text() == "p\nt\ns\n"

@@ -9,6 +9,7 @@ import sys
 import textwrap
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -460,6 +461,26 @@ def test_damaged_file_is_made_anew_of_its_spare(tmp_path: Path, damage: str) -> 
     with closing(Journal(tmp_path)) as journal:
         assert journal.remark == ""
         assert journal.workflow == workflow
+
+
+def test_an_old_comparison_changes_no_output_that_was_made_since(journal: Journal) -> None:
+    def made(when: float) -> StoredOutput:
+        files = (FileRecord("a", 1, "sha", modified=when, mode=0o644),)
+        output = StoredOutput("a", "p", False, when, "make", files)
+        journal.files.set_remote_files("p", files)
+        journal.files.set_stored([output])
+        return output
+
+    before, now = made(1.5), made(2.5)
+    journal.files.renew_stored(before, replace(before, made=1.7))
+    journal.files.drop_stored(before)
+    assert journal.files.stored("a") == now
+
+    renewed = replace(now, made=3.5)
+    journal.files.renew_stored(now, renewed)
+    assert journal.files.stored("a") == renewed
+    journal.files.drop_stored(renewed)
+    assert journal.files.stored("a") is None
 
 
 def test_stored_outputs_are_in_the_spare(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -15,9 +15,10 @@ from snakemake_executor_plugin_mantik.common.humanize import humanize_size
 from snakemake_executor_plugin_mantik.common.state_directory import STATE
 from snakemake_executor_plugin_mantik.config.reading import LoadedConfig, read_configs
 from snakemake_executor_plugin_mantik.connections.reconnect import reach_sites
+from snakemake_executor_plugin_mantik.engine.adopt import is_at
 from snakemake_executor_plugin_mantik.engine.early_upload import EarlyUpload, upload_early
-from snakemake_executor_plugin_mantik.jobs.paths import display_path
-from snakemake_executor_plugin_mantik.journal import Journal
+from snakemake_executor_plugin_mantik.jobs.paths import display_path, local_path
+from snakemake_executor_plugin_mantik.journal import Journal, StoredOutput, read_stored
 from snakemake_executor_plugin_mantik.rules.paths.job_paths import JobPaths
 
 _NOT_DONE = 1
@@ -53,15 +54,12 @@ def put(
     config = read_configs(given, Path())
     directory = directory.resolve()
     wanted = [_place(directory, path) for path in paths]
+    known = read_stored(directory / STATE)
+    name = next(iter(config), None) or _choose(list(known.sites), site)
+    _refuse_outputs(directory, known.outputs, wanted)
     journal = _open(directory, config)
     if journal.remark:
         typer.echo(printable(journal.remark))
-    try:
-        name = next(iter(config), None) or _choose(journal, site)
-        _refuse_outputs(journal, wanted)
-    except BaseException:
-        journal.close()
-        raise
     sent, left = asyncio.run(_put(journal, name, given, wanted))
     there = f"; {left} were there" * bool(left)
     typer.echo(f"Sent {sent.files} files, {humanize_size(sent.size)}, to {name}{there}.")
@@ -99,13 +97,12 @@ def _open(directory: Path, config: dict[str, LoadedConfig]) -> Journal:
         ) from None
 
 
-def _choose(journal: Journal, name: str | None) -> str:
-    """Return the site to send to.
+def _choose(sites: Sequence[str], name: str | None) -> str:
+    """Return the one of the workflow's `sites` to send to.
 
     Raises:
         UserError: none is named and there is not exactly one; or it is unknown.
     """
-    sites = list(journal.sites())
     known = f"Sites of this workflow: {', '.join(sites)}" if sites else ""
     if name is None and len(sites) == 1:
         return sites[0]
@@ -125,20 +122,24 @@ def _choose(journal: Journal, name: str | None) -> str:
     return name
 
 
-def _refuse_outputs(journal: Journal, paths: Sequence[str]) -> None:
+def _refuse_outputs(directory: Path, outputs: Iterable[StoredOutput], paths: Sequence[str]) -> None:
     """Refuse to send outputs that stay at a site: jobs read what lies there.
 
     Raises:
-        UserError: one of `paths` is such an output, or a part of one.
+        UserError: one of `paths` is such an output, a part of one, or a directory with a copy.
     """
-    outputs = [path for path in paths if journal.files.is_stored(path, here=False)]
-    if outputs:
-        raise UserError(
-            f"{display_path(outputs[0])} is the output of a job and stays at a site; jobs read it"
-            " there, whatever is here under its name",
-            where=str(journal.path.parents[len(STATE.parts)]),
-            do="Leave it out; a run moves it to the site that needs it",
-        )
+    for output in outputs:
+        copied = os.path.lexists(local_path(output.path, directory))
+        for path in paths:
+            if not output.here and (
+                is_at(path, output.path) or (copied and is_at(output.path, path))
+            ):
+                raise UserError(
+                    f"{display_path(output.path)} is the output of a job and stays at a site; jobs"
+                    " read it there, whatever is here under its name",
+                    where=str(directory),
+                    do="Leave it out; a run moves it to the site that needs it",
+                )
 
 
 async def _put(

@@ -263,9 +263,12 @@ class Engine:
         Raises:
             UserError: some do; no run could reach them any more.
         """
-        known = self._journal.sites().get(name)
+        sites = self._journal.sites()
+        known = sites.get(name)
         if known is None or known.workspace == workspace:
             return
+        if any(sites[n].place == known.place for n in self._sites if n != name and n in sites):
+            return  # they can be reached by another name
         if stored := self._journal.files.stored_at(known.place):
             raise UserError(
                 f"{len(stored)} outputs stay in the workspace {known.workspace}, but this run would"

@@ -45,16 +45,19 @@ async def upload_early(
         whole = sum(file.size for file in batch)
         await stager.keep(batch, lambda share: report(done + share * whole))  # noqa: B023
         done += whole
+        report(done)
     return EarlyUpload(len(lacking), size)
 
 
 def _split(files: Sequence[LocalFile], size: int) -> Iterator[list[LocalFile]]:
     """Split files into groups of at most `size` bytes, or of one larger file."""
     group: list[LocalFile] = []
+    filled = 0
     for file in files:
-        if group and sum(each.size for each in group) + file.size > size:
+        if group and filled + file.size > size:
             yield group
-            group = []
+            group, filled = [], 0
         group.append(file)
+        filled += file.size
     if group:
         yield group

@@ -148,6 +148,8 @@ def at_or_above(path: str) -> list[str]:
 
 def nearest(path: str, known: Container[str]) -> str | None:
     """Return the path itself or the nearest directory above it that is `known`, if any is."""
+    if path in known:
+        return path
     return next((each for each in at_or_above(path) if each in known), None)
 
 

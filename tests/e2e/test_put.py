@@ -24,7 +24,7 @@ WORKFLOW = """
         shell: "cat {input[0]}/*.txt > {output}; sha256sum < {input[1]} >> {output}"
 
     rule other:
-        output: "other.txt"
+        output: "made/other.txt"
         shell: "until [ ! -e wait ]; do sleep 0.1; done; touch {output}"
 """
 REPORTED_BYTES = 64 << 20
@@ -115,6 +115,7 @@ def test_put_tells_what_it_cannot_send(inputs: Project) -> None:
 
     tells(refused(), "there is nothing to send", "Name files")
     tells(refused("data/set"), "no run has used a site yet", "--site FILE")
+    assert not inputs.exists(".snakemake")
     tells(refused("nothing.txt", "--site", str(inputs.config)), "nothing.txt: there is no such")
     tells(refused(".", "--site", str(inputs.config)), "it is no input of a job")
     (inputs.workspace / "wait").mkdir(parents=True)
@@ -124,5 +125,6 @@ def test_put_tells_what_it_cannot_send(inputs: Project) -> None:
     (inputs.workspace / "wait").rmdir()
     running.end().ok()
     tells(refused("data/set", "--site", "there"), "no run has used a site named there")
-    inputs.write("other.txt", "mine\n")
-    tells(refused("other.txt"), "other.txt is the output of a job and stays at a site")
+    for path in ("made/other.txt", "made"):
+        inputs.write("made/other.txt", "mine\n")
+        tells(refused(path), "made/other.txt is the output of a job and stays at a site")

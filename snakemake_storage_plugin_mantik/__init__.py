@@ -244,7 +244,9 @@ class StorageObject(StorageObjectRead, StorageObjectWrite, StorageObjectGlob, St
         }
         for output in self.provider.catalog.outputs():
             found |= {display_path(path) for path in [output.path, *(f.path for f in output.files)]}
-        return [f"{PREFIX}/{os.path.normpath(path)}" for path in sorted(found)]
+        # `storage.mantik("results/{name}.txt")` has a query without the prefix.
+        begin = f"{PREFIX}/" if self.query.startswith(f"{PREFIX}/") else ""
+        return [f"{begin}{os.path.normpath(path)}" for path in sorted(found)]
 
     @property
     def _path(self) -> str:

@@ -73,7 +73,7 @@ FLAGS = f"""
         input:
             rules.ensured.output, "kept.txt", "nest/in/first", "nest/many.b", "passing.txt",
             "grown.txt", parts, more=["kept.d", "nest/deep", "passing.d", "flags/done"]
-        params: lambda wildcards, input: input[:9]
+        params: lambda wildcards, input: " ".join(input[:9])
         output: "sum.txt"
         shell: "cat {{params}} {{input.more[0]}}/x {{input.more[1]}}/second > {{output}}"
 """
@@ -105,6 +105,13 @@ def test_flags(either: Project) -> None:
         "figure.txt", "full", "nest/deep", "nest/in/first", "nest/many.a", "nest/many.b", "one.txt",
         "out/a.txt", "out/b.txt", "part-x", "part-y", "sum.txt", "tables",
     }  # fmt: skip
+
+    looks = (
+        '    print("found", *glob_wildcards(storage.mantik("out/{n}.txt")).n, exists("one.txt"))'
+    )
+    either.write("Snakefile", f"{FLAGS}\n{looks}\n")
+    tells(either.run(*FILES_STAY, "-n").ok().output, "found a b True")
+    either.write("Snakefile", FLAGS)
 
     either.run(*FILES_STAY, "--report", "report.zip").ok()
     with zipfile.ZipFile(either.directory / "report.zip") as report:

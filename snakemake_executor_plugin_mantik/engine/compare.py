@@ -61,8 +61,9 @@ class LateOutputs:
         many = known is None and len(self._listings) >= _MOST_DIRECTORIES
         if many or not is_rest_safe(directory):
             return []
+        paths = [file.path for file in files]
         try:
-            entries = await self._retry.found(lambda: self._site.list(directory))
+            entries = await self._retry.found(lambda: list_targets(self._site, directory, paths))
         except SiteNotFound:
             entries = {}
         except SiteError:

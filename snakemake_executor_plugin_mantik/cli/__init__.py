@@ -58,6 +58,7 @@ def _app() -> typer.Typer:
     from snakemake_executor_plugin_mantik.cli.get import get
     from snakemake_executor_plugin_mantik.cli.init import init
     from snakemake_executor_plugin_mantik.cli.jobs import jobs
+    from snakemake_executor_plugin_mantik.cli.logs import logs
     from snakemake_executor_plugin_mantik.cli.ls import ls
     from snakemake_executor_plugin_mantik.cli.plan import Passing, plan
     from snakemake_executor_plugin_mantik.cli.put import put
@@ -81,6 +82,7 @@ def _app() -> typer.Typer:
     app.command(context_settings={"allow_interspersed_args": True})(run)
     app.command(context_settings={"allow_interspersed_args": True})(bootstrap)
     app.command()(jobs)
+    app.command()(logs)
     app.command(cls=Evaluating)(ls)
     app.command(cls=Evaluating)(get)
     app.command()(put)

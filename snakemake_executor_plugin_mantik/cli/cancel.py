@@ -16,12 +16,10 @@ from snakemake_executor_plugin_mantik.connections.reconnect import (
 )
 from snakemake_executor_plugin_mantik.engine.cancel import CANCEL_WAIT_S
 from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, TryState, read_history
+from snakemake_executor_plugin_mantik.watching.naming import is_meant
 
 _UNCONFIRMED = 1
 """Exit code if a job may still run."""
-
-_SHORTEST_ID = 8
-"""Minimum number of characters of a try's id to name it."""
 
 
 def cancel(
@@ -86,7 +84,7 @@ def _chosen(journal: Journal, wanted: Sequence[str], *, every: bool) -> list[Try
         raise UserError(
             f"no job is named; these may still run:{known}", do="Name jobs, or use --all"
         )
-    found = {word: [r for r in there if _is_meant(word, r)] for word in wanted}
+    found = {word: [r for r in there if is_meant(word, r)] for word in wanted}
     if lacking := [word for word, records in found.items() if not records]:
         raise UserError(
             f"nothing was cancelled: no job at a site is named {', '.join(lacking)}; these may"
@@ -95,12 +93,6 @@ def _chosen(journal: Journal, wanted: Sequence[str], *, every: bool) -> list[Try
         )
     chosen = {record.id for records in found.values() for record in records}
     return [record for record in there if record.id in chosen]
-
-
-def _is_meant(word: str, record: TryRecord) -> bool:
-    ids = {part for job in record.site_jobs for part in (job, job.rstrip("/").rsplit("/", 1)[-1])}
-    short = len(word) >= _SHORTEST_ID and record.id.startswith(word)
-    return short or word in {record.name, record.rule, *ids}
 
 
 async def _cancel(

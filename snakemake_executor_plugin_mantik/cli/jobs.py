@@ -1,6 +1,8 @@
 """`smk-mantik jobs`: show the jobs that a workflow has submitted, and their outcomes."""
 
-from collections.abc import Mapping
+import asyncio
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -8,61 +10,82 @@ import typer
 from rich.table import Table
 
 from snakemake_executor_plugin_mantik.cli import tables
-from snakemake_executor_plugin_mantik.cli.options import Workdir
+from snakemake_executor_plugin_mantik.cli.options import Sites, Workdir
+from snakemake_executor_plugin_mantik.common.errors import json_text, printable
 from snakemake_executor_plugin_mantik.common.humanize import humanize_duration
 from snakemake_executor_plugin_mantik.common.state_directory import STATE
-from snakemake_executor_plugin_mantik.jobs.reasons import Reason
-from snakemake_executor_plugin_mantik.journal import TryRecord, TryState, read_history
-
-_SHOWN = {
-    TryState.PLANNED: "planned",
-    TryState.SUBMITTING: "submitting",
-    TryState.SUBMITTED: "queued or running",
-    TryState.ENDED: "ended, outputs not accepted yet",
-    TryState.ABANDONED: "given up",
-}
+from snakemake_executor_plugin_mantik.journal import is_controlled, read_history
+from snakemake_executor_plugin_mantik.watching.overview import (
+    Condition,
+    JobOverview,
+    Sight,
+    last_tries,
+    overview_jobs,
+)
+from snakemake_executor_plugin_mantik.watching.visitors import Visitors
 
 
 def jobs(
     directory: Workdir = Path(),
+    *,
     every: Annotated[
         bool, typer.Option("--all", help="Also show tries that later ones have replaced.")
     ] = False,
+    failed: Annotated[bool, typer.Option("--failed", help="Show only failed jobs.")] = False,
+    ask: Annotated[
+        bool,
+        typer.Option(
+            "--ask",
+            help="Ask the sites about jobs that are there, with one request each, unless a"
+            " Snakemake runs here: it does so anyway.",
+        ),
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    site: Sites = None,
 ) -> None:
     """Show the jobs of a workflow: site, id at the site, waiting and running time, outcome.
 
     Shows the last try of each job, and all tries that may still run. To cancel those, use
-    smk-mantik cancel.
+    smk-mantik cancel; to follow them, smk-mantik watch.
     """
-    records = read_history(directory / STATE)
-    if not every:
-        last = {record.job: record.id for record in records}
-        records = [r for r in records if r.id == last[r.job] or r.may_run]
-    tables.make_console().print(jobs_table(records))
+    state = directory / STATE
+    controlled = is_controlled(state)
+    records = read_history(state)
+    sights: Mapping[str, Sight] = {}
+    if ask and not controlled:
+        sights = asyncio.run(_asked(directory, site or []))
+    found = overview_jobs(records, controlled=controlled, sights=sights)
+    shown = {record.id for record in (records if every else last_tries(records))}
+    found = [
+        job
+        for job in found
+        if job.record.id in shown and (job.condition is Condition.FAILED or not failed)
+    ]
+    now = time.time()
+    if as_json:
+        typer.echo(json_text([job.as_json(now) for job in found]))
+    else:
+        tables.make_console().print(jobs_table(found, now))
 
 
-def jobs_table(records: list[TryRecord]) -> Table:
+async def _asked(directory: Path, given: Sequence[str]) -> Mapping[str, Sight]:
+    async with Visitors(directory, given) as visitors:
+        await visitors.look()
+        for words in visitors.away.values():
+            typer.echo(printable(words), err=True)
+        return visitors.sights
+
+
+def jobs_table(found: Iterable[JobOverview], now: float) -> Table:
     """Return a table with one row per try, in the order of creation."""
-    titles = ("job", "site", "queue", "id at the site", "waited", "ran", "outcome")
-    shown = tables.new_table(titles, right=("waited", "ran"))
-    open_names = {r.id: r.name for r in records if r.may_run}
-    for record in records:
-        times = [humanize_duration(t) if t is not None else "" for t in (record.waited, record.ran)]
+    titles = ("job", "site", "queue", "id at the site", "try", "waited", "ran", "outcome")
+    shown = tables.new_table(titles, right=("try", "waited", "ran"))
+    for job in found:
+        record = job.record
+        times = [
+            humanize_duration(t) if t is not None else "" for t in (job.waited(now), job.ran(now))
+        ]
         ids = ", ".join(record.site_jobs)
-        cells = [record.name, record.site, record.queue, ids, *times, _outcome(record, open_names)]
+        cells = [record.name, record.site, record.queue, ids, str(job.number), *times, job.words]
         tables.add_row(shown, cells)
     return shown
-
-
-def _outcome(record: TryRecord, open_names: Mapping[str, str]) -> str:
-    """Describe how a try ended, or its state; `open_names` are those of tries that may run."""
-    if record.reason:
-        return record.outcome.replace("failed", f"failed ({Reason(record.reason).words})", 1)
-    if record.left_behind:
-        return f"{record.outcome}; may still run"
-    if record.hindrance:
-        return f"cannot start: {record.hindrance}"
-    makers = dict.fromkeys(record.makers.values()) if record.may_run else {}
-    if behind := [open_names[maker] for maker in makers if maker in open_names]:
-        return f"queued behind {', '.join(behind)}"
-    return record.outcome or _SHOWN.get(record.state, record.state.value)

@@ -15,7 +15,6 @@ from snakemake_executor_plugin_mantik.common.errors import (
 from snakemake_executor_plugin_mantik.common.state_directory import STATE
 from snakemake_executor_plugin_mantik.config.reading import (
     LoadedConfig,
-    read_config_named,
     read_configs,
 )
 from snakemake_executor_plugin_mantik.connections.connect import (
@@ -24,6 +23,7 @@ from snakemake_executor_plugin_mantik.connections.connect import (
     make_tracker,
     workspace_name,
 )
+from snakemake_executor_plugin_mantik.connections.visit import find_config
 from snakemake_executor_plugin_mantik.engine.core import OPEN_WAIT_S
 from snakemake_executor_plugin_mantik.engine.place import Places
 from snakemake_executor_plugin_mantik.engine.plan import Planner
@@ -144,21 +144,8 @@ def _configs(
             where="--site",
             do=f"Use one of the workflow's sites: {', '.join(journal.sites()) or 'none'}",
         )
-    for name in names:
-        if name in found:
-            continue
-        known = journal.sites().get(name)
-        config = known.config if known is not None else ""
-        if not config or not Path(config).exists():
-            raise UserError(
-                f"its backend config {config} no longer exists"
-                if config
-                else "the path of its backend config is unknown",
-                where=f"site {name}",
-                do=f"Set it with --site {name}=FILE",
-            )
-        found[name] = read_config_named(name, config, Path(), project=None)
-    return {name: found[name] for name in names}
+    known = journal.sites()
+    return {name: found.get(name) or find_config(known.get(name), name) for name in names}
 
 
 async def _open(

@@ -71,6 +71,8 @@ class Watched:
         live: whether it reports what it logs while it runs.
         detailed: when the scheduler's details of it were last requested.
         waits: the scheduler's reason why it cannot start.
+        pending: the scheduler's reason why it has not started.
+        began: whether it can only have begun to run since it was watched or submitted.
         ended_since: since when the scheduler reports that it ended; None if it does not.
         word: the job id and state with which the scheduler reported its end.
     """
@@ -95,6 +97,8 @@ class Watched:
     check_delay: float = FIRST_CHECK_S
     detailed: float = 0.0
     waits: str = ""
+    pending: str = ""
+    began: bool = True
     ended_since: float | None = None
     word: tuple[str, JobState] = ("", UNKNOWN)
 

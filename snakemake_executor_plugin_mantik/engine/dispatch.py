@@ -212,6 +212,7 @@ class Dispatcher:
             site=request.site, job=request.job, rule=request.rule, name=request.name,
             fingerprint=fingerprint_of(made_of), members=request.members, makers=makers,
             made_of=encode_basis(made_of, self.requested_resources(request), sources),
+            logs=[output.path for output in request.outputs if output.kind == "log"],
         )  # fmt: skip
 
     async def observe(

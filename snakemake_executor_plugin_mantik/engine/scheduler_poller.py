@@ -96,6 +96,7 @@ class SchedulerPoller:
         *,
         on_found: Callable[[str, str], None],
         on_waiting: Callable[[TryRecord, str], None],
+        on_pending: Callable[[TryRecord, str], None],
         clock: Callable[[], float],
     ) -> None:
         self._site = site
@@ -104,6 +105,7 @@ class SchedulerPoller:
         self._watching = watching
         self._on_found = on_found
         self._on_waiting = on_waiting
+        self._on_pending = on_pending
         self._clock = clock
 
     def _overdue(self, watched: Watched, now: float) -> bool:
@@ -277,6 +279,10 @@ class SchedulerPoller:
         reasons = [state.waits for state in waiting if state.waits is not None]
         if watched.claimed or not reasons or len(waiting) < len(known):
             return False
+        pending = next((state.pending for state in reversed(waiting) if state.pending), "")
+        if pending != watched.pending:
+            watched.pending = pending
+            self._on_pending(watched.record, pending)
         why = reasons[-1]
         if why != watched.waits:
             watched.waits = why

@@ -2,12 +2,14 @@
 
 import asyncio
 import random
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
 
 from snakemake_executor_plugin_mantik.common.errors import (
+    JournalError,
     MantikError,
     UserError,
 )
@@ -79,8 +81,8 @@ class SiteRunner:
         self._live = LiveCopies(site, self._observer, workdir, notify)
         self.watcher = Watcher(
             site, settings, retry, journal.submitted, clock, on_seen=place.lead.saw,
-            on_started=self._observer.started, on_logged=self._live.grown,
-            on_waiting=self._waiting,
+            on_started=self._started, on_logged=self._live.grown, on_waiting=self._waiting,
+            on_pending=self._pending,
         )  # fmt: skip
         place.lead.on_deposed(self.watcher.fail)
         self._submitter = Submitter(site, journal, retry)
@@ -245,6 +247,17 @@ class SiteRunner:
             why = "a part of the site was away"
         await self._finalizer.again(attempt, why)
         await asyncio.sleep(pause * random.uniform(1.0, 1.25))  # noqa: S311
+
+    def _started(self, record: TryRecord, began: bool) -> None:
+        """Record that a job runs, and since when if it `began` while it was watched."""
+        with suppress(JournalError):  # the disk is full: only smk-mantik jobs shows less
+            self._journal.started(record.id, time.time() if began else 0.0)
+        self._observer.started(record)
+
+    def _pending(self, record: TryRecord, reason: str) -> None:
+        """Record why a job has not started, its turn among the reasons."""
+        with suppress(JournalError):
+            self._journal.pending(record.id, reason)
 
     def _waiting(self, record: TryRecord, why: str) -> None:
         """Record why a job cannot start, or with an empty `why` that nothing hinders it now."""

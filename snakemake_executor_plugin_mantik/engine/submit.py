@@ -68,7 +68,8 @@ class Submitter:
 
         def begin() -> None:
             # Not earlier: a request that still waits its turn is not made if this process dies.
-            self._journal.submitting(record.id, submission.resources.queue or "")
+            resources = submission.resources
+            self._journal.submitting(record.id, resources.queue or "", resources.runtime_s)
 
         try:
             site_job = await self._retry(

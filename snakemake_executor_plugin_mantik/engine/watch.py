@@ -50,9 +50,10 @@ class Watcher:
         clock: Callable[[], float] = time.monotonic,
         *,
         on_seen: Callable[[str, Iterable[Entry]], None] = lambda _, __: None,
-        on_started: Callable[[TryRecord], None] = lambda _: None,
+        on_started: Callable[[TryRecord, bool], None] = lambda _, __: None,
         on_logged: Callable[[TryRecord, int], None] = lambda _, __: None,
         on_waiting: Callable[[TryRecord, str], None] = lambda _, __: None,
+        on_pending: Callable[[TryRecord, str], None] = lambda _, __: None,
     ) -> None:
         """Make a watcher; `run` must be running for anything to happen.
 
@@ -63,9 +64,12 @@ class Watcher:
             on_found: called with a try's id and a job id of the site that was found for it.
             clock: seconds, monotonic.
             on_seen: called with each listed directory of claims and its entries.
-            on_started: called with a try when it is first seen to run.
+            on_started: called with a try when it is first seen to run, and whether it began since
+                it was watched or submitted.
             on_waiting: called with a waiting try and the scheduler's reason why it cannot start,
                 whenever that changes; empty if the try only waits its turn, or has started.
+            on_pending: called with a waiting try and the scheduler's reason why it has not started,
+                its turn among the reasons, whenever that changes.
             on_logged: called at each look with each try that logs live, and the bytes logged.
         """
         self._site = site
@@ -83,8 +87,9 @@ class Watcher:
         self._wake = asyncio.Event()
         self._mistakes = 0
         self._poller = SchedulerPoller(
-            site, settings, retry, self, on_found=on_found, on_waiting=on_waiting, clock=clock
-        )
+            site, settings, retry, self, on_found=on_found, on_waiting=on_waiting,
+            on_pending=on_pending, clock=clock,
+        )  # fmt: skip
         self._extender = _Extender(site, retry, self._poller, clock)
         self.cycles = 0
 
@@ -114,7 +119,7 @@ class Watcher:
         watched = Watched(
             record, future, list(ids), sent, wait, denied_since=now, seen=now,
             next_check=now + FIRST_CHECK_S, next_extension=now + _EXTEND_AFTER_S, live=live,
-            waits=record.waits,
+            waits=record.waits, pending=record.pending, began=not interrupted,
         )  # fmt: skip
         at, ends = self._last.get(record.bucket, (0.0, {}))
         if record.id in ends and now - at <= self._settings.poll_max_s:
@@ -233,7 +238,7 @@ class Watcher:
                 self._waits_no_more(watched)
                 self.end(watched, end)
             elif claim is None:
-                continue
+                watched.began = True
             elif claim.directory:
                 if not watched.revoked:
                     self.end(watched, TryEnd(TryEndKind.REVOKED))
@@ -251,7 +256,7 @@ class Watcher:
         if not watched.claimed:
             watched.claimed, self._changed = True, now
             self._waits_no_more(watched)
-            self._on_started(watched.record)
+            self._on_started(watched.record, watched.began)
 
     def _waits_no_more(self, watched: Watched) -> None:
         if watched.waits:

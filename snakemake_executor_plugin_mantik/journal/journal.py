@@ -11,10 +11,16 @@ from pathlib import Path
 from urllib.parse import quote
 
 from snakemake_executor_plugin_mantik.common.errors import JournalError
+from snakemake_executor_plugin_mantik.common.locks import is_locked
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.journal import backup
 from snakemake_executor_plugin_mantik.journal.backup import JournalBackup
-from snakemake_executor_plugin_mantik.journal.database import JOURNAL_FILE, STORED_SINCE, Database
+from snakemake_executor_plugin_mantik.journal.database import (
+    JOURNAL_FILE,
+    JOURNAL_LOCK,
+    STORED_SINCE,
+    Database,
+)
 from snakemake_executor_plugin_mantik.journal.files import FileLedger, all_stored, mark_landed
 from snakemake_executor_plugin_mantik.journal.records import (
     LEFT,
@@ -139,8 +145,9 @@ class Journal:
 
         If the name meant another place before, the open tries there are left behind and returned,
         to be reported. If only the identity of the same workspace at the same URL is new, they
-        get the new one instead. If the URL differs, the site's ids of its jobs are deleted: on
-        another server they may mean other jobs.
+        get the new one instead. If the URL differs, the site's ids of jobs that may still run are
+        deleted: on another server they may mean other jobs. Those of jobs that are over stay, to be
+        shown.
         """
         known = self.sites().get(site)
         left: list[TryRecord] = []
@@ -154,8 +161,9 @@ class Journal:
         with self._database.write() as db:
             if known is not None and known.url != url:
                 db.execute(
-                    "DELETE FROM submissions WHERE try IN (SELECT id FROM tries WHERE site = ?)",
-                    (site,),
+                    "DELETE FROM submissions WHERE try IN (SELECT id FROM tries WHERE site = ?"
+                    " AND (state NOT IN ('done', 'abandoned') OR outcome LIKE ?))",
+                    (site, f"{LEFT}%"),
                 )
             db.execute(
                 "INSERT INTO sites (site, url, workspace, config, place) VALUES (?, ?, ?, ?, ?)"
@@ -251,12 +259,14 @@ class Journal:
         members: Mapping[str, str] | None = None,
         made_of: str = "",
         makers: Mapping[str, str] | None = None,
+        logs: Sequence[str] = (),
     ) -> TryRecord:
         """Decide to run a job: make a try with a new UUID in the bucket that is being filled.
 
         The arguments are those of `TryRecord`; `members` maps the jobs of a group to their names.
         """
         after = json.dumps(makers) if makers else ""
+        kept = json.dumps(list(logs)) if logs else ""
         row = self._db.execute("SELECT place FROM sites WHERE site = ?", (site,)).fetchone()
         place = row["place"] if row is not None else site
         bucket = self.bucket(place)
@@ -264,13 +274,14 @@ class Journal:
             record = TryRecord(
                 id=str(uuid.uuid4()), site=site, bucket=bucket, job=job, rule=rule, name=name,
                 fingerprint=fingerprint, state=TryState.PLANNED, created=time.time(),
-                made_of=made_of, place=place, after=after,
+                made_of=made_of, place=place, after=after, logs=kept,
             )  # fmt: skip
             db.execute(
                 "INSERT INTO tries (id, site, bucket, job, rule, name, fingerprint, state, created,"
-                " made_of, place, after) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                " made_of, place, after, logs)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (record.id, site, bucket, job, rule, name, fingerprint, record.state,
-                 record.created, made_of, place, after),
+                 record.created, made_of, place, after, kept),
             )  # fmt: skip
             rows = [(record.id, *member) for member in (members or {}).items()]
             db.executemany("INSERT INTO members VALUES (?, ?, ?)", rows)
@@ -341,14 +352,17 @@ class Journal:
             (site, site),
         )
 
-    def submitting(self, try_id: str, queue: str) -> None:
-        """Record that the try is about to be submitted. On disk when the method returns."""
+    def submitting(self, try_id: str, queue: str, runtime: float | None = None) -> None:
+        """Record that the try is about to be submitted. On disk when the method returns.
+
+        `runtime` is the walltime that it requests, in seconds.
+        """
         if try_id not in self._spared:
             for fact in self._try_facts("id = ?", try_id):
                 self._note(fact, lasting=True)
             self._spared.add(try_id)
         with self._database.lasting():
-            self._advance(try_id, TryState.SUBMITTING, queue=queue)
+            self._advance(try_id, TryState.SUBMITTING, queue=queue, runtime=runtime)
 
     def submitted(self, try_id: str, site_job: str, sent: float | None = None) -> None:
         """Record that the site has acknowledged the try as `site_job`, at `sent` by its clock.
@@ -367,6 +381,19 @@ class Journal:
         """Record the scheduler's reason why the try cannot start; empty if it waits its turn."""
         with self._database.write() as db:
             db.execute("UPDATE tries SET waits = ? WHERE id = ?", (why, try_id))
+
+    def pending(self, try_id: str, reason: str) -> None:
+        """Record the scheduler's reason why the try has not started, its turn among them."""
+        with self._database.write() as db:
+            db.execute("UPDATE tries SET pending = ? WHERE id = ?", (reason, try_id))
+
+    def started(self, try_id: str, at: float) -> None:
+        """Record when the try was first seen to run; 0 if it had begun before it was watched."""
+        with self._database.write() as db:
+            db.execute(
+                "UPDATE tries SET started = COALESCE(started, ?), pending = '' WHERE id = ?",
+                (at, try_id),
+            )
 
     def ended(
         self,
@@ -562,6 +589,11 @@ def read_history(directory: Path, name: str = "") -> list[TryRecord]:
             return _read_tries(db, named, (name, name))
     except sqlite3.DatabaseError as error:
         raise _unreadable(path, error) from error
+
+
+def is_controlled(directory: Path) -> bool:
+    """Return whether a controller runs that holds the journal in a state directory."""
+    return is_locked(directory / JOURNAL_LOCK)
 
 
 def _unreadable(path: Path, error: sqlite3.DatabaseError) -> JournalError:

@@ -55,6 +55,12 @@ class TryRecord:
         log: local path of the job's log once it was downloaded.
         sent: when its submission was acknowledged, by the site's own clock.
         waits: the scheduler's reason why it cannot start; empty if there is none, or it started.
+        pending: the scheduler's reason why it has not started, its turn among them, when the
+            scheduler was last asked; empty if it was not.
+        started: when it was first seen to run, by this machine's clock; 0 if it had begun earlier,
+            when nothing watched it; None if it was not seen to run.
+        runtime: the walltime that was requested for it; None if the site's default applies.
+        logs: its rule's own log files, as a JSON list of paths in the workspace; may be empty.
         made_of: what it was made of, to name changes later (`engine.adopt.encode_basis`).
         after: the inputs that other tries were still to make when it was made: as JSON, the id of
             the try by path; empty if it needed no such input.
@@ -85,6 +91,15 @@ class TryRecord:
     waits: str = ""
     place: str = ""
     after: str = ""
+    pending: str = ""
+    started: float | None = None
+    runtime: float | None = None
+    logs: str = ""
+
+    @property
+    def log_files(self) -> tuple[str, ...]:
+        """The rule's own log files: paths in the workspace."""
+        return tuple(json.loads(self.logs)) if self.logs else ()
 
     @property
     def makers(self) -> dict[str, str]:

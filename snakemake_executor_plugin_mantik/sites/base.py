@@ -131,6 +131,10 @@ class JobState:
         waits: why a waiting job cannot start, other than waiting its turn, in the scheduler's
             words; empty if there is no reason, None if the scheduler was not queried.
         never: whether the job can never start because it requests more than a limit allows.
+        pending: why a waiting job has not started, its turn among the reasons, in the scheduler's
+            words; empty if the scheduler was not queried or names no reason.
+        started: when a running job began, in seconds since the epoch by the scheduler's clock;
+            None if it was not reported.
         later: whether the failure is temporary: there are too many jobs (`Reason.REJECTED`), or
             something at the site was away (`Reason.LAUNCH_FAILURE`).
     """
@@ -144,6 +148,8 @@ class JobState:
     later: bool = False
     waits: str | None = None
     never: bool = False
+    pending: str = ""
+    started: float | None = None
 
 
 @dataclass(frozen=True)
@@ -242,6 +248,14 @@ class Site(Protocol):
         """Return the scheduler's states of jobs; `Phase.UNKNOWN` for those it does not know.
 
         Raises only if no job at all could be queried, or if the site refused the credentials.
+        """
+        ...
+
+    async def glance(self, ids: Sequence[str]) -> dict[str, JobState] | None:
+        """Return the states of those jobs that one request, for a list of all, shows.
+
+        None, without a request, where each job takes a request of its own. A missing job has ended
+        some time ago, or is not listed yet.
         """
         ...
 

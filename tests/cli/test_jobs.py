@@ -1,4 +1,5 @@
 import io
+import json
 from pathlib import Path
 
 import pytest
@@ -7,19 +8,22 @@ from rich.console import Console
 from snakemake_executor_plugin_mantik.cli.jobs import jobs, jobs_table
 from snakemake_executor_plugin_mantik.common.errors import JournalError
 from snakemake_executor_plugin_mantik.journal import Journal, read_history
+from snakemake_executor_plugin_mantik.watching.overview import overview_jobs
 
 STATE = Path(".snakemake", "mantik")
 
 
-def shown(directory: Path) -> str:
-    console = Console(width=200, record=True, file=io.StringIO())
-    console.print(jobs_table(read_history(directory / STATE)))
+def shown(directory: Path, *, controlled: bool = False) -> str:
+    console = Console(width=250, record=True, file=io.StringIO())
+    records = read_history(directory / STATE)
+    now = (records[0].submitted or 0.0) + 60.0
+    console.print(jobs_table(overview_jobs(records, controlled=controlled), now))
     return console.export_text()
 
 
 def make(journal: Journal, job: str, name: str) -> str:
     record = journal.new_try(site="hpc1", job=job, rule="train", name=name, fingerprint="f")
-    journal.submitting(record.id, "batch")
+    journal.submitting(record.id, "batch", 7200)
     return record.id
 
 
@@ -35,12 +39,12 @@ def test_each_job_has_a_line_with_what_became_of_it(tmp_path: Path) -> None:
     journal.close()
     lines = shown(tmp_path).splitlines()
     assert [line.split() for line in lines[1:]] == [
-        ["train", "x=1", "hpc1", "batch", "site-7", "queued", "or", "running"],
+        ["train", "x=1", "hpc1", "batch", "site-7", "1", "waiting", "or", "running"],
         [
-            *("train", "[bold]x=2", "hpc1", "batch", "site-8"),
+            *("train", "[bold]x=2", "hpc1", "batch", "site-8", "1"),
             *("1", "min", "2", "s", "1", "h", "1", "min", "succeeded"),
         ],
-        ["train", "[31mx=3", "hpc1", "batch", "failed", "(out", "of", "memory):", "it"],
+        ["train", "[31mx=3", "hpc1", "batch", "1", "failed", "(out", "of", "memory):", "it"],
     ]
 
 
@@ -88,5 +92,43 @@ def test_a_job_that_waits_for_others_names_them(tmp_path: Path) -> None:
     journal.submitted(second.id, "site-8")
     assert "queued behind prepare" in shown(tmp_path)
     journal.ended(first, "succeeded", waited=None, ran=None, log="")
-    assert shown(tmp_path).splitlines()[2].endswith("queued or running")
+    assert shown(tmp_path).splitlines()[2].endswith("waiting or running")
     journal.close()
+
+
+def test_what_the_controller_has_seen_is_shown(tmp_path: Path) -> None:
+    """Its reason to wait, its turn among the reasons; since when it runs, and how long it may."""
+    journal = Journal(tmp_path / STATE)
+    waiting, running, taken_up = (make(journal, job, f"train {job}") for job in ("a", "b", "c"))
+    for number, try_id in enumerate((waiting, running, taken_up)):
+        journal.submitted(try_id, f"site-{number}")
+    journal.pending(waiting, "Priority")
+    began = read_history(tmp_path / STATE)[1].submitted or 0.0
+    journal.started(running, began + 30.0)
+    journal.started(running, began + 50.0)  # the next controller has seen it, too
+    journal.started(taken_up, 0.0)
+    journal.close()
+    lines = [" ".join(line.split()) for line in shown(tmp_path, controlled=True).splitlines()]
+    assert lines[1].endswith("site-0 1 1 min waiting: Priority (other jobs come first)")
+    assert lines[2].endswith("site-1 1 30 s 30 s running, at most 2 h")
+    assert lines[3].endswith("site-2 1 running, at most 2 h"), "since when is not known"
+
+
+def test_json_and_only_what_failed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    journal = Journal(tmp_path / STATE)
+    first = make(journal, "a", "train x=1")
+    journal.ended(first, "failed: it", waited=3.0, ran=4.0, log="l", reason="time_limit")
+    journal.done(first)
+    make(journal, "a", "train x=1")
+    failed = make(journal, "b", "train x=2")
+    journal.ended(failed, "failed: it", waited=3.0, ran=4.0, log="l", reason="time_limit")
+    journal.close()
+    jobs(tmp_path, as_json=True)
+    found = json.loads(capsys.readouterr().out)
+    assert [(job["job"], job["try"], job["state"]) for job in found] == [
+        ("train x=1", 2, "submitting"),
+        ("train x=2", 1, "failed"),
+    ]
+    assert (found[1]["failure"], found[1]["waited"], found[1]["log"]) == ("time_limit", 3.0, "l")
+    jobs(tmp_path, failed=True, every=True, as_json=True)
+    assert [job["try"] for job in json.loads(capsys.readouterr().out)] == [1, 1]

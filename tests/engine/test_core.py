@@ -518,6 +518,11 @@ def test_ids_of_jobs_are_those_of_a_machine(tmp_path: Path, machine: str) -> Non
         record = journal.new_try(site="cscs", job="j", rule="r", name="j", fingerprint="f")
         journal.submitting(record.id, "q")
         journal.submitted(record.id, "17")
+        over = journal.new_try(site="cscs", job="k", rule="r", name="k", fingerprint="f")
+        journal.submitted(over.id, "16")
+        journal.done(over.id)
         assert journal.set_site("cscs", server(machine), "/ws", "place") == []
         [known] = journal.all_open_tries()
         assert known.site_jobs == (("17",) if machine == "daint" else ())
+        [shown] = journal.tries([over.id])
+        assert shown.site_jobs == ("16",), "nothing is asked about it any more"

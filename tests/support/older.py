@@ -2,6 +2,8 @@
 
 UNDO_9 = """
 DROP TABLE imports;
+ALTER TABLE tries DROP COLUMN started; ALTER TABLE tries DROP COLUMN runtime;
+ALTER TABLE tries DROP COLUMN pending; ALTER TABLE tries DROP COLUMN logs;
 DROP TABLE uploads;
 DROP TABLE stored; ALTER TABLE remote_files DROP COLUMN modified;
 ALTER TABLE remote_files DROP COLUMN mode;

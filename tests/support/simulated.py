@@ -211,6 +211,9 @@ class SimulatedSite:
 
         return await self._call("states", " ".join(ids), act)
 
+    async def glance(self, ids: Sequence[str]) -> dict[str, JobState] | None:
+        return None if self.states_lag else await self.states(ids)
+
     async def scheduler_ids(self, ids: Sequence[str]) -> dict[str, str]:
         def act() -> dict[str, str]:
             return {i: i for i in ids if i in self.world.jobs}

@@ -122,6 +122,11 @@ class FirecrestJobs:
             )
         return {job_id: known[job_id] for job_id in wanted}
 
+    async def glance(self, ids: Sequence[str]) -> dict[str, JobState]:
+        """See `Site.glance`."""
+        jobs = await self._list("status", _LIST_WINDOW)
+        return {i: states.firecrest_state(jobs[i]) for i in ids if i in jobs}
+
     async def state(self, job_id: str) -> JobState:
         """Return the state of one job, from the scheduler's queue and its accounting at once."""
         job = await self._job("status", job_id)

@@ -201,6 +201,9 @@ class FirecrestSite:
     async def states(self, ids: Sequence[str]) -> dict[str, JobState]:
         return await self._jobs.states(ids)
 
+    async def glance(self, ids: Sequence[str]) -> dict[str, JobState]:
+        return await self._jobs.glance(ids)
+
     async def scheduler_ids(self, ids: Sequence[str]) -> dict[str, str]:
         return {i: i for i in ids if is_scheduler_id(i)}
 

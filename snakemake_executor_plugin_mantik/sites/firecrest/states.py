@@ -54,9 +54,10 @@ def firecrest_state(job: Mapping[str, Any]) -> JobState:
             reason, signal = _pbs_reason(code)
         else:
             reason = _slurm_reason(word, code, signal, job)
-    waits, never = None, False
+    waits, never, pending = None, False, ""
     if phase is Phase.WAITING:
-        waits, never = pending_obstacle(str(status.get("stateReason") or ""))
+        pending = str(status.get("stateReason") or "").replace("None", "")
+        waits, never = pending_obstacle(pending)
     plain = reason in (Reason.SUCCESS, Reason.EXIT_CODE)
     return JobState(
         phase,
@@ -67,7 +68,15 @@ def firecrest_state(job: Mapping[str, Any]) -> JobState:
         queue=str(job.get("partition") or ""),
         waits=waits,
         never=never,
+        pending=pending,
+        started=_start(job) if phase is Phase.RUNNING else None,
     )
+
+
+def _start(job: Mapping[str, Any]) -> float | None:
+    times = job.get("time")
+    start = _number(times.get("start")) if isinstance(times, Mapping) else None
+    return float(start) if start else None
 
 
 def _phase(word: str) -> Phase:

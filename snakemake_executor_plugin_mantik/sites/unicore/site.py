@@ -185,6 +185,9 @@ class UnicoreSite:
     async def states(self, ids: Sequence[str]) -> dict[str, JobState]:
         return await self._jobs.states(ids)
 
+    async def glance(self, ids: Sequence[str]) -> None:
+        """Return None: each job takes a request of its own."""
+
     async def scheduler_ids(self, ids: Sequence[str]) -> dict[str, str]:
         known = {i: state.scheduler_id for i, state in (await self.states(ids)).items()}
         return {i: known[i] for i in ids if is_scheduler_id(known[i])}

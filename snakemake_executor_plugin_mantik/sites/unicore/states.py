@@ -160,8 +160,9 @@ def slurm_state(details: Mapping[str, str], state: JobState) -> JobState:
     reason = end_reason(*end)
     given_up = state.phase is Phase.UNKNOWN
     if word in SLURM_WAITING and (given_up or state.phase is Phase.WAITING):
-        waits, never = pending_obstacle(details.get("Reason", ""))
-        return replace(state, phase=Phase.WAITING, waits=waits, never=never)
+        pending = details.get("Reason", "").replace("None", "")
+        waits, never = pending_obstacle(pending)
+        return replace(state, phase=Phase.WAITING, waits=waits, never=never, pending=pending)
     if given_up and word in SLURM_RUNNING:
         return replace(state, phase=Phase.RUNNING)
     by_itself = reason in (Reason.EXIT_CODE, Reason.UNKNOWN) and state.reason is Reason.EXIT_CODE

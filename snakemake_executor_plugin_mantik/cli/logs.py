@@ -1,0 +1,105 @@
+"""`smk-mantik logs`: show what a job has written, while it runs and afterwards."""
+
+import asyncio
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from snakemake_executor_plugin_mantik.cli.options import Sites, Workdir
+from snakemake_executor_plugin_mantik.common.errors import UserError, printable
+from snakemake_executor_plugin_mantik.common.state_directory import STATE
+from snakemake_executor_plugin_mantik.connections.visit import find_config, visit_site
+from snakemake_executor_plugin_mantik.jobs.paths import display_path
+from snakemake_executor_plugin_mantik.journal import (
+    TryRecord,
+    is_controlled,
+    read_history,
+    read_stored,
+)
+from snakemake_executor_plugin_mantik.watching.job_log import LogSource, copy_log
+from snakemake_executor_plugin_mantik.watching.naming import find_try
+
+
+def logs(
+    job: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="JOB",
+            help="A job by name, by rule and wildcards (train sample=a), or by id, as"
+            " `smk-mantik jobs` shows it.",
+        ),
+    ],
+    *,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on until the job has ended.")
+    ] = False,
+    log: Annotated[
+        bool, typer.Option("--log", help="Show the log file of the rule, not the job's output.")
+    ] = False,
+    directory: Workdir = Path(),
+    site: Sites = None,
+) -> None:
+    """Show the output of a job's last try.
+
+    That of a running job is read from its site. The output of a job that has ended is here.
+    """
+    state = directory / STATE
+    found = find_try(state, " ".join(job))
+    files = found.log_files if log else ("",)
+    if not files:
+        raise UserError(
+            "its rule has no log: file, or an older version submitted it",
+            where=found.name,
+            do="Leave out --log to see its output",
+        )
+    if follow and len(files) > 1:
+        raise UserError(
+            f"its rule has several log files: {', '.join(map(display_path, files))}",
+            where=found.name,
+            do="Leave out --follow to see them all, or --log to follow its output",
+        )
+    said = False
+
+    def write(text: str) -> None:
+        nonlocal said
+        said = said or bool(text)
+        typer.echo(printable(text), nl=False)
+
+    for file in files:
+        if len(files) > 1:
+            typer.echo(f"==> {printable(display_path(file))} <==")
+        source = LogSource(
+            directory,
+            lambda: _last(state, found),
+            lambda record: visit_site(
+                record.site,
+                find_config(read_stored(state).sites.get(record.site), record.site, site or []),
+                directory,
+            ),
+            is_controlled=lambda: is_controlled(state),
+            is_over=lambda: not _last(state, found).may_run,
+            file=file,
+        )
+        asyncio.run(copy_log(source, write, follow=follow))
+    last = _last(state, found)
+    if follow and last.outcome:
+        typer.echo(printable(f"{last.name}: {last.outcome}"), err=True)
+    elif not said:
+        typer.echo(printable(_silent(last)), err=True)
+
+
+def _last(state: Path, found: TryRecord) -> TryRecord:
+    """Return a try as it is now, or a later one of the same job that may run."""
+    same = [r for r in read_history(state) if r.job == found.job]
+    now = next(record for record in same if record.id == found.id)
+    return next((r for r in same if r.may_run and not now.may_run and r.created > now.created), now)
+
+
+def _silent(record: TryRecord) -> str:
+    """Return why there is no output."""
+    if not record.site_jobs and not record.outcome:
+        return f"{record.name}: it has not been submitted yet."
+    if record.may_run:
+        return f"{record.name}: there is no output at {record.site} yet."
+    return f"{record.name}: it wrote nothing ({record.outcome})."

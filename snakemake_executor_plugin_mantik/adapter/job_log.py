@@ -17,6 +17,7 @@ from snakemake_executor_plugin_mantik.engine import messages
 from snakemake_executor_plugin_mantik.engine.observer import JobEnd, JobExtras, Observer
 from snakemake_executor_plugin_mantik.engine.request import JobNumber, JobRequest
 from snakemake_executor_plugin_mantik.journal import TryRecord, TryState
+from snakemake_executor_plugin_mantik.sites.pending import explain_pending
 
 
 class JobLog(Observer):
@@ -58,7 +59,7 @@ class JobLog(Observer):
             self._known(record, record.site_jobs)
             text = f"{record.name}: taken up again at {record.site}, not run twice."
             if record.waits:
-                text += f" It cannot start: {record.waits}."
+                text += f" It cannot start: {explain_pending(record.waits)}."
             self._notify(record, "submitted", text, queue=record.queue)
         return None
 

@@ -33,6 +33,7 @@ from snakemake_executor_plugin_mantik.jobs.paths import display_path
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.journal import FileRecord, TryRecord, TryState
 from snakemake_executor_plugin_mantik.sites.base import JobState, Site, SiteFacts
+from snakemake_executor_plugin_mantik.sites.pending import explain_pending
 from snakemake_executor_plugin_mantik.staging.bundle import FileChanged
 from snakemake_executor_plugin_mantik.staging.local import LocalFile
 
@@ -107,6 +108,7 @@ class SiteRunner:
         )
         self._slots = asyncio.Semaphore(settings.max_jobs)
         self._running = 0
+        self._hindered: set[tuple[str, str]] = set()
         self.ahead = AheadJobs(
             site, self._dispatcher, journal, self._give_up, retry=retry, observer=self._observer,
             room=lambda: min(ahead(), settings.max_jobs - self._running),
@@ -260,11 +262,17 @@ class SiteRunner:
             self._journal.pending(record.id, reason)
 
     def _waiting(self, record: TryRecord, why: str) -> None:
-        """Record why a job cannot start, or with an empty `why` that nothing hinders it now."""
+        """Record why a job cannot start, or with an empty `why` that nothing hinders it now.
+
+        Each reason is reported once: some come and go with each round of the scheduler.
+        """
         self._journal.waiting(record.id, why)
         self._observer.waiting(record, why)
-        if why:
-            self._notify(f"{record.name}: waits at {record.site} and cannot start: {why}.")
+        if why and (record.id, why) not in self._hindered:
+            self._hindered.add((record.id, why))
+            self._notify(
+                f"{record.name}: waits at {record.site} and cannot start: {explain_pending(why)}."
+            )
 
     async def _report_changed(self, request: JobRequest, files: Sequence[LocalFile]) -> None:
         """Warn if inputs have changed since the job was submitted."""

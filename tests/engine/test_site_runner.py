@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,34 @@ def test_workspace_purged_while_jobs_wait(tmp_path: Path) -> None:
 
     assert simulate(tmp_path, world, play).succeeded
     assert [r.how for r in world.runs] == ["exit 0"]
+
+
+def test_each_reason_why_a_job_cannot_start_is_told_once(tmp_path: Path) -> None:
+    """Some come and go with each round of the scheduler; an explanation comes with them."""
+    world = World(lambda spec: Fate(starts=(5000.0,)))
+
+    async def play(controller: Controller) -> Outcome:
+        for at, reason in enumerate(["ReqNodeNotAvail", "", "ReqNodeNotAvail", "PartitionDown"]):
+
+            def change(reason: str = reason) -> None:
+                [job] = world.jobs.values()
+                job.fate = replace(job.fate, waits=(reason, False))
+
+            world.after(300 + 1000 * at, change)
+        return await controller.job(request(1))
+
+    said: list[str] = []
+
+    async def heard(controller: Controller) -> None:
+        assert (await play(controller)).succeeded
+        said.extend(line for line in controller.said if "cannot start" in line)
+
+    simulate(tmp_path, world, heard)
+    assert [re.sub(r".*cannot start: (\w+) \(.*", r"\1", line) for line in said] == [
+        "ReqNodeNotAvail",
+        "PartitionDown",
+    ]
+    assert "nodes that it needs are down or reserved" in said[0]
 
 
 def test_purged_again_and_again_is_told(tmp_path: Path) -> None:

@@ -42,6 +42,8 @@ class Bench:
         self.journal = journal
         self.said: list[str] = []
         self.waits: list[str] = []
+        self.pending: list[str] = []
+        self.began: list[bool] = []
         self.logged: list[tuple[float, int]] = []
         self.settings = SiteSettings()
         clock = asyncio.get_running_loop().time
@@ -50,6 +52,8 @@ class Bench:
             journal.submitted, clock,
             on_logged=lambda _, size: self.logged.append((self.now, size)),
             on_waiting=lambda _, why: self.waits.append(why),
+            on_pending=lambda _, why: self.pending.append(why),
+            on_started=lambda _, began: self.began.append(began),
         )  # fmt: skip
 
     def new(self, name: str = "job") -> TryRecord:
@@ -597,8 +601,33 @@ def test_a_job_that_cannot_start_is_reported_once(
         end = await bench.watcher.watch(record, [job], sent=1)
         assert end.exit_code == 0, "it did start, later"
         assert bench.waits == ["ReqNodeNotAvail", ""]
+        assert (bench.pending, bench.began) == (["ReqNodeNotAvail"], [True])
 
     play(world, scenario)
+
+
+def test_a_job_that_waits_its_turn_has_a_reason_but_no_obstacle(
+    play: Callable[[World, Play[None]], None],
+) -> None:
+    async def scenario(bench: Bench) -> None:
+        record, job = bench.sent()
+        await bench.watcher.watch(record, [job], sent=1)
+        assert (bench.pending, bench.waits) == (["Priority"], [])
+
+    play(World(lambda spec: Fate(starts=(400.0,))), scenario)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_since_when_a_job_runs_is_known_only_if_its_start_was_watched(
+    play: Callable[[World, Play[None]], None], late: bool
+) -> None:
+    async def scenario(bench: Bench) -> None:
+        record, job = bench.sent()
+        await asyncio.sleep(2000.0 if late else 1000.0)
+        await bench.watcher.watch(record, [job], interrupted=True)
+        assert bench.began == [not late]
+
+    play(World(lambda spec: Fate(starts=(1500.0,), stalled=(1.0, 900.0))), scenario)
 
 
 def test_what_an_earlier_run_reported_is_not_reported_again_and_over_with_the_start(

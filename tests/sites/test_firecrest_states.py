@@ -113,3 +113,11 @@ def test_why_a_job_waits(reason: str | None, waits: str, never: bool) -> None:
     waiting["status"]["stateReason"] = reason
     state = firecrest_state(waiting)
     assert (state.waits, state.never) == (waits, never)
+    assert state.pending == (reason or "").replace("None", "")
+
+
+def test_since_when_a_job_runs() -> None:
+    times = {"elapsed": 5, "start": 1700000000, "end": None, "limit": 60}
+    assert firecrest_state(job("RUNNING", time=times)).started == 1700000000.0
+    assert firecrest_state(job("PENDING", time=times)).started is None, "only expected"
+    assert firecrest_state(job("RUNNING", time={"start": None})).started is None

@@ -226,6 +226,7 @@ def test_why_a_job_waits(reason: str, waits: str, never: bool) -> None:
     assert (queued.waits, queued.never) == (None, False)
     told = slurm_state(slurm_details({**PENDING, "Reason": reason}), queued)
     assert (told.phase, told.waits, told.never) == (Phase.WAITING, waits, never)
+    assert told.pending == reason.rstrip(",")
     assert told.scheduler_id == "1"
 
 

@@ -206,7 +206,7 @@ class SimulatedSite:
         def act() -> dict[str, JobState]:
             told = {i: self.world.state(i, lag_s) for i in ids}
             if self.states_lag:
-                told = {i: replace(state, waits=None, never=False) for i, state in told.items()}
+                told = {i: replace(s, waits=None, never=False, pending="") for i, s in told.items()}
             return told
 
         return await self._call("states", " ".join(ids), act)

@@ -421,7 +421,8 @@ class World:
             return JobState(Phase.ENDED, Reason.CANCELLED)
         state = self._last_state(job.starts[-1], lag_s) if job.starts else JobState(Phase.UNKNOWN)
         if state.phase is Phase.WAITING:
-            return replace(state, waits=job.fate.waits[0], never=job.fate.waits[1])
+            why, never = job.fate.waits
+            return replace(state, waits=why, never=never, pending=why or "Priority")
         return state
 
     def _last_state(self, start: _Start, lag_s: float) -> JobState:

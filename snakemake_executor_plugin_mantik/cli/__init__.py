@@ -66,6 +66,7 @@ def _app() -> typer.Typer:
     from snakemake_executor_plugin_mantik.cli.run import run
     from snakemake_executor_plugin_mantik.cli.schema import schema
     from snakemake_executor_plugin_mantik.cli.track import track
+    from snakemake_executor_plugin_mantik.cli.watch import watch
 
     app = typer.Typer(
         name="smk-mantik",
@@ -82,6 +83,7 @@ def _app() -> typer.Typer:
     app.command(context_settings={"allow_interspersed_args": True})(run)
     app.command(context_settings={"allow_interspersed_args": True})(bootstrap)
     app.command()(jobs)
+    app.command()(watch)
     app.command()(logs)
     app.command(cls=Evaluating)(ls)
     app.command(cls=Evaluating)(get)

@@ -10,14 +10,14 @@ from rich.text import Text
 
 from snakemake_executor_plugin_mantik.common.errors import printable
 
-_ONE_LINE = 10_000
+ONE_LINE = 10_000
 """Columns without a terminal, so that programs find each row in one line."""
 
 
 def make_console() -> Console:
     """Return a console as wide as the terminal; without one, each row gets one line."""
     found = Console()
-    return found if found.is_terminal else Console(width=_ONE_LINE)
+    return found if found.is_terminal else Console(width=ONE_LINE)
 
 
 def new_table(titles: Iterable[str], right: Container[str] = ()) -> Table:

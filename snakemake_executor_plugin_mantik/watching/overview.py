@@ -37,7 +37,13 @@ class Condition(StrEnum):
         """Whether the job may still do something."""
         return self in _ACTIVE
 
+    @property
+    def moving(self) -> bool:
+        """Whether the site may change it without a controller."""
+        return self in _MOVING
 
+
+_MOVING = frozenset((Condition.SUBMITTING, Condition.WAITING, Condition.RUNNING, Condition.OPEN))
 _ACTIVE = frozenset(Condition) - {Condition.SUCCEEDED, Condition.FAILED, Condition.CANCELLED}
 
 

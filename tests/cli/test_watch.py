@@ -1,0 +1,90 @@
+"""The table of `smk-mantik watch`, in a narrow and a wide terminal."""
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from snakemake_executor_plugin_mantik.cli.watch_table import last_line, watch_view
+from snakemake_executor_plugin_mantik.journal import Journal, read_history
+from snakemake_executor_plugin_mantik.watching.overview import overview_jobs
+
+STATE = Path(".snakemake", "mantik")
+
+
+def make(journal: Journal, name: str, site: str = "juwels") -> str:
+    record = journal.new_try(site=site, job=name, rule="train", name=name, fingerprint="f")
+    journal.submitting(record.id, "booster", 14400)
+    journal.submitted(record.id, "7")
+    return record.id
+
+
+@pytest.fixture
+def workflow(tmp_path: Path) -> Path:
+    journal = Journal(tmp_path / STATE)
+    (tmp_path / "done.log").write_text("epoch 1\nloss [red]0.12\x1b[31m\n\n")
+    done = make(journal, "prepare")
+    journal.ended(done, "succeeded", waited=60.0, ran=600.0, log="done.log")
+    failed = make(journal, "train sample=a, seed=1")
+    journal.ended(
+        failed, "failed: The job ended: out of memory", waited=60.0, ran=600.0, log="",
+        reason="out_of_memory",
+    )  # fmt: skip
+    running = make(journal, "train sample=b, seed=1")
+    [began] = {record.submitted for record in read_history(tmp_path / STATE)[2:]}
+    assert began is not None
+    journal.started(running, began + 60.0)
+    journal.pending(make(journal, "train sample=c, seed=1", "alps"), "AssocMaxJobsLimit")
+    never = make(journal, "train sample=d, seed=1", "alps")
+    journal.waiting(never, "QOSMaxWallDurationPerJobLimit")
+    journal.pending(never, "QOSMaxWallDurationPerJobLimit")
+    journal.close()
+    return tmp_path
+
+
+def shown(directory: Path, width: int, rows: int | None = None) -> list[str]:
+    records = read_history(directory / STATE)
+    jobs = overview_jobs(records, controlled=True)
+    console = Console(width=width, record=True, file=io.StringIO())
+    now = (records[2].submitted or 0.0) + 60.0 + 7200.0
+    console.print(watch_view(jobs, now=now, width=width, rows=rows, directory=directory))
+    lines = console.export_text().rstrip("\n").split("\n")
+    assert all(len(line) <= width for line in lines)
+    return [" ".join(line.split()) for line in lines]
+
+
+def test_wide(workflow: Path) -> None:
+    lines = shown(workflow, 140)
+    assert lines[0] == "job site queue state since for walltime note"
+    assert lines[1].startswith("train sample=b, seed=1 juwels booster running ")
+    assert lines[1].endswith(" 2 h 50% of 4 h")
+    assert "4 h AssocMaxJobsLimit (your limit of running jobs is" in lines[2]
+    assert "4 h cannot start: QOSMaxWallDurationPerJobLimit (it" in lines[3]
+    assert lines[4].startswith("train sample=a, seed=1 juwels booster failed ")
+    assert lines[4].endswith("10 min 4 h The job ended: out of memory")
+    assert lines[5].endswith("loss [red]0.12[31m"), "the last line of its log, which is no markup"
+    assert lines[-2:] == ["alps: 2 waiting", "juwels: 1 running, 1 succeeded, 1 failed"]
+
+
+def test_narrow(workflow: Path) -> None:
+    lines = shown(workflow, 80)
+    assert lines[0] == "job site state for note"
+    assert lines[1].startswith("train sample=b, seed=1 juwels running 2 h")
+    assert lines[2].startswith("train sample=c, seed=1 alps waiting 2 h 1 min AssocMaxJobs")
+    assert lines[2].endswith("…")
+
+
+def test_what_does_not_fit_is_counted(workflow: Path) -> None:
+    lines = shown(workflow, 80, rows=2)
+    assert len(lines) == 1 + 2 + 1 + 1 + 2
+    assert "… and 3 more" in lines
+    assert lines[-1] == "juwels: 1 running, 1 succeeded, 1 failed"
+
+
+def test_the_last_line_of_a_log_that_is_gone_or_empty(tmp_path: Path) -> None:
+    assert last_line(tmp_path / "gone") == ""
+    (tmp_path / "empty").write_bytes(b"\n")
+    assert last_line(tmp_path / "empty") == ""
+    (tmp_path / "long").write_bytes(b"x" * 5000 + b"\xff\nend")
+    assert last_line(tmp_path / "long") == "end"

@@ -1,0 +1,122 @@
+"""What is seen of jobs and their logs: beside a controller, without one, and when all is over."""
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
+from tests.support.command import smk_mantik
+from tests.support.workflows import UNTRACKED, WAIT_S, Project, tells, until
+
+SNAKEFILE = """
+    rule all:
+        input: expand("{sample}.txt", sample=list("abc"))
+
+    rule train:
+        output: "{sample}.txt"
+        log: "logs/{sample}.log"
+        resources: runtime=90
+        shell:
+            "echo step 1 of {wildcards.sample}; echo more > {log}; "
+            "until [ -e go ]; do sleep 0.1; done; echo step 2; touch {output}"
+"""
+
+
+def seen(project: Project, *command: str) -> dict[str, dict[str, Any]]:
+    """The jobs of `jobs --json` or `watch --json`, by name."""
+    found = json.loads(smk_mantik(project, *command, "--json").ok().output)
+    return {job["job"]: job for job in (found["jobs"] if isinstance(found, dict) else found)}
+
+
+def states(project: Project, *command: str) -> Counter[str]:
+    return Counter(job["state"] for job in seen(project, *command).values())
+
+
+def test_jobs_and_logs_are_seen_at_all_times(either: Project, sandbox: Sandbox) -> None:
+    either.extra |= UNTRACKED
+    either.write("Snakefile", SNAKEFILE)
+    name = either.place.name
+    running = either.start()
+    running.says("submitted to")
+    # The sandbox's site has two slots.
+    until(lambda: states(either, "jobs") == {"running": 2, "waiting": 1}, "two jobs that run")
+
+    jobs = seen(either, "watch")
+    [waiting] = [job for job in jobs.values() if job["state"] == "waiting"]
+    first, second = (job for job in jobs.values() if job["state"] == "running")
+    for job in (first, second):
+        assert job["waiting_since"] <= job["running_since"]
+        assert job["walltime"] == 5400
+    assert waiting["running_since"] is None
+
+    def pending() -> bool:
+        return bool(seen(either, "jobs")[waiting["job"]]["pending"])
+
+    if name == "hpc2":  # UNICORE's states do not say it; details are asked for later
+        until(pending, "the scheduler's reason")
+
+    # By rule and wildcards, by id, and the rule's own log file; of a job that runs.
+    until(lambda: "step 1" in smk_mantik(either, "logs", first["job"]).ok().output, "its output")
+    by_id = smk_mantik(either, "logs", first["site_jobs"][0]).ok().output
+    assert by_id == f"step 1 of {first['job'][-1]}\n"
+    until(lambda: "more" in smk_mantik(either, "logs", "--log", first["id"]).ok().output, "a log")
+    assert "no output" in smk_mantik(either, "logs", waiting["job"]).ok().output
+    ambiguous = smk_mantik(either, "logs", "train")
+    assert ambiguous.code == 2
+    tells(ambiguous.output, "'train' names 3 jobs", *jobs, "Name one of them")
+    unknown = smk_mantik(either, "logs", "trian")
+    tells(unknown.output, "no job is named 'trian'", *jobs)
+
+    running.kill()
+    before = Counter(sandbox.record(name)["requests"])
+    assert states(either, "jobs") == {"running": 2, "waiting or running": 1}
+    assert Counter(sandbox.record(name)["requests"]) == before, "nobody asked"
+    alone = seen(either, "watch", "--once")
+    assert [alone[job["job"]]["state"] for job in (first, second, waiting)] == [
+        "running", "running", "waiting",
+    ]  # fmt: skip
+    tells(smk_mantik(either, "watch").ok().output, "No Snakemake runs here", f"{name}: 1 waiting")
+
+    # Followed to its end, without a controller.
+    following = subprocess.Popen(
+        [sys.executable, "-m", "snakemake_executor_plugin_mantik", "logs", "-f", first["job"]],
+        cwd=either.directory,
+        env=either.environment,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert following.stdout is not None
+    assert following.stdout.readline() == f"step 1 of {first['job'][-1]}\n"
+    (either.workspace / "go").touch()
+    said, _ = following.communicate(timeout=WAIT_S)
+    assert said.endswith("step 2\n")
+    assert following.returncode == 0
+
+    def over() -> bool:
+        return states(either, "jobs", "--ask") == {"ended at the site": 3}
+
+    until(over, "the ends of all")
+    either.run("--nolock", "--rerun-incomplete").ok()
+    assert states(either, "watch") == {"succeeded": 3}
+    assert smk_mantik(either, "logs", *first["job"].split()).ok().output == (
+        f"step 1 of {first['job'][-1]}\nstep 2\n"
+    )
+    assert smk_mantik(either, "logs", "--log", first["job"]).ok().output == "more\n"
+
+
+@pytest.mark.parametrize("option", ["jobs", "watch"])
+def test_a_site_that_cannot_be_asked_is_named_and_the_rest_is_shown(
+    project: Project, option: str
+) -> None:
+    project.extra |= UNTRACKED
+    project.write("Snakefile", SNAKEFILE)
+    running = project.start()
+    running.says("submitted to", WAIT_S)
+    running.kill()
+    project.config.unlink()
+    ran = smk_mantik(project, option, *(["--ask"] if option == "jobs" else ["--once"])).ok()
+    tells(ran.output, "hpc1 was not asked", "no longer exists", "--site hpc1=FILE", "train sample=")

@@ -1,0 +1,75 @@
+"""What looks at a site cost, and what they show."""
+
+import asyncio
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from snakemake_executor_plugin_mantik.journal import read_history
+from snakemake_executor_plugin_mantik.sites.base import Phase
+from snakemake_executor_plugin_mantik.watching.overview import Condition, Sight, overview_jobs
+from snakemake_executor_plugin_mantik.watching.site_looks import SiteLooks
+from tests.support.controller import Controller, request, simulate
+from tests.support.simulated import Fate, World
+
+
+@pytest.mark.parametrize("lag", [False, True])
+def test_each_look_is_one_request_whatever_the_number_of_jobs(tmp_path: Path, lag: bool) -> None:
+    """Nothing is asked about a job whose marker was seen, and nothing without open jobs."""
+    starts = iter([10.0, 2000.0, 2000.0])
+    world = World(lambda spec: Fate(starts=(next(starts),), stalled=(1.0, 900.0)))
+
+    async def play(controller: Controller) -> None:
+        jobs = [asyncio.create_task(controller.job(request(n))) for n in range(3)]
+        await asyncio.sleep(500.0)
+        site, records = controller.site, read_history(tmp_path / ".state")
+        site.states_lag = lag
+        looks = SiteLooks(site)
+        phases: list[Counter[Phase]] = []
+        for _ in range(2):
+            before = site.calls.copy()
+            await looks.look(records)
+            new = site.calls - before
+            assert sum(new.values()) == 1, new
+            phases.append(Counter(sight.phase for sight in looks.sights.values()))
+        assert phases[-1] == {Phase.RUNNING: 1, Phase.WAITING: 2}
+        reasons = {sight.pending for sight in looks.sights.values()}
+        assert reasons == ({""} if lag else {"", "Priority"})
+        assert all(outcome.succeeded for outcome in await asyncio.gather(*jobs))
+
+        before = site.calls.copy()
+        await looks.look([])
+        assert site.calls == before
+
+    simulate(tmp_path, world, play)
+
+
+def test_a_marker_counts_more_than_the_scheduler(tmp_path: Path) -> None:
+    """A job that has ended is not asked about again; one that runs does not wait again."""
+
+    async def play(controller: Controller) -> None:
+        job = asyncio.create_task(controller.job(request(1)))
+        await asyncio.sleep(3.5)
+        records = read_history(tmp_path / ".state")
+        looks = SiteLooks(controller.site)
+        for _ in range(2):
+            await looks.look(records)
+        [sight] = looks.sights.values()
+        [seen] = overview_jobs(records, controlled=False, sights=looks.sights)
+        assert (sight.phase, seen.condition) == (Phase.RUNNING, Condition.RUNNING)
+        while sight.exit_code is None:
+            await asyncio.sleep(1.0)
+            await looks.look(records)
+            [sight] = looks.sights.values()
+        assert sight == Sight(Phase.ENDED, 0)
+        before = controller.site.calls.copy()
+        await looks.look(records)
+        assert controller.site.calls == before
+        [seen] = overview_jobs(records, controlled=False, sights=looks.sights)
+        assert seen.words == (
+            "ended at the site with exit code 0; the next run fetches its results"
+        )
+        await job
+
+    simulate(tmp_path, World(lambda spec: Fate(stalled=(1.0, 5.0))), play)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from snakemake_interface_executor_plugins.settings import CommonSettings, ExecutorSettingsBase
 
-from snakemake_executor_plugin_mantik.adapter import stale_lock
+from snakemake_executor_plugin_mantik.adapter import missing_script, stale_lock
 from snakemake_executor_plugin_mantik.adapter.executor import Executor
 from snakemake_executor_plugin_mantik.adapter.signals import CHOICES
 from snakemake_executor_plugin_mantik.tracking.controller.worker_client import MADE_WAIT_S
@@ -100,8 +100,12 @@ class ExecutorSettings(ExecutorSettingsBase):
     )
 
     def __post_init__(self) -> None:
-        """Register the hint here: Snakemake creates the settings before it checks its own lock."""
+        """Register what explains errors of Snakemake before there is an executor.
+
+        Snakemake creates the settings before it checks its own lock and looks for scripts.
+        """
         stale_lock.register_hint()
+        missing_script.register_filter()
 
 
 common_settings = CommonSettings(

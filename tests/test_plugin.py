@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from snakemake_executor_plugin_mantik.adapter import snakemake_version
+from snakemake_executor_plugin_mantik.common.errors import UserError
+
 ROOT = Path(__file__).parents[1]
 PACKAGE = "snakemake_executor_plugin_mantik"
 STORAGE = "snakemake_storage_plugin_mantik"
@@ -107,3 +110,15 @@ import {PACKAGE}.tracking.worker.process, {PACKAGE}.tracking.worker.publishing
 print([name for name in sys.modules if name.startswith(("{PACKAGE}.sites", "{PACKAGE}.config"))])
 """
     assert python("-c", code, at=tmp_path).strip() == "[]"
+
+
+@pytest.mark.parametrize(("found", "fine"), [("9.17.3", False), ("9.18.1", True), ("10.0", True)])
+def test_a_snakemake_that_is_too_old_is_told_in_one_sentence(
+    found: str, fine: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snakemake_version, "version", lambda name: found)
+    if fine:
+        snakemake_version.check_snakemake_version()
+        return
+    with pytest.raises(UserError, match=r"9\.17\.3 is too old .* needs 9\.18 or newer\. Type: pip"):
+        snakemake_version.check_snakemake_version()

@@ -184,8 +184,7 @@ def check_workflow(workflow: Any, dag: Any, options: Any, logger: Any) -> Checke
     _check_environments(jobs, context, find_products(dag))
     for warning in capped_options(workflow, jobs):
         logger.warning(warning)
-    for warning in resources.resource_warnings(jobs, workflow.global_resources):
-        logger.warning(warning)
+    resources.refuse_unknown(jobs, workflow.global_resources)
     for remark in deployment.deployment_warnings(jobs, context, why_full_job):
         logger.info(remark)
     _check_projects(jobs, configs)
@@ -198,9 +197,27 @@ def check_workflow(workflow: Any, dag: Any, options: Any, logger: Any) -> Checke
         for name, c in configs.items()
     }
     used = check_jobs(units, planners)
+    if (limited := _beyond_max_jobs(workflow, units, used, configs)) is not None:
+        logger.warning(limited)
     mistakes = preflight.find_mistakes(dag, units, context, workflow.linemaps)
     return CheckedWorkflow(
         context, planners, units, used, settings, state, missing_snakemake, mistakes
+    )
+
+
+def _beyond_max_jobs(
+    workflow: Any, units: list[Any], used: list[str], configs: Mapping[str, LoadedConfig]
+) -> str | None:
+    """Return a remark if `--jobs` allows more jobs than the sites' `MaxJobs` together do."""
+    wanted = workflow.global_resources["_nodes"].value
+    limits = {name: configs[name].config.site.max_jobs for name in used}
+    most = sum(limits.values())
+    if not used or wanted is None or min(wanted, len(units)) <= most:
+        return None
+    named = ", ".join(f"{number} at {name}" for name, number in limits.items())
+    return (
+        f"--jobs {wanted}: at most {named} are submitted at once (Site: MaxJobs in the backend"
+        " config); the others wait here. Raise MaxJobs if the site allows more."
     )
 
 

@@ -19,6 +19,7 @@ from snakemake_executor_plugin_mantik.adapter.signals import (
     Interruption,
     is_disk_full,
 )
+from snakemake_executor_plugin_mantik.adapter.snakemake_version import check_snakemake_version
 from snakemake_executor_plugin_mantik.common.errors import JournalError, MantikError, printable
 
 if TYPE_CHECKING:
@@ -52,6 +53,12 @@ class Executor(RemoteExecutor):
                 cannot be used. Nothing has been submitted.
         """
         stale_lock.cancel_hint()
+        try:
+            check_snakemake_version()
+        except MantikError as error:
+            with self.lock:
+                self.wait = False
+            raise ApiError(str(error)) from None
         self._finished: dict[JobNumber, Outcome] = {}
         self._uncommitted: dict[JobNumber, Outcome] = {}
         self._named: dict[JobNumber, str] = {}

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import typer
 from typer.core import TyperCommand
 
+from snakemake_executor_plugin_mantik.adapter.snakemake_version import check_snakemake_version
 from snakemake_executor_plugin_mantik.cli.check import WRONG
 from snakemake_executor_plugin_mantik.common.errors import UserError
 
@@ -54,13 +55,14 @@ def read_files(context: typer.Context, directory: Path) -> "GraphFiles":
 
 
 def require_snakemake(command: str) -> None:
-    """Check that Snakemake can be imported.
+    """Check that Snakemake can be imported and is new enough.
 
     Raises:
-        UserError: it cannot.
+        UserError: it cannot, or is too old.
     """
     if importlib.util.find_spec("snakemake") is None:
         raise UserError(
             "snakemake is not installed beside this command", where=command,
             do="Install it with: pip install snakemake",
         )  # fmt: skip
+    check_snakemake_version()

@@ -134,8 +134,12 @@ def _obstacle(job: Job, deployment: Iterable[DeploymentMethod]) -> str | None:
                 f"has an environment that --software-deployment-method {method} deploys on this"
                 f" machine and not at a site (use --mantik-software-deployment {method} instead)"
             )
-    mistake = stored_mistake(job, why_full_job(job))
-    return _script(job) or _project(job) or mistake or _paths(job)
+    return (
+        _script(job)  # first: the others read the script
+        or _project(job)
+        or stored_mistake(job, why_full_job(job))
+        or _paths(job)
+    )
 
 
 def _script(job: Job) -> str | None:

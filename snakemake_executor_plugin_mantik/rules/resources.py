@@ -3,7 +3,7 @@
 import difflib
 import inspect
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from snakemake.common.tbdstring import TBDString
@@ -149,25 +149,28 @@ def refuse_misspelt(names: Iterable[str]) -> None:
                 )
 
 
-def resource_warnings(jobs: Iterable[Job], limits: Collection[str]) -> Iterator[str]:
-    """Yield a warning for each resource that has no meaning at a site and looks misspelt.
+def refuse_unknown(jobs: Iterable[Job], limits: Collection[str]) -> None:
+    """Refuse resources that have no meaning at a site and look like one that has.
 
-    Resources in `limits`, which Snakemake itself limits (`--resources`), are skipped.
+    The job would run without what the rule requests. Resources in `limits`, which Snakemake itself
+    limits (`--resources`), are the workflow's own.
+
+    Raises:
+        UserError: lists each of them once per rule.
     """
-    warned: set[tuple[str, str]] = set()
+    found: dict[str, None] = {}
     for job in jobs:
         for name in given_resources(job):
-            rule = job.rule.name
-            if (
-                name not in limits
-                and (rule, name) not in warned
-                and (likely := suggest_resource(name))
-            ):
-                warned.add((rule, name))
-                yield (
-                    f"rule {rule}: the resource {name} means nothing to a site and is not requested"
-                    f" there (did you mean {likely}?)."
-                )
+            if name not in limits and (likely := suggest_resource(name)):
+                found[
+                    f"rule {job.rule.name}: there is no resource {name} (did you mean {likely}?)"
+                ] = None
+    if found:
+        raise UserError(
+            "\n  ".join(["nothing submitted: sites would not get these resources:", *found]),
+            do="Rename them. One that the workflow limits itself needs a limit, as in --resources"
+            " NAME=100",
+        )
 
 
 def _letters(name: str) -> str:

@@ -199,7 +199,7 @@ def test_a_mistake_in_what_a_later_rule_runs_is_told_before_the_first(project: P
         rule open:
             input: "first"
             output: "open"
-            resources: mem_mb=lambda wildcards, input: input.size_mb, partitoin="batch", licenses=1
+            resources: mem_mb=lambda wildcards, input: input.size_mb, licenses=1
             shell: "echo {resources.mem_mb} > {output}"
         """,
     )
@@ -210,13 +210,113 @@ def test_a_mistake_in_what_a_later_rule_runs_is_told_before_the_first(project: P
     for words in ("print $1", "'Params' object has no attribute 'word'", "outptu", "inptu",
                   "rule script", "rule tmpdir"):  # fmt: skip
         assert said.count(words), words
-    tells(
-        said,
-        "rule open: the resource partitoin means nothing to a site",
-        "(did you mean partition?)",
-    )
     for rule in ("reads", "looks", "expression"):
         assert f"rule {rule}" not in said
+
+
+def test_scripts_that_cannot_run_are_told_before_the_first_job(project: Project) -> None:
+    """Locally such a mistake shows at once; at a site it would cost a queue."""
+    project.write("scripts/bad.py", "import os\n\ndef f(:\n    pass\n")
+    # Perhaps the site's Python is newer than this one.
+    project.write("scripts/newer.py", "type X = int\nx = f'{{'a': 1}['a']}'\n")
+    project.write(
+        "Snakefile",
+        """
+        rule all:
+            input: "first", "bad", "newer"
+
+        rule first:
+            output: "first"
+            shell: "touch {output}"
+
+        rule bad:
+            input: "first"
+            output: "bad"
+            script: "scripts/bad.py"
+
+        rule newer:
+            input: "first"
+            output: "newer"
+            script: "scripts/newer.py"
+        """,
+    )
+    said = project.run().failed()
+    tells(
+        said,
+        "(nothing submitted)",
+        "rule bad has script: scripts/bad.py, which is no valid Python: line 3: invalid syntax"
+        " (def f(:)",
+        "Correct these rules",
+    )
+    assert "rule newer" not in said
+
+
+@pytest.mark.parametrize("directive", ["script", "notebook"])
+def test_a_script_that_is_missing_is_told_without_a_traceback(
+    project: Project, directive: str
+) -> None:
+    """Snakemake itself looks for it before there is an executor."""
+    rule = """
+        rule one:
+            output: "{name}.csv"
+            DIRECTIVE: "scripts/{wildcards.name}.py"
+    """
+    project.write("Snakefile", rule.replace("DIRECTIVE", directive))
+    said = project.run("missing.csv").failed()
+    tells(said, f"rule one: {directive}: scripts/{{wildcards.name}}.py does not exist (")
+    tells(said, "scripts/missing.py). Correct the path", "nothing was submitted")
+
+
+def test_resources_that_no_site_would_get_are_refused(project: Project) -> None:
+    project.write(
+        "Snakefile",
+        """
+        rule all:
+            input: "open", "own"
+
+        rule open:
+            output: "open"
+            resources: slurm_partitoin="batch", mem_gb=4, walltime=60, licenses=1, downloads=2
+            shell: "touch {output}"
+
+        rule own:
+            output: "own"
+            resources: ram=1
+            shell: "touch {output}"
+        """,
+    )
+    said = project.run("--resources", "ram=2").failed()
+    tells(
+        said,
+        "nothing submitted: sites would not get these resources:",
+        "rule open: there is no resource slurm_partitoin (did you mean slurm_partition?)",
+        "rule open: there is no resource mem_gb (did you mean mem_mb?)",
+        "rule open: there is no resource walltime (did you mean runtime?)",
+        "--resources NAME=100",
+    )
+    for name in ("licenses", "downloads", "ram"):
+        assert f"no resource {name}" not in said
+
+
+def test_more_jobs_than_a_site_takes_at_once_are_told(project: Project) -> None:
+    project.write(
+        "Snakefile",
+        """
+        rule all:
+            input: expand("{n}.txt", n=range(3))
+
+        rule one:
+            output: "{n}.txt"
+            shell: "touch {output}"
+        """,
+    )
+    config = project.place.config.replace("Site:", "Site:\n  MaxJobs: 2")
+    project.config.write_text(config)
+    said = project.run().ok().output
+    assert said.count("--jobs 20: at most 2 at hpc1 are submitted at once (Site: MaxJobs") == 1
+    project.config.write_text(config.replace("MaxJobs: 2", "MaxJobs: 3"))
+    said = project.run("--forceall").ok().output
+    assert "MaxJobs" not in said, "three jobs fit, whatever --jobs would allow"
 
 
 GROUP = """

@@ -9,8 +9,9 @@ from dataclasses import replace
 from snakemake.common.tbdstring import TBDString
 from snakemake.iocontainers import Namedlist, ResourceList, Snakemake
 from snakemake.sourcecache import LocalSourceFile
+from snakemake_interface_common.exceptions import WorkflowError
 
-from snakemake_executor_plugin_mantik.common.errors import UserError
+from snakemake_executor_plugin_mantik.common.errors import UserError, one_line
 from snakemake_executor_plugin_mantik.config.exclude import Include
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
 from snakemake_executor_plugin_mantik.engine.request import Upload
@@ -30,6 +31,7 @@ from snakemake_executor_plugin_mantik.rules.kinds.languages import (
     write_preamble,
 )
 from snakemake_executor_plugin_mantik.rules.kinds.python_object import NodeTmpdir, encode_object
+from snakemake_executor_plugin_mantik.rules.kinds.python_syntax import syntax_mistake
 from snakemake_executor_plugin_mantik.rules.kinds.script_file import ScriptFile, find_script_file
 from snakemake_executor_plugin_mantik.rules.kinds.shell_command import NODE_TMPDIR
 from snakemake_executor_plugin_mantik.rules.paths import path_rewriting, source_files
@@ -39,9 +41,20 @@ from snakemake_executor_plugin_mantik.rules.paths.path_rewriting import rewrite_
 
 def script_mistake(job: Job) -> str | None:
     """Return why a script or notebook cannot run, as words that follow "rule NAME", or None."""
-    file = find_script_file(job)
+    try:
+        file = find_script_file(job)
+    except (WorkflowError, OSError) as error:
+        return f"has {_written(job)}, which {_unreadable(error)}"
     if job.rule.is_notebook and job.dag.is_edit_notebook_job(job):
         return "has a notebook to edit (--edit-notebook), which needs --executor local"
+    if (mistake := _language_mistake(job, file)) is not None:
+        return mistake
+    if file.language == "python" and (mistake := syntax_mistake(file.text)) is not None:
+        return f"has {_written(job)}, which is no valid Python: {mistake}"
+    return None
+
+
+def _language_mistake(job: Job, file: ScriptFile) -> str | None:
     if file.language != "python" and file.language not in LANGUAGES:
         known = (
             ".ipynb of Python or R" if job.rule.is_notebook else ".py .R .Rmd .jl .rs .sh .xsh .hy"
@@ -52,6 +65,18 @@ def script_mistake(job: Job) -> str | None:
     if file.language == "rmarkdown" and len(job.output) != 1:
         return f"has {file.name}: R Markdown makes exactly one output file"
     return None
+
+
+def _written(job: Job) -> str:
+    """Return the directive and path of a job's script, as the Snakefile has them."""
+    rule = job.rule
+    return f"script: {rule.script}" if rule.is_script else f"notebook: {rule.notebook}"
+
+
+def _unreadable(error: Exception) -> str:
+    if isinstance(error, FileNotFoundError):
+        return f"does not exist: {error.filename}"
+    return f"cannot be read: {one_line(str(error))}"
 
 
 def needs_snakemake(job: Job) -> list[str]:

@@ -1,24 +1,33 @@
 """The state of a run that has started: its requests to the engine, and how its jobs ended."""
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from snakemake_executor_plugin_mantik.adapter.checks import CheckedWorkflow
+from snakemake_executor_plugin_mantik.adapter.checks import CheckedWorkflow, find_products
 from snakemake_executor_plugin_mantik.adapter.job_log import JobLog
 from snakemake_executor_plugin_mantik.adapter.look_ahead import LookAhead
 from snakemake_executor_plugin_mantik.adapter.workflow_metadata import describe_pipeline
+from snakemake_executor_plugin_mantik.config.exclude import Exclude, Include
 from snakemake_executor_plugin_mantik.engine.core import Engine
 from snakemake_executor_plugin_mantik.engine.request import JobNumber, JobRequest, Outcome
 from snakemake_executor_plugin_mantik.rules.payload import why_full_job
 from snakemake_executor_plugin_mantik.rules.tracked import is_tracked, make_tracked_run
 from snakemake_executor_plugin_mantik.rules.units import list_members
+from snakemake_executor_plugin_mantik.staging.left_out import missed_files
+from snakemake_executor_plugin_mantik.staging.sources import why_left_out
 from snakemake_executor_plugin_mantik.storage.catalog import catalog_of
 from snakemake_executor_plugin_mantik.storage.paths import uses_provider
 from snakemake_executor_plugin_mantik.tracking.controller.invocation import Ending
 from snakemake_executor_plugin_mantik.tracking.controller.tracker import Tracker
 from snakemake_executor_plugin_mantik.tracking.run import TrackedRun
+
+_LOG_END_BYTES = 64 << 10
+"""Bytes at the end of a failed job's output in which files are looked for that it missed."""
 
 
 @dataclass
@@ -45,6 +54,7 @@ class ActiveRun:
     measured: dict[JobNumber, list[tuple[Any, Path]]] = field(default_factory=dict)
     _reported: set[tuple[str, str]] = field(default_factory=set)
     _full: dict[JobNumber, str] = field(default_factory=dict)
+    _products: frozenset[str] | None = None
 
     def request(self, job: Any, secrets: Mapping[str, str]) -> JobRequest:
         """Make the engine's request for a job, and record it.
@@ -93,6 +103,33 @@ class ActiveRun:
         elif site is not None and outcome.log is not None:
             self.checked.missing_snakemake.note(site, outcome.log)
 
+    def missed(self, job: Any, outcome: Outcome) -> str:
+        """Return advice about files that a failed job names, that are here and not at its site."""
+        config = self.checked.configs.get(outcome.site)
+        if config is None or not outcome.try_id:
+            return ""
+        members = list_members(job)
+        own = ([*m.input, *m.output, *m.log, *filter(None, [m.benchmark])] for m in members)
+        paths = list(chain.from_iterable(own))
+        if self._products is None:
+            self._products = find_products(self.dag)
+        why = partial(
+            why_left_out, workdir=self.checked.workdir, exclude=Exclude(config.config.exclude),
+            products=self._products, file_limit=config.config.site.source_file_limit_bytes,
+            include=Include(config.config.site.include),
+        )  # fmt: skip
+        found = missed_files(
+            f"{_end_of(outcome.log)}\n{outcome.message}",
+            self.checked.workdir,
+            self.checked.context.workspace(outcome.site),
+            why,
+            known={*paths, *map(os.path.relpath, paths)},
+        )
+        if not found:
+            return ""
+        rules = " and ".join(sorted({member.rule.name for member in members}))
+        return " ".join([*found, f"Declare what it needs as input of rule {rules}.\n"])
+
     def close(self, how: Ending, *, tidy: bool) -> None:
         """Close the engine, then the tracker. Skip work that a later run can do unless `tidy`."""
         if uses_provider(self.dag.workflow):
@@ -102,3 +139,15 @@ class ActiveRun:
             self.tracker.set_pipeline(describe_pipeline(self.dag))
         self.tracker.end(how)
         self.tracker.close(*(() if tidy else (0.0,)))
+
+
+def _end_of(log: Path | None) -> str:
+    """Return the end of a job's output; empty without one."""
+    if log is None:
+        return ""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - _LOG_END_BYTES))
+            return file.read().decode(errors="replace")
+    except OSError:
+        return ""

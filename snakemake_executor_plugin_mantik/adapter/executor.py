@@ -280,7 +280,9 @@ class Executor(RemoteExecutor):
             self.report_job_success(info)
         else:
             logs = [str(outcome.log)] if outcome.log is not None else []
-            self.report_job_error(info, msg=printable(outcome.message), aux_logs=logs)
+            missed = self._run.missed(info.job, outcome) if self._run is not None else ""
+            message = printable(f"{outcome.message}{missed}")
+            self.report_job_error(info, msg=message, aux_logs=logs)
 
     def _catalog(self) -> "Catalog":
         from snakemake_executor_plugin_mantik.storage.catalog import catalog_of

@@ -185,6 +185,13 @@ class Withheld:
             self._secret[path] = why
         return bool(why)
 
+    def why(self, path: str) -> str:
+        """Return why a file is withheld, in a few words; empty if it is not."""
+        if path in self._never:
+            return f"it holds a credential ({self._never[path]})"
+        why = self._secret.get(path, "")
+        return f"it may hold a secret ({why})" if why else ""
+
     def __str__(self) -> str:
         parts = []
         if self._secret:

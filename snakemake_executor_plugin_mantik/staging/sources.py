@@ -10,12 +10,13 @@ files, logs, files above the size limit, and files that may hold a secret (`stag
 import os
 import stat
 from collections import Counter
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
+from snakemake_executor_plugin_mantik.common.humanize import humanize_size
 from snakemake_executor_plugin_mantik.staging.secret_files import NOTHING, Matching, Withheld
 
 _GENERATED = frozenset({"__pycache__", "node_modules", "mlruns", "mlartifacts"})
@@ -39,12 +40,15 @@ class Sources:
         size: bytes of all of them together.
         too_large: paths left out because of the limit for one file.
         withheld: one line about files withheld as secrets, with advice; may be empty.
+        left_out: why other files and directories (with a final slash) are left out, by path,
+            without those that rules read or make.
     """
 
     paths: tuple[str, ...]
     size: int
     too_large: tuple[str, ...]
     withheld: str = ""
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
 
 def select_sources(
@@ -69,12 +73,16 @@ def select_sources(
     too_large: list[str] = []
     total = 0
     sizes: Counter[str] = Counter()
+    left_out: dict[str, str] = {}
     withheld = Withheld(workdir, include)
-    for path, status in _walk(workdir, exclude, products):
+    for path, status in _walk(workdir, exclude, products, left_out.__setitem__):
         size = status.st_size
         if size > file_limit:
             too_large.append(path)
-        elif not withheld.withholds(path, status):
+            left_out[path] = _too_large(file_limit)
+        elif withheld.withholds(path, status):
+            left_out[path] = withheld.why(path)
+        else:
             paths.append(path)
             total += size
             sizes[path.partition("/")[0]] += size
@@ -87,7 +95,8 @@ def select_sources(
                 do="Add files that the jobs do not need to Exclude in the backend config, name data"
                 " as inputs of the rules, or raise Site: SourcesLimit",
             )
-    return Sources(tuple(paths), total, tuple(too_large), str(withheld))
+    others = {path: why for path, why in left_out.items() if why != OF_RULES}
+    return Sources(tuple(paths), total, tuple(too_large), str(withheld), others)
 
 
 def list_candidates(
@@ -104,35 +113,112 @@ def list_candidates(
             yield path, status.st_size
 
 
+def why_left_out(
+    path: str,
+    workdir: Path,
+    exclude: Matching,
+    *,
+    products: Container[str],
+    file_limit: int,
+    include: Matching = NOTHING,
+) -> str | None:
+    """Return why a file or directory below `workdir` is no source, in a few words; None if it is.
+
+    `path` is relative to `workdir`; other arguments are as for `select_sources`. A path that does
+    not exist has no reason, either.
+    """
+    above = [str(parent) for parent in reversed(PurePosixPath(path).parents)][1:]
+    local = workdir / path
+    is_directory = local.is_dir()
+    for directory in [*above, path] if is_directory else above:
+        if why := _why_directory(directory, workdir, exclude, products):
+            return why
+    if is_directory or not os.path.lexists(local):
+        return None
+    if why := _why_file(path, exclude, products):
+        return why
+    if (status := _status(local)) is None:
+        return _IRREGULAR
+    if status.st_size > file_limit:
+        return _too_large(file_limit)
+    withheld = Withheld(workdir, include)
+    return withheld.why(path) if withheld.withholds(path, status) else None
+
+
 def _walk(
-    workdir: Path, exclude: Matching, products: Container[str]
+    workdir: Path,
+    exclude: Matching,
+    products: Container[str],
+    left_out: Callable[[str, str], None] = lambda _, __: None,
 ) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield the candidates, secrets included; the status is that of links' targets."""
+    """Yield the candidates, secrets included; the status is that of links' targets.
+
+    `left_out` is called with each other path, a directory's with a final slash, and the reason.
+    """
     own = _own_output()
     for at, directories, files in os.walk(workdir):
         below = Path(at).relative_to(workdir).as_posix()
         prefix = "" if below == "." else f"{below}/"
-        directories[:] = sorted(
-            name
-            for name in directories
-            if not name.startswith(".")
-            and name not in _GENERATED
-            and f"{prefix}{name}" not in products
-            and not os.path.exists(os.path.join(at, name, "pyvenv.cfg"))
-            and not exclude.matches(f"{prefix}{name}", is_dir=True)
-        )
+        entered = []
+        for name in sorted(directories):
+            if why := _why_directory(f"{prefix}{name}", workdir, exclude, products):
+                left_out(f"{prefix}{name}/", why)
+            else:
+                entered.append(name)
+        directories[:] = entered
         for name in sorted(files):
             path = f"{prefix}{name}"
-            local = os.path.join(at, name)
-            if name.startswith((".", _MLFLOW)) or name.endswith(_LOG) or path in products:
-                continue
-            if exclude.matches(path) or (status := _status(local)) is None:
-                continue
-            if (status.st_dev, status.st_ino) not in own:
+            if why := _why_file(path, exclude, products):
+                left_out(path, why)
+            elif (status := _status(os.path.join(at, name))) is None:
+                left_out(path, _IRREGULAR)
+            elif (status.st_dev, status.st_ino) in own:
+                left_out(path, "output of this command")
+            else:
                 yield path, status
 
 
-def _status(path: str) -> os.stat_result | None:
+OF_RULES = "read or made by a rule"
+"""The reason for files that are uploaded for the jobs that name them as inputs."""
+
+_HIDDEN = "hidden"
+_EXCLUDED = "in Exclude of the backend config"
+_IRREGULAR = "no regular file"
+
+
+def _too_large(limit: int) -> str:
+    return f"larger than Site: SourceFileLimit, {humanize_size(limit)}"
+
+
+def _why_directory(
+    path: str, workdir: Path, exclude: Matching, products: Container[str]
+) -> str | None:
+    name = path.rpartition("/")[2]
+    if name.startswith("."):
+        return _HIDDEN
+    if name in _GENERATED:
+        return "generated by a tool"
+    if path in products:
+        return OF_RULES
+    if os.path.exists(workdir / path / "pyvenv.cfg"):
+        return "a virtual environment"
+    return _EXCLUDED if exclude.matches(path, is_dir=True) else None
+
+
+def _why_file(path: str, exclude: Matching, products: Container[str]) -> str | None:
+    name = path.rpartition("/")[2]
+    if name.startswith("."):
+        return _HIDDEN
+    if name.startswith(_MLFLOW):
+        return "MLflow's own"
+    if name.endswith(_LOG):
+        return "named like a log"
+    if path in products:
+        return OF_RULES
+    return _EXCLUDED if exclude.matches(path) else None
+
+
+def _status(path: str | Path) -> os.stat_result | None:
     """Return a file's status; None if it is not a regular file, or is gone."""
     try:
         status = os.stat(path)

@@ -174,3 +174,44 @@ def test_log_files_of_a_failing_rule_are_told(project: Project) -> None:
     assert "Its log file logs/a.log ended with:\n    the reason\n" in said
     assert "(no output)" not in said
     assert "Its log file logs/empty.log" not in said
+
+
+def test_files_that_a_job_missed_and_that_are_here_are_told(either: Project) -> None:
+    """The commonest mistake of newcomers: locally, undeclared files are simply there."""
+    either.write("Snakefile", MISSES)
+    either.write("big.csv", "x" * 3_000_000)
+    either.write("small.csv")
+    either.write("old/left.csv")
+    outside = either.write("../outside.csv")
+    config = either.place.config.replace("Site:", "Site:\n  SourceFileLimit: 1MiB")
+    either.config.write_text(f"{config}Exclude: [old/]\n")
+    said = either.run("--keep-going").failed()
+    tells(
+        said,
+        "big.csv is here (2.9 MiB) but was not uploaded: larger than Site: SourceFileLimit,"
+        " 1.0 MiB. Declare what it needs as input of rule large.",
+        "old/left.csv is here (2 B) but was not uploaded: in Exclude of the backend config."
+        " Declare what it needs as input of rule other.",
+        f"{outside.resolve()} is here (2 B) but was not uploaded: it is outside the working"
+        " directory. Declare what it needs as input of rule far.",
+    )
+    assert "small.csv is here" not in said
+
+
+MISSES = """
+    rule all:
+        input: "large.txt", "other.txt", "far.txt"
+
+    rule large:
+        output: "large.txt"
+        shell: "cat small.csv big.csv > {output}"
+
+    rule other:
+        output: "other.txt"
+        log: "other.log"
+        shell: "wc old/left.csv > {output} 2> {log}"
+
+    rule far:
+        output: "far.txt"
+        shell: "cp ../outside.csv {output}"
+"""

@@ -8,7 +8,11 @@ import pytest
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.config.exclude import Exclude
-from snakemake_executor_plugin_mantik.staging.sources import Sources, select_sources
+from snakemake_executor_plugin_mantik.staging.sources import (
+    Sources,
+    select_sources,
+    why_left_out,
+)
 
 NASTY = "a b'\"\n#%*$HOME`ü;-"
 
@@ -66,7 +70,37 @@ def test_logs_stay_here(tmp_path: Path) -> None:
 def test_large_files_are_left_out_and_told(tmp_path: Path) -> None:
     write(tmp_path, "large", size=1001)
     write(tmp_path, "just", size=1000)
-    assert chosen(tmp_path) == Sources(("just",), 1000, ("large",))
+    why = {"large": "larger than Site: SourceFileLimit, 1000 B"}
+    assert chosen(tmp_path) == Sources(("just",), 1000, ("large",), left_out=why)
+
+
+def test_each_file_that_stays_here_has_a_reason(tmp_path: Path) -> None:
+    """The same one whether all are listed or one is asked about."""
+    write(
+        tmp_path, "keep.py", ".env", ".git/config", "d/.hidden/x", "venv/pyvenv.cfg",
+        "node_modules/x", "mlflow.db", "notes.log", "out/model", "in.csv", "big/x", "d/id_rsa",
+    )  # fmt: skip
+    write(tmp_path, "large", size=1001)
+    (tmp_path / "dangling").symlink_to("nowhere")
+    exclude = Exclude(("big/", "*.dat"))
+    products = ("out/model", "in.csv")
+    found = select_sources(
+        tmp_path, exclude, products=products, file_limit=1000, total_limit=9000
+    ).left_out
+    assert {path: why.split()[0] for path, why in found.items()} == {
+        ".env": "hidden", ".git/": "hidden", "d/.hidden/": "hidden", "venv/": "a",
+        "node_modules/": "generated", "mlflow.db": "MLflow's", "notes.log": "named", "big/": "in",
+        "d/id_rsa": "it", "large": "larger", "dangling": "no",
+    }  # fmt: skip
+
+    def why(path: str) -> str | None:
+        return why_left_out(path, tmp_path, exclude, products=products, file_limit=1000)
+
+    assert {path: why(path.rstrip("/")) for path in found} == found
+    assert why("keep.py") is why("d") is why("nowhere") is None
+    assert why("in.csv") == "read or made by a rule"
+    assert why("d/.hidden/x") == why(".git/config") == "hidden"
+    assert why("big/x") == found["big/"]
 
 
 def test_too_much_together(tmp_path: Path) -> None:

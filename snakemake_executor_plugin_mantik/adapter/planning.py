@@ -1,7 +1,8 @@
 """Forecast what the jobs of a workflow would submit and upload, from Snakemake's graph of jobs."""
 
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -35,11 +36,14 @@ from snakemake_executor_plugin_mantik.sites.base import QueueLimits
 from snakemake_executor_plugin_mantik.storage.paths import storable_path
 
 
-def plan_workflow(workflow: Any, options: Any, logger: Any, *, connect: bool) -> JobPlan:
+def plan_workflow(
+    workflow: Any, options: Any, logger: Any, *, connect: bool, list_sources: bool = False
+) -> JobPlan:
     """Forecast the jobs that a workflow would submit and the files that it would upload.
 
     Snakemake's `workflow` has a complete DAG, and its directory is the current one. With `connect`,
-    read the limits of queues from the sites.
+    read the limits of queues from the sites. With `list_sources`, list the files of the working
+    directory that would be uploaded, and those that would not.
 
     Raises:
         MantikError: a run would not start because of a mistake, or a site cannot be used. If the
@@ -74,12 +78,8 @@ def plan_workflow(workflow: Any, options: Any, logger: Any, *, connect: bool) ->
         for job in jobs:
             if job.site is not None:
                 totals.setdefault(job.site, Total()).add(job.resources, job.cores)
-        sources = {
-            site: forecaster.sources(
-                site, startup.collect_sources(checked, products, logger, site).paths
-            )
-            for site in totals
-        }
+        chosen = {site: startup.collect_sources(checked, products, logger, site) for site in totals}
+        sources = {site: forecaster.sources(site, found.paths) for site, found in chosen.items()}
         for site, total in totals.items():
             total.uploads = forecaster.all(site)
     for at, job in enumerate(jobs):
@@ -95,11 +95,23 @@ def plan_workflow(workflow: Any, options: Any, logger: Any, *, connect: bool) ->
         jobs,
         totals,
         sources,
+        source_files={site: _sizes(checked.workdir, c.paths) for site, c in chosen.items()}
+        if list_sources
+        else {},
+        left_out={site: dict(c.left_out) for site, c in chosen.items()} if list_sources else {},
         here=sum(bool(unit.is_local and _runs(unit)) for unit in units),
         more=any(job.is_checkpoint for job in dag.needrun_jobs()),
         alone=ahead.jobs,
         stops=ahead.stops,
     )
+
+
+def _sizes(workdir: Path, paths: Iterable[str]) -> dict[str, int]:
+    found = {}
+    for path in paths:
+        with suppress(OSError):  # it was removed meanwhile
+            found[path] = (workdir / path).stat().st_size
+    return found
 
 
 def _units(dag: Any) -> list[Job]:

@@ -13,7 +13,7 @@ from typer.core import TyperCommand
 from snakemake_executor_plugin_mantik.cli import tables
 from snakemake_executor_plugin_mantik.cli.check import WRONG
 from snakemake_executor_plugin_mantik.cli.evaluation import require_snakemake
-from snakemake_executor_plugin_mantik.common.errors import printable
+from snakemake_executor_plugin_mantik.common.errors import one_line, printable
 from snakemake_executor_plugin_mantik.common.humanize import humanize_duration, humanize_size
 from snakemake_executor_plugin_mantik.engine.forecast import (
     Forecast,
@@ -24,7 +24,7 @@ from snakemake_executor_plugin_mantik.engine.forecast import (
 from snakemake_executor_plugin_mantik.engine.messages import unchecked_message
 from snakemake_executor_plugin_mantik.jobs.resources import total_cpus
 
-_OURS: Final = ("--json", "--connect", "--details", "--help")
+_OURS: Final = ("--json", "--connect", "--details", "--sources", "--help")
 _LATER: Final = "follows from files that are still to be made"
 
 
@@ -53,6 +53,14 @@ def plan(
     details: Annotated[
         bool, typer.Option("--details", help="Also show each job's command and outputs.")
     ] = False,
+    sources: Annotated[
+        bool,
+        typer.Option(
+            "--sources",
+            help="Also list which files of the working directory are uploaded without being named"
+            " by a rule, and which stay here, with the reason.",
+        ),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show what `snakemake` with the same arguments would submit; submit nothing."""
@@ -61,7 +69,7 @@ def plan(
     from snakemake_executor_plugin_mantik.adapter.planning import plan_workflow
 
     def look(workflow: Any, options: Any, logger: Any) -> JobPlan:
-        return plan_workflow(workflow, options, logger, connect=connect)
+        return plan_workflow(workflow, options, logger, connect=connect, list_sources=sources)
 
     made = dry_run(arguments or [], look)
     if made is None:
@@ -85,6 +93,10 @@ def _notify(made: JobPlan, *, details: bool) -> None:
             console.print()
             for line in _details(job):
                 console.print(Text(printable(line)))
+    for site in made.source_files:
+        console.print()
+        for line in _source_lines(made, site):
+            console.print(Text(one_line(line)))
     console.print()
     for line in _totals(made):
         console.print(Text(line))
@@ -145,6 +157,15 @@ def _details(job: Forecast) -> Iterator[str]:
         yield "  command:"
         yield from (f"    {line}" for line in job.command.splitlines())
     yield f"  makes:       {', '.join(job.outputs)}"
+
+
+def _source_lines(made: JobPlan, site: str) -> Iterator[str]:
+    files, others = made.source_files[site], made.left_out[site]
+    yield f"Sources for {site}:"
+    yield from (f"  {path} ({humanize_size(size)})" for path, size in files.items())
+    if others:
+        yield f"Not uploaded to {site}, unless a rule names them as inputs:"
+        yield from (f"  {path}: {why}" for path, why in sorted(others.items()))
 
 
 def _totals(made: JobPlan) -> Iterator[str]:

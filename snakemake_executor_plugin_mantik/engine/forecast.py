@@ -127,6 +127,9 @@ class JobPlan:
         jobs: in an order in which they could run.
         sites: sums of the jobs at each site.
         sources: files of the working directory to upload to each site.
+        source_files: their paths and sizes in bytes, by site, if requested.
+        left_out: other files and directories of the working directory, with the reason why they
+            stay here, by site, if requested.
         here: number of jobs that run on this machine.
         more: whether checkpoints may lead to further jobs.
         alone: number of jobs at sites that go on without this machine once the first are submitted.
@@ -136,6 +139,8 @@ class JobPlan:
     jobs: list[Forecast] = field(default_factory=list)
     sites: dict[str, Total] = field(default_factory=dict)
     sources: dict[str, UploadForecast] = field(default_factory=dict)
+    source_files: dict[str, dict[str, int]] = field(default_factory=dict)
+    left_out: dict[str, dict[str, str]] = field(default_factory=dict)
     here: int = 0
     more: bool = False
     alone: int = 0

@@ -268,3 +268,26 @@ def test_a_group_is_one_job(project: Project) -> None:
     assert group["outputs"] == ["a.txt", "b.txt"]
     assert {"cpus_per_task": 3, "runtime_s": 1800}.items() <= group["resources"].items()
     assert after["inputs"]["made_there"] == 1
+
+
+def test_sources_and_what_is_none_are_listed_with_the_reason(planned: Project) -> None:
+    planned.write(".hidden")
+    planned.write("old/x.csv")
+    planned.write("big.csv", "x" * 2_000_000)
+    config = planned.place.config.replace("Site:", "Site:\n  SourceFileLimit: 1MiB")
+    planned.config.write_text(f"{config}Exclude: [old/]\n")
+    sources, left = (
+        {"Snakefile", "script.py", "profiles/default/config.yaml"},
+        {
+            ".hidden": "hidden",
+            "big.csv": "larger than Site: SourceFileLimit, 1.0 MiB",
+            "old/": "in Exclude of the backend config",
+        },
+    )
+    made = of(plan(planned, "--json", "--sources", *options(planned), "--", "all").ok())
+    assert made["source_files"]["hpc1"].keys() == sources, "inputs are none of them"
+    assert made["left_out"]["hpc1"] == {".snakemake/": "hidden", **left}
+    said = plan(planned, "--sources", *options(planned), "--", "all").ok().output
+    tells(said, "Sources for hpc1:", "  script.py (9 B)", "Not uploaded to hpc1, unless a rule")
+    tells(said, *(f"  {path}: {why}" for path, why in left.items()))
+    assert "Sources for" not in plan(planned, *options(planned), "--", "all").ok().output

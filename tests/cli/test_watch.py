@@ -1,11 +1,14 @@
 """The table of `smk-mantik watch`, in a narrow and a wide terminal."""
 
 import io
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from snakemake_executor_plugin_mantik.cli import tables
+from snakemake_executor_plugin_mantik.cli.watch import watch
 from snakemake_executor_plugin_mantik.cli.watch_table import last_line, watch_view
 from snakemake_executor_plugin_mantik.journal import Journal, read_history
 from snakemake_executor_plugin_mantik.watching.overview import overview_jobs
@@ -88,3 +91,19 @@ def test_the_last_line_of_a_log_that_is_gone_or_empty(tmp_path: Path) -> None:
     assert last_line(tmp_path / "empty") == ""
     (tmp_path / "long").write_bytes(b"x" * 5000 + b"\xff\nend")
     assert last_line(tmp_path / "long") == "end"
+
+
+def test_on_a_terminal_it_follows_until_nothing_is_left_to_watch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a controller: nobody else would notice that the last job is over."""
+    with closing(Journal(tmp_path / STATE)) as journal:
+        done = make(journal, "prepare")
+        journal.ended(done, "succeeded", waited=60.0, ran=600.0, log="")
+    said = io.StringIO()
+    terminal = Console(width=100, height=30, file=said, force_terminal=True)
+    monkeypatch.setattr(tables, "make_console", lambda: terminal)
+    watch(tmp_path)
+    last = said.getvalue().rpartition("job")[2]
+    assert "prepare" in last
+    assert "juwels: 1 succeeded" in last

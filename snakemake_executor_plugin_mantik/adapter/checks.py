@@ -1,6 +1,7 @@
 """Find the mistakes in a workflow that can be found without a site and a credential."""
 
 import os
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -208,11 +209,14 @@ def check_workflow(workflow: Any, dag: Any, options: Any, logger: Any) -> Checke
 def _beyond_max_jobs(
     workflow: Any, units: list[Any], used: list[str], configs: Mapping[str, LoadedConfig]
 ) -> str | None:
-    """Return a remark if `--jobs` allows more jobs than the sites' `MaxJobs` together do."""
+    """Return a remark if `--jobs` allows more jobs than the sites' `MaxJobs` together do.
+
+    None without a number of jobs, which `smk-mantik plan` and `--jobs unlimited` stand for.
+    """
     wanted = workflow.global_resources["_nodes"].value
     limits = {name: configs[name].config.site.max_jobs for name in used}
     most = sum(limits.values())
-    if not used or wanted is None or min(wanted, len(units)) <= most:
+    if not used or wanted in (None, sys.maxsize) or min(wanted, len(units)) <= most:
         return None
     named = ", ".join(f"{number} at {name}" for name, number in limits.items())
     return (

@@ -1,4 +1,4 @@
-"""Access to a site for a process that only looks: it holds no lock and changes nothing."""
+"""Access to a site for a process that only looks: it holds no lock and changes no job's files."""
 
 import asyncio
 import os

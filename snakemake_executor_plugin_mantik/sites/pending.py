@@ -13,7 +13,7 @@ _NEVER_STARTS: Final = "it never starts as it is"
 
 _WORDS: Final = (
     (r"Priority", "other jobs come first"),
-    (r"Resources", "it is next, when nodes are free"),
+    (r"Resources", "the nodes that it needs are busy"),
     (r"Dependency", "the jobs before it have not ended"),
     (r"DependencyNeverSatisfied", "a job before it failed"),
     (r"BeginTime", "its start time has not come"),

@@ -156,10 +156,10 @@ def _running(job: JobOverview) -> str:
 
 
 def _waiting(job: JobOverview) -> str:
-    if job.behind:
-        return f"queued behind {', '.join(job.behind)}"
     if job.record.hindrance and job.pending in ("", job.record.hindrance):
         return f"cannot start: {explain_pending(job.record.hindrance)}"
+    if job.behind:
+        return f"queued behind {', '.join(job.behind)}"
     return f"waiting: {explain_pending(job.pending)}" if job.pending else "waiting"
 
 

@@ -10,7 +10,7 @@ from snakemake_executor_plugin_mantik.sites.slurm import pending_obstacle
     ("reason", "words"),
     [
         ("Priority", "other jobs come first"),
-        ("Resources", "when nodes are free"),
+        ("Resources", "are busy"),
         ("Dependency", "have not ended"),
         ("AssocMaxJobsLimit", "limit of running jobs"),
         ("QOSMaxJobsPerUserLimit", "limit of running jobs"),

@@ -126,6 +126,11 @@ class TestJobs:
             assert [found[job].exit_code for job in jobs] == list(range(8))
             assert found["no-such-job"].phase is Phase.UNKNOWN
             assert await site.states([]) == {}
+            seen = await site.glance([*jobs, "no-such-job"])
+            # Where one request lists all jobs, it tells of their states, too.
+            assert seen is None or {j: s.phase for j, s in seen.items()} == dict.fromkeys(
+                jobs, Phase.ENDED
+            )
 
         bench.run_opened(scenario)
 

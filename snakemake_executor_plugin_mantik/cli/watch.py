@@ -89,8 +89,10 @@ class _Watched:
         """Lines about the view itself."""
         if self.controlled:
             return []
-        words = "No Snakemake runs here: start it to go on. Jobs at the sites go on by themselves."
-        return [words, *self._visitors.away.values()]
+        away = [*self._visitors.away.values()]
+        if not any(record.may_run for record in self._records):
+            return away
+        return ["No Snakemake runs here: start it to go on. Jobs at the sites run on.", *away]
 
     def as_json(self, jobs: Sequence[JobOverview]) -> dict[str, Any]:
         """Return all of it as a value for JSON."""

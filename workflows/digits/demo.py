@@ -21,6 +21,7 @@ from rich.table import Table
 
 from snakemake_executor_plugin_mantik.cli.jobs import jobs_table
 from snakemake_executor_plugin_mantik.journal import read_history
+from snakemake_executor_plugin_mantik.watching.overview import overview_jobs
 
 HERE = Path(__file__).resolve().parent
 SITES = {"hpc1": "unicore", "hpc2": "firecrest"}
@@ -80,7 +81,7 @@ def show(started: float) -> None:
     records = [r for r in read_history(HERE / ".snakemake" / "mantik") if r.created >= started]
     console.print()
     if records:
-        console.print(jobs_table(records))
+        console.print(jobs_table(overview_jobs(records, controlled=False), time.time()))
     else:
         console.print("Everything was there already: no job was sent.")
     console.print()

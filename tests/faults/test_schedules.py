@@ -84,7 +84,7 @@ def test_outputs_that_stay_and_move(
 @pytest.mark.parametrize("kind", COUNTED)
 def test_what_is_counted_happens(kind: str) -> None:
     """What depends on the moment must not become something that no seed meets any more."""
-    needed = {"edits", "same times", "purges", "copies", "two workflows"}
+    needed = {"edits", "same times", "purges", "copies", "two workflows", "tampers"}
     found = 0
     for seed in range(200):
         schedule = Schedule(seed, [k for k in KINDS if k not in needed])

@@ -21,6 +21,7 @@ from snakemake_executor_plugin_mantik.config.reading import LoadedConfig, read_c
 from snakemake_executor_plugin_mantik.engine.core import Engine
 from snakemake_executor_plugin_mantik.engine.plan import Planner
 from snakemake_executor_plugin_mantik.engine.request import JobRequest
+from snakemake_executor_plugin_mantik.jobs.segments import Continuation
 from snakemake_executor_plugin_mantik.mlproject.project import find_bound_entry_point
 from snakemake_executor_plugin_mantik.rules import preflight, resources, tracked
 from snakemake_executor_plugin_mantik.rules.context import RuleContext
@@ -365,13 +366,16 @@ def check_jobs(
             for member in members:
                 resources.job_retry_reasons(member)
                 tracked.tracking_request(member)
+            going_on = _continuation(job, members)
             site, given, threads, later = group_resources.unit_request(job, planners)
             resources.refuse_misspelt(later)
             if site is None:
                 continue
             used[site] = None
             where = f"{where} at {site}" if len(planners) > 1 else where
-            planners[site].resources(given, threads)
+            requested = planners[site].resources(given, threads)
+            if going_on is not None:
+                going_on.check_walltime(requested.runtime_s)
             if engine is not None:
                 engine.facts_fit(site, given, threads)
         except UserError as error:
@@ -381,6 +385,31 @@ def check_jobs(
         message = "\n  ".join(["nothing submitted: invalid resource requests:", *mistakes])
         raise UserError(message.removesuffix("."))
     return list(used)
+
+
+def _continuation(unit: Any, members: list[Any]) -> Continuation | None:
+    """Return how a job goes on past its walltime, if it may.
+
+    Raises:
+        UserError: its resources for that are invalid, or it is of a kind that cannot.
+    """
+    for member in members:
+        updated = [str(path) for path in member.output if is_flagged(path, "update")]
+        found = resources.job_continuation(member, updated)
+        if found is None:
+            continue
+        if unit.is_group():
+            raise UserError(
+                f"rule {member.rule.name} has mantik_continue, but a job in a group cannot go on",
+                do="Take it out of its group",
+            )
+        if why := why_full_job(member):
+            raise UserError(
+                f"the resource mantik_continue is not supported for a rule that has {why}",
+                do="Use shell:, or a script: that does not import Snakemake",
+            )
+        return found
+    return None
 
 
 def find_products(dag: Any) -> frozenset[str]:

@@ -92,7 +92,7 @@ class AheadJobs:
     def submitted(self, request: JobRequest, attempt: Attempt) -> None:
         """Note a requested try that the site knows: others can be submitted behind it."""
         self._forget_outputs(request)
-        if attempt.ids:
+        if attempt.ids and request.continuation is None:  # else it is not the last try
             self._makers[request.job] = attempt
             self.look()
 
@@ -244,7 +244,7 @@ class AheadJobs:
             self._retry.note(f"{request.name}: a bug in the executor kept it here ({error!r})")
         if attempt is not None and attempt.sent:
             self._sent[request.job] = request, attempt
-            if attempt.ids:
+            if attempt.ids and request.continuation is None:
                 self._makers[request.job] = attempt
 
     async def _submit(

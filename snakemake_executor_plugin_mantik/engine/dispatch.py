@@ -27,6 +27,12 @@ from snakemake_executor_plugin_mantik.engine.observer import JobEnd, Observer
 from snakemake_executor_plugin_mantik.engine.place import Place, Places
 from snakemake_executor_plugin_mantik.engine.plan import Planner
 from snakemake_executor_plugin_mantik.engine.request import JobRequest, fingerprint_of
+from snakemake_executor_plugin_mantik.engine.segments import (
+    IF_CHANGED,
+    LISTED,
+    NOTHING,
+    Resumed,
+)
 from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
 from snakemake_executor_plugin_mantik.engine.submit import Submitter, make_submission
 from snakemake_executor_plugin_mantik.jobs.paths import display_path, local_path, nearest
@@ -43,6 +49,7 @@ class Dispatcher:
 
     Attributes:
         end_behind: ends the tries that wait for tries with the given ids.
+        gone_on: the ids of the tries after which this run lets a job go on.
     """
 
     end_behind: Callable[[Iterable[str]], Awaitable[None]]
@@ -73,6 +80,7 @@ class Dispatcher:
         self._canceller = canceller
         self._retry = retry
         self._observer = observer
+        self.gone_on: set[str] = set()
 
     async def look_at_files(
         self, request: JobRequest, unmade: Container[str] = ()
@@ -182,7 +190,8 @@ class Dispatcher:
                 self._notify(message)
             if message := stale_message(choice.adopted, fingerprint_of(self._place.sources)):
                 self._retry.note(message)
-        record = choice.adopted or self._new_try(request, made_of(), makers)
+        before = None if choice.adopted or makers else self._goes_on_from(request, made_of)
+        record = choice.adopted or self._new_try(request, made_of(), makers, before)
         self._place.conflicts.own(record)
         return record
 
@@ -206,14 +215,42 @@ class Dispatcher:
         request: JobRequest,
         made_of: Mapping[str, str],
         makers: Mapping[str, str] | None,
+        before: TryRecord | None,
     ) -> TryRecord:
+        most = request.continuation.most if request.continuation is not None else 0
+        follows, segment = (before.id, before.segment + 1) if before is not None else ("", 0)
         sources = fingerprint_of(self._place.sources)
         return self._journal.new_try(
             site=request.site, job=request.job, rule=request.rule, name=request.name,
             fingerprint=fingerprint_of(made_of), members=request.members, makers=makers,
             made_of=encode_basis(made_of, self.requested_resources(request), sources),
             logs=[output.path for output in request.outputs if output.kind == "log"],
+            follows=follows, segment=segment if segment < most else 0, segments=most,
         )  # fmt: skip
+
+    def _goes_on_from(
+        self, request: JobRequest, made_of: Callable[[TryRecord], Mapping[str, str]]
+    ) -> TryRecord | None:
+        """Return the try from whose checkpoint a new one goes on, if there is one.
+
+        A job that the user forced begins anew.
+        """
+        if request.continuation is None:
+            return None
+        found = self._journal.last_segment(request.job, self._place.id)
+        if found is None or (request.forced and found.id not in self.gone_on):
+            return None
+        return found if fingerprint_of(made_of(found)) == found.fingerprint else None
+
+    def _resumed(self, record: TryRecord) -> Resumed:
+        """Return what a try finds of the one whose checkpoint it goes on from."""
+        if not record.follows or self._journal.followed_before(record):
+            return NOTHING  # another try of the same job may have changed the checkpoint
+        [before] = self._journal.tries([record.follows])
+        return Resumed(
+            tuple(self._journal.checkpoint(before.id)) if before.goes_on == LISTED else (),
+            before.paths if before.goes_on == IF_CHANGED else None,
+        )
 
     async def observe(
         self, request: JobRequest, attempt: Attempt
@@ -263,6 +300,9 @@ class Dispatcher:
         await self._place.cleanup.follow()
         outputs = [output.path for output in request.outputs]
         made = [output.path for output in request.outputs if output.kind == "output"]
+        if attempt.record.follows:  # what the job updates lies there, as the segment before left it
+            updated = [output.path for output in request.updated]
+            files = [f for f in files if not any(is_at(f.path, path) for path in updated)]
         code = self._code(request, {file.path for file in files})
         files = [*files, *self._place.stager.code(code)]
         for message in await self._place.conflicts.make_way(files, made):
@@ -272,8 +312,9 @@ class Dispatcher:
         named = [path for path in request.inputs if path not in unmade]
         staged = await self._place.stager.stage(files, named, outputs, own, inline_limit=limit)
         spec = self._planner.spec(
-            request, attempt.record, self._facts, staged, term=self._place.lead.term, after=after
-        )
+            request, attempt.record, self._facts, staged, term=self._place.lead.term, after=after,
+            resumed=self._resumed(attempt.record),
+        )  # fmt: skip
         spec = replace(spec, live=attempt.live)
         submission = replace(make_submission(spec), after=tuple(after_jobs))
         # From now on the job may change its outputs at the site, whether it succeeds or not.

@@ -24,6 +24,14 @@ from snakemake_executor_plugin_mantik.engine.fetch import Fetcher, log_path
 from snakemake_executor_plugin_mantik.engine.messages import LastWords
 from snakemake_executor_plugin_mantik.engine.observer import JobEnd, Observer, failure_kind
 from snakemake_executor_plugin_mantik.engine.request import GroupJob, JobRequest, Outcome
+from snakemake_executor_plugin_mantik.engine.segments import (
+    GoesOn,
+    SegmentEnd,
+    goes_on_message,
+    judge_segment,
+    lost_checkpoint,
+    without_checkpoint,
+)
 from snakemake_executor_plugin_mantik.engine.stage import Stager
 from snakemake_executor_plugin_mantik.engine.submit import Submitter
 from snakemake_executor_plugin_mantik.engine.workflow_context import WorkflowContext
@@ -80,10 +88,11 @@ class Finalizer:
 
     async def conclude(
         self, request: JobRequest, attempt: Attempt, end: TryEnd, runtime_s: int | None
-    ) -> Outcome | None:
+    ) -> Outcome | GoesOn | None:
         """Return the job's outcome, or None if it is to be submitted again at once.
 
-        `runtime_s` is the job's walltime, where known.
+        `GoesOn` means that another segment of the job is to be submitted. `runtime_s` is the job's
+        walltime, where known.
         """
         record = attempt.record
         path = log_path(self._logs, record)
@@ -101,7 +110,8 @@ class Finalizer:
             return self._failed(
                 request, attempt, f"{words}. {error}\n", path, None, reason=Reason.OUTPUTS
             )
-        if (why := self._not_started(attempt, marker)) is not None:
+        lost = lost_checkpoint(request.continuation, record, marker)
+        if lost is None and (why := self._not_started(attempt, marker)) is not None:
             await self.again(attempt, why)
             return None
         self._journal.files.landed(record.id)
@@ -215,7 +225,7 @@ class Finalizer:
 
     async def _conclude_without_marker(
         self, request: JobRequest, attempt: Attempt, end: TryEnd, path: Path
-    ) -> Outcome | None:
+    ) -> Outcome | GoesOn | None:
         if (lost := self._lost(request, attempt, end)) is not None:
             await self.again(attempt, lost)
             return None
@@ -228,7 +238,47 @@ class Finalizer:
         reason = end.state.reason if end.state is not None else None
         if reason in (None, Reason.SUCCESS):  # it left no marker, so it did not succeed
             reason = Reason.UNKNOWN
+        if (then := self._then(request, attempt, None, reason)) is not None:
+            if not then.failure:
+                return await self._goes_on(attempt, None, reason, path)
+            said = LastWords(log, self._shown(path))
+            words = messages.segment_message(then.failure, attempt.where, said, then.advice)
         return self._failed(request, attempt, words, path if log else None, None, reason=reason)
+
+    def _then(
+        self,
+        request: JobRequest,
+        attempt: Attempt,
+        marker: Marker | None,
+        reason: Reason,
+        kept: Iterable[FileRecord] = (),
+    ) -> SegmentEnd | None:
+        """Return what follows a segment; None if the job may not go on. Record its checkpoint."""
+        record = attempt.record
+        if request.continuation is None:
+            return None
+        if marker is not None and (lost := lost_checkpoint(request.continuation, record, marker)):
+            self._journal.keep_checkpoint(record.follows, "")  # the job begins anew
+            return lost
+        then = judge_segment(request.continuation, record, marker, reason)
+        if then is not None and then.goes_on:
+            self._journal.keep_checkpoint(record.id, then.goes_on, kept)
+        return then
+
+    async def _goes_on(
+        self, attempt: Attempt, marker: Marker | None, reason: Reason, path: Path
+    ) -> GoesOn:
+        """Close a segment that another one follows."""
+        record = attempt.record
+        waited, ran = attempt.times(marker) if marker is not None else (None, None)
+        message = goes_on_message(record, reason)
+        self._notify(message)
+        self._observer.ended(record, JobEnd("killed", message, waited=waited, ran=ran))
+        log = str(path) if path.exists() else ""
+        why = "asked" if reason is Reason.EXIT_CODE else reason.words
+        self._journal.ended(record.id, f"goes on ({why})", waited=waited, ran=ran, log=log)
+        await self._canceller.done(record.id, attempt.ids)
+        return GoesOn()
 
     async def again(self, attempt: Attempt, why: str) -> None:
         """Close a try whose end is not the job's failure; the job gets another one."""
@@ -239,18 +289,28 @@ class Finalizer:
 
     async def _command_failed(
         self, request: JobRequest, attempt: Attempt, marker: Marker, path: Path, limit: int | None
-    ) -> Outcome:
+    ) -> Outcome | GoesOn:
+        kept: list[FileRecord] = []
+        if request.continuation is not None:
+            marker, kept = without_checkpoint(request.continuation, marker)
         # Trouble with the job's files does not change that it failed.
         with suppress(MantikError, OSError):
             if not marker.bare:
                 await self._outputs(request, attempt, marker)
         log = await self._log(attempt.record, marker, path)
         reason = await self._classifier.reason(marker, attempt.record, attempt.ids, limit)
+        then = self._then(request, attempt, marker, reason, kept)
+        if then is not None and not then.failure:
+            return await self._goes_on(attempt, marker, reason, path)
         members = self._failed_members(request)
         logs = [log for member, _ in members for log in member.logs] if members else None
         said = LastWords(log, self._shown(path), tuple(self._log_files(request, logs)))
         ends = [(member.name, code) for member, code in members]
-        words = messages.failed_message(marker, attempt.where, said, reason, ends)
+        words = (
+            messages.failed_message(marker, attempt.where, said, reason, ends)
+            if then is None
+            else messages.segment_message(then.failure, attempt.where, said, then.advice)
+        )
         outcome = self._failed(request, attempt, words, path, marker, reason=reason)
         return replace(outcome, failed=tuple(member.job for member, _ in members))
 

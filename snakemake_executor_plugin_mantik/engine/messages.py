@@ -9,7 +9,7 @@ from snakemake_executor_plugin_mantik.common.errors import one_line, printable
 from snakemake_executor_plugin_mantik.common.humanize import humanize_duration
 from snakemake_executor_plugin_mantik.jobs.markers import Marker
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
-from snakemake_executor_plugin_mantik.jobs.script import PREDECESSORS
+from snakemake_executor_plugin_mantik.jobs.script import CHECKPOINT, PREDECESSORS
 from snakemake_executor_plugin_mantik.journal import TryRecord
 from snakemake_executor_plugin_mantik.sites.base import JobState
 
@@ -54,6 +54,10 @@ _STEPS = {
     "outputs": (
         "when it made room for its outputs",
         "Check in its output which path cannot be removed or made",
+    ),
+    CHECKPOINT: (
+        "when it looked for its checkpoint",
+        "Check that the command saves its state more often than the walltime ends",
     ),
     "modules": (
         "when it loaded the modules",
@@ -188,6 +192,11 @@ def failed_message(
         what, advice = f"{what}: {reason.words}", _ADVICE[reason]
     elif _signal(marker.exit_code) == "SIGKILL":
         advice = f"This often means a lack of memory. {_ADVICE[Reason.OUT_OF_MEMORY]}"
+    return _compose(what, where, said, advice)
+
+
+def segment_message(what: str, where: str, said: LastWords, advice: str) -> str:
+    """Return the message about a job that could not go on in another segment."""
     return _compose(what, where, said, advice)
 
 

@@ -16,6 +16,7 @@ from snakemake_executor_plugin_mantik.config.environment import (
 from snakemake_executor_plugin_mantik.config.known_sites import node_cores
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
 from snakemake_executor_plugin_mantik.engine.request import JobRequest
+from snakemake_executor_plugin_mantik.engine.segments import NOTHING, Resumed, plan_segment
 from snakemake_executor_plugin_mantik.engine.stage import Staged
 from snakemake_executor_plugin_mantik.jobs.pbs import pbs_directives
 from snakemake_executor_plugin_mantik.jobs.resources import (
@@ -105,15 +106,18 @@ class Planner:
         *,
         term: int = 0,
         after: Sequence[Predecessor] = (),
+        resumed: Resumed = NOTHING,
     ) -> JobSpec:
         """Return the spec of a try, for a controller that leads the place in the term `term`.
 
-        `after` are the tries that make those of its inputs that do not exist yet.
+        `after` are the tries that make those of its inputs that do not exist yet, `resumed` is
+        what it goes on from.
         """
         resources = self.resources(request.resources, request.threads)
         environment = job_environment(self.config, self.project, resources.cpus_per_task)
         if request.own_environment:
             environment = replace(environment, apptainer=None)
+        segment, outputs, kept = plan_segment(request, record, resources.runtime_s, resumed)
         return JobSpec(
             paths=record.paths,
             workspace=facts.workspace,
@@ -124,8 +128,9 @@ class Planner:
             cores=self.cores(resources),
             environment=environment,
             variables=request.variables,
-            inputs=staged.inputs,
-            outputs=request.outputs,
+            inputs=(*staged.inputs, *kept),
+            outputs=outputs,
+            segment=segment,
             bundles=staged.bundles,
             inline=staged.inline,
             numbers=staged.numbers,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
+from snakemake_executor_plugin_mantik.jobs.segments import Continuation
 from snakemake_executor_plugin_mantik.jobs.spec import Benchmark, OutputFile
 from snakemake_executor_plugin_mantik.journal import StoredOutput
 
@@ -94,6 +95,7 @@ class JobRequest:
         storable: those of its inputs that may be stored outputs.
         storage_link: see `JobSpec.storage_link`.
         datasets: see `JobSpec.datasets`.
+        continuation: how it goes on past its walltime, if it may.
     """
 
     number: JobNumber
@@ -124,6 +126,7 @@ class JobRequest:
     storable: frozenset[str] = frozenset()
     storage_link: str = ""
     datasets: tuple[str, ...] = ()
+    continuation: Continuation | None = None
 
     @property
     def members(self) -> Mapping[str, str]:

@@ -26,6 +26,7 @@ from snakemake_executor_plugin_mantik.engine.observer import Observer
 from snakemake_executor_plugin_mantik.engine.place import Place, Places, make_retry
 from snakemake_executor_plugin_mantik.engine.plan import Planner
 from snakemake_executor_plugin_mantik.engine.request import JobRequest, Outcome
+from snakemake_executor_plugin_mantik.engine.segments import GoesOn
 from snakemake_executor_plugin_mantik.engine.site_retry import LONGEST_BUSY_S
 from snakemake_executor_plugin_mantik.engine.submit import Submitter
 from snakemake_executor_plugin_mantik.engine.watch import Watcher
@@ -139,8 +140,11 @@ class SiteRunner:
             # Inputs that the user has edited meanwhile are no sign of trouble at the site.
             resent, before = (resent if contents == before else 0), contents
             outcome, later = await self._run_try(request, files, ahead)
-            if outcome is not None:
+            if isinstance(outcome, Outcome):
                 return outcome
+            if outcome is not None:  # a segment: the job goes on in the next one
+                resent, pause, ahead = 0, 0.0, None
+                continue
             if later is None:
                 resent += 1
                 continue
@@ -156,7 +160,7 @@ class SiteRunner:
 
     async def _run_try(
         self, request: JobRequest, files: list[LocalFile], ahead: Attempt | None
-    ) -> tuple[Outcome | None, tuple[Attempt, JobState] | None]:
+    ) -> tuple[Outcome | GoesOn | None, tuple[Attempt, JobState] | None]:
         """Run one try: return its outcome, or the attempt and the state that delays the next one.
 
         Both are None if the job is to be submitted again at once. `ahead` is the attempt that was
@@ -205,10 +209,13 @@ class SiteRunner:
         files: list[LocalFile],
         attempt: Attempt,
         end: TryEnd,
-    ) -> Outcome | None:
+    ) -> Outcome | GoesOn | None:
         """Fetch what a try has made; return its outcome, None if it is to be submitted again."""
         record = attempt.record
         outcome = await self._finalizer.conclude(whole, attempt, end, self._runtime_s(request))
+        if isinstance(outcome, GoesOn):
+            self._dispatcher.gone_on.add(record.id)
+            return outcome
         # At once: no other try may be submitted behind it any more.
         if outcome is None or outcome.try_id:
             succeeded = outcome is not None and outcome.succeeded

@@ -96,6 +96,9 @@ class Marker:
         log: the end of the log.
         log_bytes: size of the whole log.
         cpu: CPU seconds of all processes that the script waited for; None if unknown.
+        go_on: why a job that may continue (`spec.Segment`) is to go on in a next segment: it
+            `asked`, or its walltime ended (`time_limit`); empty if it is not to, by its script.
+        changed: whether its checkpoint changed since the segment began.
     """
 
     exit_code: int
@@ -115,6 +118,8 @@ class Marker:
     log: bytes = b""
     log_bytes: int = 0
     cpu: float | None = None
+    go_on: str = ""
+    changed: bool = False
     _small: Mapping[str, bytes] = field(default_factory=dict, repr=False)
 
     def small_outputs(self) -> Iterator[tuple[OutputEntry, bytes]]:
@@ -149,6 +154,8 @@ def read_marker(content: bytes, *, try_id: str, exit_code: int) -> Marker:
         scheduler_job=meta.get("scheduler_job", ""),
         site_job=meta.get("site_job", ""),
         cpu=_cpu(meta),
+        go_on=meta.get("go_on", ""),
+        changed=meta.get("changed") == "yes",
     )
     return facts if facts.bare else _with_files(facts, meta, members)
 
@@ -167,15 +174,8 @@ def _with_files(facts: Marker, meta: Mapping[str, str], members: Mapping[str, by
         if len(data) != entry.size or not _agrees(data, entry.sha256):
             raise _invalid(f"its copy of {entry.path!r} differs from the file")
         small[entry.path] = data
-    return Marker(
-        exit_code=facts.exit_code,
-        failed_step=facts.failed_step,
-        signal=facts.signal,
-        started=facts.started,
-        ended=facts.ended,
-        host=facts.host,
-        scheduler_job=facts.scheduler_job,
-        site_job=facts.site_job,
+    return replace(
+        facts,
         missing_inputs=_paths(_member(members, "missing")),
         missing_outputs=lacking,
         files=entries,
@@ -183,7 +183,6 @@ def _with_files(facts: Marker, meta: Mapping[str, str], members: Mapping[str, by
         archive_sha256=meta.get("archive_sha256", ""),
         log=_member(members, "log"),
         log_bytes=_number(meta, "log_bytes"),
-        cpu=facts.cpu,
         _small=small,
     )
 

@@ -15,10 +15,12 @@ from typing import Final
 from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.jobs import live_packs
 from snakemake_executor_plugin_mantik.jobs.paths import IMPORTED, bundle_done_path, bundle_path
-from snakemake_executor_plugin_mantik.jobs.spec import Apptainer, JobSpec
+from snakemake_executor_plugin_mantik.jobs.segments import GO_ON_CODE
+from snakemake_executor_plugin_mantik.jobs.spec import Apptainer, JobSpec, Segment
 from snakemake_executor_plugin_mantik.jobs.templates import load_template
 
 PREDECESSORS: Final = "predecessors"
+CHECKPOINT: Final = "checkpoint"
 
 STEPS: Final = (
     "workspace",  # enter the workspace
@@ -27,6 +29,7 @@ STEPS: Final = (
     "bundles",  # unpack uploaded and inline bundles
     "inputs",  # check that all inputs have the content that the job was submitted for
     "outputs",  # remove old outputs, make directories for new ones
+    CHECKPOINT,  # look at the checkpoint of the segment before
     "modules",
     "variables",
     "before",  # run the user's commands before the job, on the compute node
@@ -121,6 +124,7 @@ def render_script(spec: JobSpec) -> str:
             for one in spec.after
         ],
         imported=IMPORTED,
+        segment=spec.segment and _segment(spec.segment),
         sum_digits=_SUM_DIGITS,
         small_bytes=SMALL_BYTES,
         secrets=" ".join(_name(name) for name in spec.secrets),
@@ -235,6 +239,22 @@ def _outputs(spec: JobSpec) -> str:
         f"{shell_quote(path_argument(file.path), 'an output')}"
         for file in spec.outputs
     )
+
+
+def _segment(segment: Segment) -> dict[str, object]:
+    def words(paths: Iterable[str]) -> str:
+        return " ".join(shell_quote(path_argument(path), "a checkpoint") for path in paths)
+
+    return {
+        "number": segment.number,
+        "most": segment.most,
+        "checkpoint": words(segment.checkpoint),
+        "folders": words(path for path in segment.checkpoint if path.endswith("/")),
+        "runtime_s": segment.runtime_s,
+        "warn_ms": round(1000 * segment.warn_s),
+        "before": segment.before and shlex.quote(f"./{segment.before.work}"),
+        "exit_code": GO_ON_CODE,
+    }
 
 
 def _lines(items: Iterable[str]) -> str:

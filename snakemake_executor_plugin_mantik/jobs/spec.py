@@ -106,7 +106,8 @@ class OutputFile:
     Attributes:
         path: relative to the workspace.
         kind: an `output` is required, a `log` is optional; a `touched` output is made by Snakemake
-            itself, and is neither required nor fetched if the job did not make it.
+            itself, and is neither required nor fetched if the job did not make it. A `checkpoint`
+            stays at the site, and is listed only if the job may go on from it (`Segment`).
         directory: whether it is a directory, which includes everything below it.
         keep: whether an existing version is kept when the job starts: that of an `update()` output,
             or an observer's directory, but not that of a log.
@@ -114,7 +115,7 @@ class OutputFile:
     """
 
     path: str
-    kind: Literal["output", "log", "touched"] = "output"
+    kind: Literal["output", "log", "touched", "checkpoint"] = "output"
     directory: bool = False
     keep: bool = False
     stored: bool = False
@@ -159,6 +160,29 @@ class LiveDirectory:
 
     path: str
     growing: str
+
+
+@dataclass(frozen=True)
+class Segment:
+    """One of several tries in a row that continue a job past its walltime (`segment.sh.j2`).
+
+    Attributes:
+        number: counts from 0.
+        most: how many segments there may be.
+        checkpoint: the files and directories that the next segment goes on from, relative to the
+            workspace; with a slash at the end, a directory that is made for the job.
+        runtime_s: the walltime in seconds.
+        warn_s: seconds before its end at which the job is warned.
+        before: paths of the segment before, if that left no marker: this one then goes on only if
+            the checkpoint has changed since that one began.
+    """
+
+    number: int
+    most: int
+    checkpoint: tuple[str, ...]
+    runtime_s: int
+    warn_s: float
+    before: TryPaths | None = None
 
 
 @dataclass(frozen=True)
@@ -226,6 +250,7 @@ class JobSpec:
             containers see them, read-only.
         after: the tries that make inputs which did not exist when the try was submitted. The
             command starts only if all of them have succeeded.
+        segment: how the job goes on past its walltime, if it may.
     """
 
     paths: TryPaths
@@ -252,5 +277,6 @@ class JobSpec:
     storage_link: str = ""
     datasets: tuple[str, ...] = ()
     after: tuple[Predecessor, ...] = ()
+    segment: Segment | None = None
     cores: int | None = None
     limits: ScriptLimits = ScriptLimits()

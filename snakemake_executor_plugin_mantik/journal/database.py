@@ -20,7 +20,7 @@ from snakemake_executor_plugin_mantik.common.state_directory import STATE, make_
 from snakemake_executor_plugin_mantik.journal import backup
 from snakemake_executor_plugin_mantik.journal.records import LOST, StoredOutput, TryState
 
-JOURNAL_VERSION = 12
+JOURNAL_VERSION = 13
 STORED_SINCE = 10
 """The first version that knows stored outputs."""
 JOURNAL_FILE = "journal.sqlite"
@@ -121,6 +121,17 @@ ALTER TABLE tries ADD COLUMN pending TEXT NOT NULL DEFAULT '';
 ALTER TABLE tries ADD COLUMN logs TEXT NOT NULL DEFAULT '';
 """
 
+_ADDED_IN_13 = """
+ALTER TABLE tries ADD COLUMN segment INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE tries ADD COLUMN segments INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE tries ADD COLUMN follows TEXT NOT NULL DEFAULT '';
+ALTER TABLE tries ADD COLUMN goes_on TEXT NOT NULL DEFAULT '';
+CREATE TABLE kept (
+    try TEXT NOT NULL, path TEXT NOT NULL, size INTEGER NOT NULL, sha256 TEXT NOT NULL,
+    PRIMARY KEY (try, path)
+);
+"""
+
 _SCHEMA = f"""
 {_ADDED_IN_2}
 CREATE TABLE sites (
@@ -163,12 +174,13 @@ CREATE TABLE bundle_files (
 {_ADDED_IN_10}
 {_ADDED_IN_11}
 {_ADDED_IN_12}
+{_ADDED_IN_13}
 """
 
 _ADDED = {
     2: _ADDED_IN_2, 3: _ADDED_IN_3, 4: _ADDED_IN_4, 5: _ADDED_IN_5, 6: _ADDED_IN_6, 7: _ADDED_IN_7,
     8: _ADDED_IN_8, 9: _ADDED_IN_9, 10: _ADDED_IN_10,
-    11: _ADDED_IN_11, 12: _ADDED_IN_12,
+    11: _ADDED_IN_11, 12: _ADDED_IN_12, 13: _ADDED_IN_13,
 }  # fmt: skip
 
 

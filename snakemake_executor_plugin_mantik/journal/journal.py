@@ -96,6 +96,7 @@ class Journal:
         for row in self._db.execute(found, values):
             members.setdefault(row["try"], {})[row["job"]] = row["name"]
         columns = "id, site, place, bucket, job, rule, name, fingerprint, made_of, created, after"
+        columns += ", segment, segments, follows"
         found = f"SELECT {columns} FROM tries WHERE {which} ORDER BY created"  # noqa: S608
         for row in self._db.execute(found, values):
             yield backup.try_fact(dict(row), members.get(row["id"], {}))
@@ -260,6 +261,9 @@ class Journal:
         made_of: str = "",
         makers: Mapping[str, str] | None = None,
         logs: Sequence[str] = (),
+        segment: int = 0,
+        segments: int = 0,
+        follows: str = "",
     ) -> TryRecord:
         """Decide to run a job: make a try with a new UUID in the bucket that is being filled.
 
@@ -274,14 +278,15 @@ class Journal:
             record = TryRecord(
                 id=str(uuid.uuid4()), site=site, bucket=bucket, job=job, rule=rule, name=name,
                 fingerprint=fingerprint, state=TryState.PLANNED, created=time.time(),
-                made_of=made_of, place=place, after=after, logs=kept,
+                made_of=made_of, place=place, after=after, logs=kept, segment=segment,
+                segments=segments, follows=follows,
             )  # fmt: skip
             db.execute(
                 "INSERT INTO tries (id, site, bucket, job, rule, name, fingerprint, state, created,"
-                " made_of, place, after, logs)"
-                " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                " made_of, place, after, logs, segment, segments, follows)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (record.id, site, bucket, job, rule, name, fingerprint, record.state,
-                 record.created, made_of, place, after, kept),
+                 record.created, made_of, place, after, kept, segment, segments, follows),
             )  # fmt: skip
             rows = [(record.id, *member) for member in (members or {}).items()]
             db.executemany("INSERT INTO members VALUES (?, ?, ?)", rows)
@@ -410,6 +415,44 @@ class Journal:
             try_id, TryState.ENDED, outcome=outcome, waited=waited, ran=ran, log=log,
             reason=reason, finished=time.time(),
         )  # fmt: skip
+
+    def keep_checkpoint(self, try_id: str, goes_on: str, files: Iterable[FileRecord] = ()) -> None:
+        """Record that another try can go on from a try's checkpoint, which consists of `files`.
+
+        `goes_on` is how (`TryRecord.goes_on`). What the try itself went on from is forgotten.
+        """
+        with self._database.write() as db:
+            db.execute(
+                "DELETE FROM kept WHERE try = (SELECT follows FROM tries WHERE id = ?)", (try_id,)
+            )
+            db.executemany(
+                "INSERT OR REPLACE INTO kept VALUES (?, ?, ?, ?)",
+                [(try_id, f.path, f.size, f.sha256) for f in files if is_utf8(f.path)],
+            )
+            db.execute(
+                "UPDATE tries SET goes_on = '' WHERE id = (SELECT follows FROM tries WHERE id = ?)",
+                (try_id,),
+            )
+            db.execute("UPDATE tries SET goes_on = ? WHERE id = ?", (goes_on, try_id))
+
+    def checkpoint(self, try_id: str) -> list[FileRecord]:
+        """Return the files of the checkpoint that a try left; see `keep_checkpoint`."""
+        found = self._db.execute("SELECT path, size, sha256 FROM kept WHERE try = ?", (try_id,))
+        return [FileRecord(**row) for row in found]
+
+    def last_segment(self, job: str, place: str) -> TryRecord | None:
+        """Return the try from whose checkpoint at a place a job can go on, if there is one."""
+        for record in reversed(self._tries("WHERE job = ?", (job,))):
+            if record.goes_on:
+                return record if record.place == place else None
+            if record.outcome == "succeeded" or not record.follows:
+                return None  # the job has begun anew since
+        return None
+
+    def followed_before(self, record: TryRecord) -> bool:
+        """Return whether an earlier try has gone on from the same checkpoint as a try."""
+        others = self._tries("WHERE follows = ? AND job = ?", (record.follows, record.job))
+        return any(other.id != record.id for other in others)
 
     def spoiled(self, try_id: str) -> None:
         """Record that a try failed after all, because its outputs are not what its rule wants."""

@@ -64,6 +64,11 @@ class TryRecord:
         made_of: what it was made of, to name changes later (`engine.adopt.encode_basis`).
         after: the inputs that other tries were still to make when it was made: as JSON, the id of
             the try by path; empty if it needed no such input.
+        segment: its number, from 0, if it is one of several that continue a job past its walltime.
+        segments: how many of these there may be; 0 if there may be no others.
+        follows: the id of the try whose checkpoint it goes on from; empty for none.
+        goes_on: how another try can go on from its checkpoint (`engine.segments`); empty if none
+            can.
         place: the place that it was submitted to; empty in a journal of an older version until one
             of its sites is opened again.
     """
@@ -100,11 +105,20 @@ class TryRecord:
     def log_files(self) -> tuple[str, ...]:
         """The rule's own log files: paths in the workspace."""
         return tuple(json.loads(self.logs)) if self.logs else ()
+    segment: int = 0
+    segments: int = 0
+    follows: str = ""
+    goes_on: str = ""
 
     @property
     def makers(self) -> dict[str, str]:
         """The ids of the tries that make its inputs, by path, if it was submitted ahead of them."""
         return dict(json.loads(self.after)) if self.after else {}
+
+    @property
+    def part(self) -> str:
+        """Which segment of its job it is, in words; empty if the job consists of one try."""
+        return f"segment {self.segment + 1} of {self.segments}" if self.segments else ""
 
     @property
     def may_run(self) -> bool:

@@ -16,7 +16,11 @@ from snakemake_executor_plugin_mantik.rules.paths.job_paths import JobPaths, fin
 from snakemake_executor_plugin_mantik.rules.paths.source_files import is_source_file, stable_paths
 from snakemake_executor_plugin_mantik.rules.paths.storage import is_unstaged, may_stay
 from snakemake_executor_plugin_mantik.rules.payload import make_payload
-from snakemake_executor_plugin_mantik.rules.resources import choose_site, given_resources
+from snakemake_executor_plugin_mantik.rules.resources import (
+    choose_site,
+    given_resources,
+    job_continuation,
+)
 from snakemake_executor_plugin_mantik.rules.units import job_display_name, job_identity, plain_path
 from snakemake_executor_plugin_mantik.rules.wrapping.mpi import has_launcher
 from snakemake_executor_plugin_mantik.sites.base import is_rest_safe
@@ -84,6 +88,7 @@ def make_request(
         storable=frozenset(list_storable(job)),
         storage_link=find_storage_link(job),
         datasets=tuple(list_datasets(job)),
+        continuation=job_continuation(job, [o.path for o in runs.outputs if o.keep]),
     )
 
 

@@ -3,7 +3,7 @@
 import difflib
 import inspect
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from snakemake.common.tbdstring import TBDString
@@ -13,6 +13,15 @@ from snakemake_interface_common.exceptions import WorkflowError
 from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.jobs.reasons import FAILURES, Reason, parse_reasons
 from snakemake_executor_plugin_mantik.jobs.resources import suggest_resource
+from snakemake_executor_plugin_mantik.jobs.segments import (
+    CHECKPOINT_PATHS,
+    CONTINUE,
+    CONTINUE_ON,
+    SEGMENT_RESOURCES,
+    WARN,
+    Continuation,
+    parse_continuation,
+)
 from snakemake_executor_plugin_mantik.rules import Job
 
 SITE_RESOURCE = "mantik_site"
@@ -24,6 +33,10 @@ _OURS = {
     SITE_RESOURCE: "Choose the site",
     RETRY_RESOURCE: "Limit retries to reasons",
     TRACK_RESOURCE: "Choose whether jobs are tracked",
+    CONTINUE: "Let a job go on past its walltime",
+    CHECKPOINT_PATHS: "Name what a job goes on from",
+    WARN: "Set when a job is warned of its end",
+    CONTINUE_ON: "Choose the ends after which a job goes on",
 }
 
 
@@ -80,6 +93,20 @@ def job_retry_reasons(job: Job) -> Collection[Reason]:
         UserError: the value of `mantik_retry_on` is invalid.
     """
     return parse_retry_reasons(job.resources.get(RETRY_RESOURCE))
+
+
+def job_continuation(job: Job, updated: Sequence[str]) -> Continuation | None:
+    """Return how a job goes on past its walltime; None if it does not, or if that is not known yet.
+
+    `updated` are the paths of its `update()` outputs.
+
+    Raises:
+        UserError: a resource for that is invalid.
+    """
+    found = {name: job.resources.get(name) for name in SEGMENT_RESOURCES}
+    if any(isinstance(value, TBDString) for value in found.values()):
+        return None
+    return parse_continuation(found, updated)
 
 
 def parse_retry_reasons(value: object) -> Collection[Reason]:

@@ -24,6 +24,7 @@ from snakemake_executor_plugin_mantik.common.errors import (
 )
 from snakemake_executor_plugin_mantik.engine.plan import Planner
 from snakemake_executor_plugin_mantik.engine.request import JobRequest
+from snakemake_executor_plugin_mantik.engine.segments import NOTHING, Resumed
 from snakemake_executor_plugin_mantik.engine.stage import Staged
 from snakemake_executor_plugin_mantik.jobs.spec import JobSpec, Predecessor
 from snakemake_executor_plugin_mantik.journal import TryRecord
@@ -318,8 +319,9 @@ class SimulatedPlanner(Planner):
         *,
         term: int = 0,
         after: Sequence[Predecessor] = (),
+        resumed: Resumed = NOTHING,
     ) -> JobSpec:
         """See `Planner.spec`."""
-        spec = super().spec(request, record, facts, staged, term=term, after=after)
+        spec = super().spec(request, record, facts, staged, term=term, after=after, resumed=resumed)
         self.world.specs[record.id] = spec
         return spec

@@ -585,7 +585,6 @@ _m_main() {
   mkdir -p -- "$_m_work/marker"
   if : >> "$_m_work/log"; then exec >> "$_m_work/log" 2>&1; else exec > /dev/null 2>&1; fi
   exec {_m_beat}> >(_m_heartbeat > /dev/null 2>&1)
-
   if [ -z "$_m_signal" ]; then
     _m_cleaned=
     _m_run _m_payload

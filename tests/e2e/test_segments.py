@@ -1,0 +1,161 @@
+"""A job goes on past its walltime, in segments, from its checkpoint."""
+
+import os
+
+import pytest
+
+from tests.support.workflows import Project, Running, tells, until
+
+TRAIN = """
+    import os, signal, sys, time
+
+    EPOCHS, PER_SEGMENT = 10, 2
+
+    def noted(name, *words):
+        with open(name, "a") as notes:
+            print(*words, file=notes, flush=True)
+
+    def save(epoch):
+        with open("ckpt/new", "w") as checkpoint:
+            checkpoint.write(str(epoch))
+        os.replace("ckpt/new", "ckpt/epoch")
+
+    epoch = int(open("ckpt/epoch").read()) if os.path.exists("ckpt/epoch") else 0
+    segment = int(os.environ["MANTIK_SEGMENT"])
+    noted("segments.txt", segment, os.environ["MANTIK_SEGMENTS"], epoch)
+    for done in range(PER_SEGMENT):
+        noted("loss.txt", epoch)
+        epoch += 1
+        save(epoch)
+        if epoch == EPOCHS:
+            noted("model.txt", "trained")
+            sys.exit(0)
+    if segment == 0 or os.path.exists("slow"):
+        time.sleep(600)  # until the walltime ends
+    while os.path.exists("held"):
+        time.sleep(0.05)
+    sys.exit(85)
+"""
+SNAKEFILE = """
+    rule train:
+        input: "train.py"
+        output: "model.txt"
+        resources: mantik_continue=10, mantik_checkpoint="ckpt/", mantik_warn="3s"
+        shell: "python3 {input}"
+
+    rule evaluate:
+        input: "model.txt"
+        output: "score.txt"
+        shell: "cat {input} > {output}"
+"""
+
+
+def written(project: Project, runtime: str = "8s") -> Project:
+    text = project.config.read_text()
+    assert "Resources:\n" in text
+    project.config.write_text(text.replace("Resources:\n", f"Resources:\n  Runtime: {runtime}\n"))
+    project.write("train.py", TRAIN)
+    project.write("Snakefile", SNAKEFILE)
+    return project
+
+
+def is_trained(project: Project, segments: int = 5) -> None:
+    """Each epoch was computed once, and each segment went on where the one before had ended."""
+    place = project.workspace
+    assert (place / "loss.txt").read_text().split() == [str(n) for n in range(10)]
+    noted = (place / "segments.txt").read_text().splitlines()
+    assert noted == [f"{n} 10 {2 * n}" for n in range(segments)]
+    assert project.read("score.txt") == "trained\n"
+    assert not project.exists("ckpt")
+    assert (place / "ckpt/epoch").read_text() == "10"
+
+
+def test_a_training_goes_on_past_its_walltime(either: Project) -> None:
+    """The walltime ends the first segment, the others end themselves early."""
+    said = written(either).run("score.txt").ok().output
+    is_trained(either)
+    tells(said, "segment 1 of 10 has ended (time limit)", "segment 2 of 10 has ended (it asked")
+    tries = [(r.segment, r.segments, r.reason) for r in either.tries if r.rule == "train"]
+    assert tries == [(n, 10, "") for n in range(5)], said
+
+
+def test_its_controller_may_be_killed_in_any_segment(project: Project) -> None:
+    written(project, "200s")
+    edited = TRAIN.replace("if segment == 0 or", "if")
+    project.write("train.py", edited)
+    held = project.workspace / "held"
+    held.parent.mkdir(parents=True, exist_ok=True)
+    held.touch()
+    notes = project.workspace / "segments.txt"
+
+    def begun(run: Running, number: int) -> None:
+        until(
+            lambda: (
+                run.process.poll() is not None
+                or (notes.exists() and len(notes.read_text().splitlines()) > number)
+            ),
+            "the segment",
+        )
+        assert run.process.poll() is None, run.output
+
+    for number in (0, 1, 3):
+        held.touch()
+        run = project.start("score.txt", "--nolock", "--rerun-incomplete")
+        if number == 3:
+            begun(run, 1)
+            held.unlink()
+            until(lambda: len(notes.read_text().splitlines()) > 3, "segment 3")
+        else:
+            begun(run, number)
+        run.kill()
+        held.unlink(missing_ok=True)
+    project.run("score.txt", "--nolock", "--rerun-incomplete").ok()
+    is_trained(project)
+
+
+def test_without_progress_it_does_not_go_on(project: Project) -> None:
+    written(project)
+    project.write("train.py", "import sys; sys.exit(85)\n")
+    said = project.run("score.txt", "--retries", "0").failed()
+    tells(said, "asked to go on, but no file of its checkpoint (ckpt/) has changed", "segment 1 of")
+    assert len(project.tries) == 1
+
+
+def test_used_up_segments_go_on_when_it_is_started_again(project: Project) -> None:
+    written(project, "200s")
+    project.write("train.py", TRAIN.replace("if segment == 0 or", "if"))
+    said = project.run("score.txt", "--set-resources", "train:mantik_continue=3").failed()
+    tells(said, "but this was segment 3 of 3", "mantik_continue", "snakemake --forcerun train")
+    project.run("score.txt").ok()
+    noted = (project.workspace / "segments.txt").read_text().split()
+    assert noted == [*"030", *"132", *"234", "3", "10", "6", "4", "10", "8"]
+    assert (project.workspace / "loss.txt").read_text().split() == [str(n) for n in range(10)]
+    # A job that is forced begins anew.
+    project.run("model.txt", "--forcerun", "train", "-R", "train").ok()
+    assert (project.workspace / "segments.txt").read_text().split()[15:18] == ["0", "10", "0"]
+
+
+@pytest.mark.parametrize(
+    ("resources", "words"),
+    [
+        ("mantik_checkpoint=None", "needs a checkpoint to go on from"),
+        ('mantik_warn="soon"', "has to be a time before the walltime ends"),
+        ('mantik_warn="5s"', "leaves less than half of the walltime"),
+        ('mantik_continue="many"', "has to be a number of segments"),
+        ('mantik_continue_on="bad luck"', "has to name ends after which the job goes on"),
+        ('mantik_checkpoint="../x"', "below the working directory"),
+    ],
+)
+def test_mistakes_are_reported_before_anything_is_submitted(
+    project: Project, resources: str, words: str
+) -> None:
+    written(project)
+    name, _, value = resources.partition("=")
+    given = {"mantik_continue": "10", "mantik_checkpoint": '"ckpt/"', name: value}
+    listed = ", ".join(f"{n}={v}" for n, v in given.items())
+    before = 'mantik_continue=10, mantik_checkpoint="ckpt/", mantik_warn="3s"'
+    assert before in SNAKEFILE
+    project.write("Snakefile", SNAKEFILE.replace(before, listed))
+    said = project.run("score.txt").failed()
+    tells(said, "nothing submitted", words)
+    assert not os.path.exists(project.workspace / "train.py")

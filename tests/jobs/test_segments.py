@@ -1,0 +1,119 @@
+"""A job that may take more time than its walltime ends with its checkpoint, and says so."""
+
+import os
+import signal
+import time
+from dataclasses import replace
+
+import pytest
+
+from snakemake_executor_plugin_mantik.jobs.segments import GO_ON_CODE
+from snakemake_executor_plugin_mantik.jobs.spec import JobSpec, OutputFile, Segment
+from tests.support.trial import Trial, wait_until
+
+SEGMENT = Segment(2, 5, ("ckpt/",), runtime_s=3600, warn_s=120)
+ROW = OutputFile("ckpt/", "checkpoint", directory=True, keep=True)
+
+
+def segment(trial: Trial, command: str, **values: object) -> JobSpec:
+    return trial.spec(
+        command,
+        segment=replace(SEGMENT, **values),  # type: ignore[arg-type]
+        outputs=(OutputFile("model"), ROW),
+    )
+
+
+@pytest.mark.parametrize("ask", ["exit 85", 'touch "$MANTIK_CONTINUE_FILE"'])
+def test_a_command_asks_to_go_on(trial: Trial, ask: str) -> None:
+    trial.write("ckpt/old", "1")
+    command = f"cat ckpt/old > ckpt/new; env | grep ^MANTIK_ | sort > seen; {ask}"
+    begun = time.time()
+    ended = trial.run(segment(trial, command))
+    assert (ended.returned, ended.sure.exit_code, ended.sure.go_on) == (
+        GO_ON_CODE,
+        GO_ON_CODE,
+        "asked",
+    )
+    assert ended.sure.changed
+    found = {entry.path: (entry.place, entry.type) for entry in ended.sure.files}
+    assert found == {
+        "ckpt": ("none", "d"), "ckpt/old": ("stored", "f"), "ckpt/new": ("stored", "f"),
+    }  # fmt: skip
+    assert all(entry.sha256 for entry in ended.sure.files if entry.type == "f")
+    seen = dict(
+        line.split("=", 1)
+        for line in (trial.workspace / "seen").read_text().split("\n")
+        if "=" in line
+    )
+    assert (seen["MANTIK_SEGMENT"], seen["MANTIK_SEGMENTS"]) == ("2", "5")
+    assert begun + 3590 < int(seen["MANTIK_DEADLINE"]) < time.time() + 3601
+
+
+@pytest.mark.parametrize("ask", ["exit 85", 'touch "$MANTIK_CONTINUE_FILE"'])
+def test_it_does_not_go_on_without_a_changed_checkpoint(trial: Trial, ask: str) -> None:
+    trial.write("ckpt/old", "1")
+    ended = trial.run(segment(trial, ask))
+    assert (ended.sure.exit_code, ended.sure.go_on, ended.sure.changed) == (1, "asked", False)
+
+
+def test_it_is_warned_before_its_walltime_ends(trial: Trial) -> None:
+    """Programs that handle USR1 get it; others go on until TERM."""
+    trial.write("other.sh", "echo $$ >> alive; while :; do sleep 0.05; done")
+    trial.write(
+        "train.sh",
+        "trap 'echo warned > ckpt/state' USR1; trap 'echo over >> ckpt/state; exit 0' TERM;"
+        " while :; do sleep 0.05; done",
+    )
+    spec = segment(trial, "bash other.sh & bash train.sh & wait; wait", runtime_s=4, warn_s=3)
+    ended = trial.run(spec)
+    assert (ended.sure.exit_code, ended.sure.go_on) == (GO_ON_CODE, "time_limit"), ended.log
+    assert (trial.workspace / "ckpt/state").read_text() == "warned\nover\n"
+    assert ended.sure.started is not None
+    assert ended.sure.ended is not None
+    assert ended.sure.ended - ended.sure.started < 4
+
+
+def test_the_schedulers_own_warning_counts(trial: Trial) -> None:
+    spec = segment(
+        trial,
+        "trap 'echo 1 > ckpt/state; exit 138' USR1; : > running; while :; do sleep 0.05; done",
+    )
+    process = trial.start(spec, env={"SLURM_JOB_END_TIME": str(int(time.time()) + 9000)})
+    wait_until((trial.workspace / "running").exists)
+    os.kill(process.pid, signal.SIGUSR1)
+    ended = trial.end(spec, process)
+    assert (ended.sure.exit_code, ended.sure.go_on) == (GO_ON_CODE, "time_limit"), ended.log
+
+
+def test_an_end_from_outside_lists_the_checkpoint_and_decides_nothing(trial: Trial) -> None:
+    spec = segment(trial, "echo 1 > ckpt/state; : > running; sleep 60")
+    process = trial.start(spec)
+    wait_until((trial.workspace / "running").exists)
+    os.kill(process.pid, signal.SIGTERM)
+    ended = trial.end(spec, process)
+    assert (ended.sure.exit_code, ended.sure.go_on, ended.sure.changed) == (143, "", True)
+    assert "ckpt/state" in [entry.path for entry in ended.sure.files]
+
+
+def test_a_failure_and_a_success_stay_what_they_are(trial: Trial) -> None:
+    failed = trial.run(segment(trial, 'echo 1 > ckpt/a; touch "$MANTIK_CONTINUE_FILE"; exit 3'))
+    assert (failed.sure.exit_code, failed.sure.go_on, failed.sure.files) == (3, "", ())
+    done = trial.run(segment(trial, "echo 2 > ckpt/a; touch model"))
+    assert (done.sure.exit_code, done.sure.go_on) == (0, "")
+    assert [entry.path for entry in done.sure.files] == ["model"]
+
+
+@pytest.mark.parametrize("changes", [True, False])
+def test_after_a_segment_without_a_marker_a_change_is_needed(trial: Trial, changes: bool) -> None:
+    trial.write("ckpt/state", "0")
+    first = segment(trial, f"{'echo 1 > ckpt/state; ' * changes}: > running; sleep 60")
+    process = trial.start(first)
+    wait_until((trial.workspace / "running").exists)
+    trial.stop()
+    second = trial.run(segment(trial, "echo 2 > ckpt/state; touch model", before=first.paths))
+    assert process.returncode is not None
+    if changes:
+        assert second.sure.exit_code == 0, second.log
+    else:
+        assert second.sure.failed_step == "checkpoint"
+        assert not (trial.workspace / "model").exists()

@@ -366,7 +366,7 @@ def check_jobs(
             for member in members:
                 resources.job_retry_reasons(member)
                 tracked.tracking_request(member)
-            going_on = _continuation(job, members)
+            going_on = find_continuation(job)
             site, given, threads, later = group_resources.unit_request(job, planners)
             resources.refuse_misspelt(later)
             if site is None:
@@ -387,13 +387,13 @@ def check_jobs(
     return list(used)
 
 
-def _continuation(unit: Any, members: list[Any]) -> Continuation | None:
+def find_continuation(unit: Any) -> Continuation | None:
     """Return how a job goes on past its walltime, if it may.
 
     Raises:
         UserError: its resources for that are invalid, or it is of a kind that cannot.
     """
-    for member in members:
+    for member in list_members(unit):
         updated = [str(path) for path in member.output if is_flagged(path, "update")]
         found = resources.job_continuation(member, updated)
         if found is None:

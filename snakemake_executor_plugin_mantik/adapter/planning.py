@@ -77,7 +77,7 @@ def plan_workflow(
         totals: dict[str, Total] = {}
         for job in jobs:
             if job.site is not None:
-                totals.setdefault(job.site, Total()).add(job.resources, job.cores)
+                totals.setdefault(job.site, Total()).add(job.resources, job.cores, job.segments)
         chosen = {site: startup.collect_sources(checked, products, logger, site) for site in totals}
         sources = {site: forecaster.sources(site, found.paths) for site, found in chosen.items()}
         for site, total in totals.items():
@@ -178,10 +178,12 @@ class _Look:
         if not job.is_group():  # each member of a group may have its own
             own = deployment.read_own(job, self.checked.context.deployment)
         requested = planner.resources(given, threads)
+        going_on = checks.find_continuation(job)
         result = replace(
             result,
             resources=requested,
             cores=planner.cores(requested),
+            segments=going_on.most if going_on is not None else 1,
             environment=deployment.describe_own(own)
             if own
             else _words(job_environment(planner.config, self.checked.workdir)),

@@ -86,6 +86,7 @@ def jobs_table(found: Iterable[JobOverview], now: float) -> Table:
             humanize_duration(t) if t is not None else "" for t in (job.waited(now), job.ran(now))
         ]
         ids = ", ".join(record.site_jobs)
-        cells = [record.name, record.site, record.queue, ids, str(job.number), *times, job.words]
+        words = f"{record.part}: {job.words}" if record.part else job.words
+        cells = [record.name, record.site, record.queue, ids, str(job.number), *times, words]
         tables.add_row(shown, cells)
     return shown

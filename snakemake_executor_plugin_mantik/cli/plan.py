@@ -129,7 +129,8 @@ def _cells(job: Forecast) -> Iterator[str]:
         else:
             yield f"{given.memory_mib_per_node} MiB" if given.memory_mib_per_node else ""
         yield f"{gpus} {given.gpu_model or ''}".rstrip() if gpus else ""
-        yield humanize_duration(given.runtime_s) if given.runtime_s else ""
+        times = f"{job.segments} × " if job.segments > 1 else ""
+        yield f"{times}{humanize_duration(given.runtime_s)}" if given.runtime_s else ""
     known = job.command is not None
     yield ("full" if job.full else "thin") if known else ""
     yield _uploads(job.inputs, short=True) if known else ""

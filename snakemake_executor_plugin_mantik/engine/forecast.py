@@ -61,6 +61,7 @@ class Forecast:
         site: name of its site; None if that depends on files that are still to be made.
         resources: the requested resources; None while unknown.
         cores: number of cores that it occupies; None if unknown.
+        segments: how many times it may use its walltime (`mantik_continue`).
         full: whether it runs a Snakemake at the site.
         command: the shell command; None if it depends on files that are still to be made.
         environment: the environment of the command.
@@ -75,6 +76,7 @@ class Forecast:
     site: str | None
     resources: Resources | None = None
     cores: int | None = None
+    segments: int = 1
     full: bool = False
     command: str | None = None
     environment: str = ""
@@ -107,12 +109,13 @@ class Total:
     uploads: UploadForecast = field(default_factory=UploadForecast)
     unchecked: list[str] = field(default_factory=list)
 
-    def add(self, resources: Resources | None, cores: int | None) -> None:
+    def add(self, resources: Resources | None, cores: int | None, segments: int = 1) -> None:
+        """Add a job that uses all of its walltime `segments` times."""
         self.jobs += 1
         if resources is None or resources.runtime_s is None:
             self.without_runtime += 1
             return
-        hours = resources.runtime_s / 3600
+        hours = segments * resources.runtime_s / 3600
         nodes = resources.nodes or 1
         self.core_hours += hours * (cores or 0)
         self.without_cores += cores is None

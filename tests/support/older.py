@@ -4,6 +4,8 @@ UNDO_9 = """
 DROP TABLE imports;
 ALTER TABLE tries DROP COLUMN started; ALTER TABLE tries DROP COLUMN runtime;
 ALTER TABLE tries DROP COLUMN pending; ALTER TABLE tries DROP COLUMN logs;
+DROP TABLE kept; ALTER TABLE tries DROP COLUMN segment; ALTER TABLE tries DROP COLUMN segments;
+ALTER TABLE tries DROP COLUMN follows; ALTER TABLE tries DROP COLUMN goes_on;
 DROP TABLE uploads;
 DROP TABLE stored; ALTER TABLE remote_files DROP COLUMN modified;
 ALTER TABLE remote_files DROP COLUMN mode;

@@ -38,6 +38,7 @@ def choose_tries(
     A try fits if it would give the same result: it has the same command, parameters, inputs, site
     and environment. A try that was only planned was never submitted and can be used as it is. A try
     that has failed is not adopted, nor one that has ended if the user forced the job.
+    A try that is to go on after another open one is no choice; it stays if that one is adopted.
     `fingerprint_for` returns the job's present fingerprint, in the terms in which that of a try
     names its inputs.
 
@@ -45,7 +46,8 @@ def choose_tries(
     fetched them was killed before it could record that.
     """
     adopted = None
-    for record in reversed(tries):
+    ids = {record.id for record in tries}
+    for record in reversed([record for record in tries if record.follows not in ids]):
         ended_unwanted = request.forced and record.state is TryState.ENDED
         failed = record.state is TryState.ENDED and record.outcome != "succeeded"
         fingerprint = fingerprint_for(record)
@@ -55,7 +57,11 @@ def choose_tries(
         )
         if adopted is None and same and not ended_unwanted and not failed:
             adopted = record
-    return TakeoverChoice(adopted, tuple(record for record in tries if record is not adopted))
+    kept = {adopted.id} if adopted is not None else set()
+    for record in tries:  # the oldest first
+        if record.follows in kept:
+            kept.add(record.id)
+    return TakeoverChoice(adopted, tuple(record for record in tries if record.id not in kept))
 
 
 def name_by_makers(

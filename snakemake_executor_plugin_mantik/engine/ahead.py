@@ -264,7 +264,7 @@ class AheadJobs:
             self._wanted[request.job] = request
             return
         ids = dict.fromkeys(job_id for maker in makers.values() for job_id in maker.ids)
-        scheduler_ids = await asyncio.gather(*map(self._scheduler_id, ids))
+        scheduler_ids = await asyncio.gather(*map(self.scheduler_id, ids))
         self._submitting.add(request.job)  # from here on, `take` does not cancel it
         [record] = self._journal.tries([attempt.record.id])
         if record.state.final or not self._may_follow(request, makers):
@@ -294,7 +294,12 @@ class AheadJobs:
         """Return the attempts that make the inputs of a job which do not exist yet, by path."""
         return {p: self._makers[job] for p, job in request.unmade.items() if job in self._makers}
 
-    async def _scheduler_id(self, job_id: str) -> str:
+    async def scheduler_id(self, job_id: str) -> str:
+        """Return the scheduler's id of a site's job.
+
+        Raises:
+            SiteRejected: it is not known after a while.
+        """
         if (task := self._named.get(job_id)) is None:
             task = self._named[job_id] = asyncio.create_task(self._find_scheduler_id(job_id))
 

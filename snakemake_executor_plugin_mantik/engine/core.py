@@ -431,7 +431,7 @@ class Engine:
             task.cancel()
         await asyncio.gather(*self._jobs.values(), return_exceptions=True)
         aheads = [runner.ahead for runner in self._runners.values()]
-        await asyncio.gather(*(ahead.close() for ahead in aheads))
+        await asyncio.gather(*(runner.close() for runner in self._runners.values()))
         keys = {job for request in self._requests.values() for job in request.jobs}
         # Tries that have ended need no cancelling: the next run adopts them.
         known = {record.id: record for record in self._journal.open_tries(*keys)}
@@ -496,7 +496,7 @@ class Engine:
         for task in [*self._jobs.values(), *self._watching]:
             task.cancel()
         await asyncio.gather(*self._jobs.values(), *self._watching, return_exceptions=True)
-        await asyncio.gather(*(runner.ahead.close() for runner in self._runners.values()))
+        await asyncio.gather(*(runner.close() for runner in self._runners.values()))
         cancellers = [runner.canceller for runner in self._runners.values()]
         if tidy:
             if not self._cancelled:

@@ -192,7 +192,8 @@ class Dispatcher:
                 self._retry.note(message)
         before = None if choice.adopted or makers else self._goes_on_from(request, made_of)
         record = choice.adopted or self._new_try(request, made_of(), makers, before)
-        self._place.conflicts.own(record)
+        for one in (record, *self._journal.next_segments(record.id)):
+            self._place.conflicts.own(one)
         return record
 
     def _is_already_updated(self, request: JobRequest, files: list[LocalFile]) -> bool:
@@ -227,6 +228,16 @@ class Dispatcher:
             logs=[output.path for output in request.outputs if output.kind == "log"],
             follows=follows, segment=segment if segment < most else 0, segments=most,
         )  # fmt: skip
+
+    def next_segment(self, before: TryRecord) -> TryRecord:
+        """Return a new try that goes on after another one, if that asks for it."""
+        record = self._journal.new_try(
+            site=before.site, job=before.job, rule=before.rule, name=before.name,
+            fingerprint=before.fingerprint, made_of=before.made_of, follows=before.id,
+            segment=before.segment + 1, segments=before.segments,
+        )  # fmt: skip
+        self._place.conflicts.own(record)
+        return record
 
     def _goes_on_from(
         self, request: JobRequest, made_of: Callable[[TryRecord], Mapping[str, str]]

@@ -60,9 +60,8 @@ class FailureClassifier:
         `ids` are empty if a run was killed before it got them. `limit` is the walltime in seconds,
         where known.
         """
-        if marker.go_on == "time_limit":  # its script knew that its walltime was about to end
-            told = await self._scheduler_reason(record, ids) if marker.signal else None
-            return told or Reason.TIME_LIMIT
+        if marker.go_on == "time_limit":  # its script has ended it in time
+            return Reason.TIME_LIMIT
         over = limit is not None and runtime_of(marker) >= limit - _slack(limit)
         # A marker that had room for its name only does not contain the signal.
         nameless = marker.bare and marker.started is None and marker.exit_code in _ASKED

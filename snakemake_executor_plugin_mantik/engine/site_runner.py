@@ -22,6 +22,7 @@ from snakemake_executor_plugin_mantik.engine.failure_classifier import FailureCl
 from snakemake_executor_plugin_mantik.engine.fetch import Fetcher
 from snakemake_executor_plugin_mantik.engine.finalize import Finalizer
 from snakemake_executor_plugin_mantik.engine.live_copies import LiveCopies
+from snakemake_executor_plugin_mantik.engine.next_segments import NextSegments
 from snakemake_executor_plugin_mantik.engine.observer import Observer
 from snakemake_executor_plugin_mantik.engine.place import Place, Places, make_retry
 from snakemake_executor_plugin_mantik.engine.plan import Planner
@@ -32,6 +33,7 @@ from snakemake_executor_plugin_mantik.engine.submit import Submitter
 from snakemake_executor_plugin_mantik.engine.watch import Watcher
 from snakemake_executor_plugin_mantik.jobs.paths import display_path
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
+from snakemake_executor_plugin_mantik.jobs.segments import GO_ON_CODE
 from snakemake_executor_plugin_mantik.journal import FileRecord, TryRecord, TryState
 from snakemake_executor_plugin_mantik.sites.base import JobState, Site, SiteFacts
 from snakemake_executor_plugin_mantik.sites.pending import explain_pending
@@ -64,6 +66,10 @@ class SiteRunner:
         ahead: Callable[[], int] = lambda: 0,
     ) -> None:
         """Prepare; `ahead` returns how many jobs may be submitted before they are requested."""
+
+        def room() -> int:
+            return min(ahead(), settings.max_jobs - self._running) - self.segments.number
+
         self._observer = observer or Observer()
         settings = planner.config.site
         self.site = site
@@ -112,7 +118,11 @@ class SiteRunner:
         self._hindered: set[tuple[str, str]] = set()
         self.ahead = AheadJobs(
             site, self._dispatcher, journal, self._give_up, retry=retry, observer=self._observer,
-            room=lambda: min(ahead(), settings.max_jobs - self._running),
+            room=room,
+        )  # fmt: skip
+        self.segments = NextSegments(
+            site, self._dispatcher, journal, self._give_up, self.ahead, retry=retry,
+            room=lambda: room() - self.ahead.number if facts.orders_jobs else 0,
         )  # fmt: skip
 
     async def run(self, request: JobRequest) -> Outcome:
@@ -189,6 +199,7 @@ class SiteRunner:
                     attempt, "its inputs changed while they were being sent"
                 )
             self.ahead.ended(request, record, succeeded=False)
+            await self.segments.settled(request, record, goes_on=False)
             return None, None
         except MantikError as error:
             self._dispatcher.abandon_if_unsent(attempt, error)
@@ -199,6 +210,7 @@ class SiteRunner:
             await self._assure()
         if end.state is not None and end.state.later and not end.claimed:
             self.ahead.ended(request, record, succeeded=False)
+            await self.segments.settled(request, record, goes_on=False)
             return None, (attempt, end.state)
         return await self._conclude(request, whole, files, attempt, end), None
 
@@ -213,6 +225,11 @@ class SiteRunner:
         """Fetch what a try has made; return its outcome, None if it is to be submitted again."""
         record = attempt.record
         outcome = await self._finalizer.conclude(whole, attempt, end, self._runtime_s(request))
+        # Those that wait for this one run only if its own script says that the job goes on.
+        await self.segments.settled(
+            request, record,
+            goes_on=isinstance(outcome, GoesOn) and end.exit_code == GO_ON_CODE,
+        )  # fmt: skip
         if isinstance(outcome, GoesOn):
             self._dispatcher.gone_on.add(record.id)
             return outcome
@@ -312,6 +329,7 @@ class SiteRunner:
             if submit:
                 await self._dispatcher.submit(request, attempt, files, own)
             self.ahead.submitted(request, attempt)
+            self.segments.submitted(request, attempt, files)
             end = await self.watcher.watch(
                 attempt.record, attempt.ids, sent=attempt.sent, live=attempt.live is not None,
                 interrupted=not submit,
@@ -326,6 +344,10 @@ class SiteRunner:
 
     def _runtime_s(self, request: JobRequest) -> int | None:
         return self.planner.resources(request.resources, request.threads).runtime_s
+
+    async def close(self) -> None:
+        """Submit no more jobs that wait for others."""
+        await asyncio.gather(self.ahead.close(), self.segments.close())
 
     async def commit(self, outcome: Outcome, request: JobRequest, *, taken: bool = True) -> None:
         """Close a try whose outcome Snakemake knows.

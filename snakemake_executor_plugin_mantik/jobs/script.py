@@ -118,6 +118,7 @@ def render_script(spec: JobSpec) -> str:
         term=spec.term,
         predecessors=[
             (
+                one.code,
                 shlex.quote(f"./{one.paths.claim}"),
                 " ".join(shell_quote(path_argument(path), "an input") for path in one.makes),
             )

@@ -142,10 +142,13 @@ class Predecessor:
     Attributes:
         paths: its own paths.
         makes: the inputs that it makes, files or directories, relative to the workspace.
+        code: the exit code of its success; if that of a segment that asks for another one, which
+            is the job itself, it makes at least some of `makes`.
     """
 
     paths: TryPaths
     makes: tuple[str, ...]
+    code: int = 0
 
 
 @dataclass(frozen=True)

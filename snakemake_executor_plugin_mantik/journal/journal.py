@@ -449,6 +449,16 @@ class Journal:
                 return None  # the job has begun anew since
         return None
 
+    def next_segments(self, try_id: str) -> list[TryRecord]:
+        """Return the open tries that are to go on after a try, one after the other."""
+        found: list[TryRecord] = []
+        while more := self._tries(
+            "WHERE follows = ? AND state NOT IN ('done', 'abandoned')",
+            (found[-1].id if found else try_id,),
+        ):
+            found.append(more[-1])
+        return found
+
     def followed_before(self, record: TryRecord) -> bool:
         """Return whether an earlier try has gone on from the same checkpoint as a try."""
         others = self._tries("WHERE follows = ? AND job = ?", (record.follows, record.job))

@@ -75,7 +75,8 @@ def test_a_training_goes_on_past_its_walltime(both: Project) -> None:
     said = written(both).run("score.txt").ok().output
     is_trained(both)
     tells(said, "segment 1 of 10 has ended (time limit)", "segment 2 of 10 has ended (it asked")
-    tries = [(r.segment, r.segments, r.reason) for r in both.tries if r.rule == "train"]
+    ran = [r for r in both.tries if r.rule == "train" and r.ran is not None]
+    tries = [(r.segment, r.segments, r.reason) for r in ran]
     assert tries == [(n, 10, "") for n in range(4)], said
 
 
@@ -91,8 +92,15 @@ def test_its_controller_may_be_killed_in_any_segment(project: Project) -> None:
         begun(project, run, number)
         run.kill()
         (place / f"held-{number}").unlink()
+    # The rest goes on without a controller, since it was submitted ahead.
+    until((place / "model.txt").exists, "the model")
+    submitted = sum(len(record.site_jobs) for record in project.tries)
     project.run("score.txt", "--nolock", "--rerun-incomplete").ok()
     is_trained(project)
+    ran = [(r.segment, r.state, r.outcome) for r in project.tries if r.ran is not None]
+    assert [segment for segment, *_ in ran] == [0, 1, 2, 3, 0], ran
+    assert sum(len(record.site_jobs) for record in project.tries) == submitted + 1
+    assert not [record for record in project.tries if not record.state.final]
 
 
 def begun(project: Project, run: Running, number: int) -> None:
@@ -113,7 +121,8 @@ def test_without_progress_it_does_not_go_on(project: Project) -> None:
     project.write("train.py", "import sys; sys.exit(85)\n")
     said = project.run("score.txt", "--retries", "0").failed()
     tells(said, "asked to go on, but no file of its checkpoint (ckpt/) has changed", "segment 1 of")
-    assert len(project.tries) == 1
+    assert [r.reason for r in project.tries if r.ran is not None] == ["exit_code"]
+    assert not [r for r in project.tries if not r.state.final]
 
 
 def test_used_up_segments_go_on_when_it_is_started_again(project: Project) -> None:

@@ -17,6 +17,7 @@ from snakemake_executor_plugin_mantik.jobs.spec import (
     JobSpec,
     LiveDirectory,
     OutputFile,
+    Segment,
 )
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -59,6 +60,15 @@ SCRIPTS = {
         ),
     ),
     "live": replace(PLAIN, live=LiveDirectory(".snakemake/mantik/tracking/t/mlruns", "^a/[^/]+/")),
+    "segment": replace(
+        PLAIN,
+        segment=Segment(1, 3, ("ckpt/", "state.pt"), 3600, 120, TryPaths(12, "before")),
+        outputs=(
+            OutputFile("model.pt"),
+            OutputFile("ckpt", "checkpoint", directory=True, keep=True),
+            OutputFile("state.pt", "checkpoint", directory=True, keep=True),
+        ),
+    ),
     "python": replace(PLAIN, environment=Environment(python="/p/venvs/ml")),
 }
 

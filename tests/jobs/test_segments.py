@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import pytest
 
+from snakemake_executor_plugin_mantik.jobs.script import PREDECESSORS
 from snakemake_executor_plugin_mantik.jobs.segments import GO_ON_CODE
-from snakemake_executor_plugin_mantik.jobs.spec import JobSpec, OutputFile, Segment
+from snakemake_executor_plugin_mantik.jobs.spec import JobSpec, OutputFile, Predecessor, Segment
 from tests.support.trial import Trial, wait_until
 
 SEGMENT = Segment(2, 5, ("ckpt/",), runtime_s=3600, warn_s=120)
@@ -117,3 +118,50 @@ def test_after_a_segment_without_a_marker_a_change_is_needed(trial: Trial, chang
     else:
         assert second.sure.failed_step == "checkpoint"
         assert not (trial.workspace / "model").exists()
+
+
+def test_one_that_was_submitted_ahead_runs_only_if_it_is_wanted(trial: Trial) -> None:
+    def behind(before: JobSpec, command: str) -> JobSpec:
+        return replace(
+            segment(trial, command),
+            after=(Predecessor(before.paths, ("ckpt", "other"), GO_ON_CODE),),
+        )
+
+    first = segment(trial, "echo 1 > ckpt/state; exit 85")
+    second = behind(first, "echo 2 > ckpt/new; mv ckpt/new ckpt/state; exit 85")
+    third = behind(second, "cat ckpt/state > model")
+    fourth = behind(third, "touch ran")
+    fifth = behind(fourth, "touch ran")
+    assert trial.run(second).sure.failed_step == PREDECESSORS
+    assert trial.run(first).sure.exit_code == GO_ON_CODE
+    # The same once more, since a try runs once.
+    second = behind(first, second.command)
+    third = behind(second, third.command)
+    assert trial.run(second).sure.go_on == "asked"
+    assert trial.run(third).sure.exit_code == 0
+    assert (trial.workspace / "model").read_text() == "2\n"
+    for spec in (behind(third, "touch ran"), fourth, fifth):
+        assert trial.run(spec).sure.failed_step == PREDECESSORS
+    assert not (trial.workspace / "ran").exists()
+
+
+def test_one_that_was_submitted_ahead_compares_the_checkpoint(trial: Trial) -> None:
+    first = segment(trial, "echo 1 > ckpt/state; exit 85")
+    trial.run(first)
+    trial.write("ckpt/state", "9\n")
+    second = segment(trial, "touch ran")
+    second = replace(second, after=(Predecessor(first.paths, ("ckpt",), GO_ON_CODE),))
+    ended = trial.run(second)
+    assert (ended.sure.failed_step, ended.sure.missing_inputs) == ("inputs", ("ckpt/state",))
+    assert not (trial.workspace / "ran").exists()
+
+
+def test_a_signal_before_the_time_is_no_end_of_the_walltime(trial: Trial) -> None:
+    """As when a job is cancelled between its warning and its end."""
+    spec = segment(trial, "echo 1 > ckpt/state; : > running; sleep 60")
+    process = trial.start(spec)
+    wait_until((trial.workspace / "running").exists)
+    os.kill(process.pid, signal.SIGUSR1)
+    os.kill(process.pid, signal.SIGTERM)
+    ended = trial.end(spec, process)
+    assert (ended.sure.exit_code, ended.sure.go_on, ended.sure.changed) == (143, "", True)

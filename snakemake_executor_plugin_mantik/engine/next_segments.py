@@ -62,16 +62,21 @@ class NextSegments:
             self._stopped.discard(request.job)
             self._sending[request.job] = asyncio.create_task(self._send(request, attempt, files))
 
-    async def settled(self, request: JobRequest, record: TryRecord, *, goes_on: bool) -> None:
-        """Note that a segment has ended. Unless the job goes on, end those behind it."""
-        if request.continuation is None:
-            return
+    async def stop(self, request: JobRequest) -> None:
+        """Submit no more segments behind the present one, which has ended."""
         self._stopped.add(request.job)
         if (task := self._sending.pop(request.job, None)) is not None:
             await asyncio.wait([task])
         self._waiting.pop(request.job, None)
-        if not goes_on and (left := self._journal.next_segments(record.id)):
-            await self._give_up(left)
+
+    async def end_behind(self, request: JobRequest, record: TryRecord) -> None:
+        """End the segments behind one after which the job does not go on.
+
+        Call it before anything is recorded about the outputs, which these were to make, too.
+        """
+        if request.continuation is not None:
+            await self.stop(request)
+            await self._give_up(self._journal.next_segments(record.id))
 
     async def close(self) -> None:
         """Submit no more segments."""

@@ -199,7 +199,7 @@ class SiteRunner:
                     attempt, "its inputs changed while they were being sent"
                 )
             self.ahead.ended(request, record, succeeded=False)
-            await self.segments.settled(request, record, goes_on=False)
+            await self.segments.end_behind(request, record)
             return None, None
         except MantikError as error:
             self._dispatcher.abandon_if_unsent(attempt, error)
@@ -210,7 +210,7 @@ class SiteRunner:
             await self._assure()
         if end.state is not None and end.state.later and not end.claimed:
             self.ahead.ended(request, record, succeeded=False)
-            await self.segments.settled(request, record, goes_on=False)
+            await self.segments.end_behind(request, record)
             return None, (attempt, end.state)
         return await self._conclude(request, whole, files, attempt, end), None
 
@@ -224,12 +224,14 @@ class SiteRunner:
     ) -> Outcome | GoesOn | None:
         """Fetch what a try has made; return its outcome, None if it is to be submitted again."""
         record = attempt.record
+        # Segments that wait for this one run only if its own script says that the job goes on.
+        if asks := end.exit_code == GO_ON_CODE:
+            await self.segments.stop(request)
+        else:
+            await self.segments.end_behind(request, record)
         outcome = await self._finalizer.conclude(whole, attempt, end, self._runtime_s(request))
-        # Those that wait for this one run only if its own script says that the job goes on.
-        await self.segments.settled(
-            request, record,
-            goes_on=isinstance(outcome, GoesOn) and end.exit_code == GO_ON_CODE,
-        )  # fmt: skip
+        if asks and not isinstance(outcome, GoesOn):
+            await self.segments.end_behind(request, record)
         if isinstance(outcome, GoesOn):
             self._dispatcher.gone_on.add(record.id)
             return outcome

@@ -32,6 +32,7 @@ COUNTED = (
     "outputs that stayed",
     "outputs that moved between places",
     "files changed by others",
+    "segments that went on",
 )
 
 

@@ -28,6 +28,7 @@ from snakemake_executor_plugin_mantik.engine.leases import Lease
 from snakemake_executor_plugin_mantik.engine.request import JobRequest, Outcome, _digest
 from snakemake_executor_plugin_mantik.jobs.paths import PLACE, TRIES
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
+from snakemake_executor_plugin_mantik.jobs.segments import Continuation
 from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
 from snakemake_executor_plugin_mantik.journal import (
     Journal,
@@ -41,7 +42,7 @@ from snakemake_executor_plugin_mantik.journal import (
 from snakemake_executor_plugin_mantik.staging.sources import Sources
 from tests.support.controller import request
 from tests.support.laptop import Died, Session, run_all
-from tests.support.schedules import DAY_S, Schedule
+from tests.support.schedules import DAY_S, REPEATING, Schedule
 from tests.support.simulated import Fault
 from tests.support.world import PayloadRun, World, result
 
@@ -72,6 +73,7 @@ class Job:
     version: int = 0
     stays: bool = False
     storable: frozenset[str] = frozenset()
+    continuation: Continuation | None = None
 
     @property
     def request(self) -> JobRequest:
@@ -81,7 +83,10 @@ class Job:
         asked = replace(
             request(self.number, *inputs), site=self.site, outputs=outputs, storable=self.storable
         )
-        return replace(asked, command=f"make {self.number} version {self.version}")
+        asked = replace(asked, command=f"make {self.number} version {self.version}")
+        if self.continuation is None:
+            return asked
+        return replace(asked, continuation=self.continuation, resources={"runtime": 1440})
 
     @property
     def output(self) -> str:
@@ -137,7 +142,15 @@ class Play:
             stays = self.schedule.stays()
             storable = frozenset(j.output for j in self.jobs if j.stays and j.number in needs)
             self.jobs.append(
-                Job(number, needs, plan.sample(DATA, 2), site, stays=stays, storable=storable)
+                Job(
+                    number,
+                    needs,
+                    plan.sample(DATA, 2),
+                    site,
+                    stays=stays,
+                    storable=storable,
+                    continuation=self.schedule.continuation(number),
+                )
             )
 
     @property
@@ -610,6 +623,16 @@ class Play:
             right = content is None or hashlib.sha256(content).hexdigest() == file.sha256
             assert right, f"{output} has another content"
 
+    def _check_steps(self, runs: list[PayloadRun]) -> None:
+        """Each segment goes on where the one before ended, or the job begins anew for a reason."""
+        steps = [int(step) for run in runs for step in run.steps.values()]
+        self.schedule.happened["segments that went on"] += sum(step > 1 for step in steps)
+        for before, step in pairwise(steps):
+            assert step in (1, before + 1), f"a step was lost or doubled: {runs}"
+        excused = any(self._excuses(run.try_id) for run in runs)
+        if not excused and not self.schedule.kinds & {"purges", "changes", "edits", *REPEATING}:
+            assert steps == list(range(1, len(steps) + 1)), f"steps were taken again: {runs}"
+
     def _check_runs(self) -> None:
         # What was made of a try's outputs is not wanted if that try is not, after all.
         outdated = {
@@ -624,6 +647,7 @@ class Play:
         for run in self._runs():
             of_job[run.job].append(run)
         for runs in of_job.values():
+            self._check_steps(runs)
             for run, following in pairwise(runs):
                 over = run.ended is not None and run.ended <= following.begun
                 assert over, f"doubled: two at the same time: {runs}"

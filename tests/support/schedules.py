@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
+from snakemake_executor_plugin_mantik.jobs.segments import Continuation
 from snakemake_executor_plugin_mantik.jobs.spec import JobSpec
 from tests.support.simulated import Fault
 from tests.support.world import Fate, Habits, World
@@ -116,10 +117,13 @@ class Schedule:
         self.jobs, self.needs = ((2, 5), 0.7) if moving else ((1, 4), 0.3)
         # Not a misfortune: jobs are submitted before their inputs exist.
         self.ahead = random.Random(f"{seed} ahead").choice((0, 0, 1, 3, 100))
+        # Nor that: jobs need several segments.
+        self._segments = random.Random(f"{seed} segments")
+        self._going_on = self._segments.choice((0.0, 0.0, 0.5, 1.0))
         self._stays = random.Random(f"{seed} stays")
         self._staying = 0.8 if moving else self._stays.choice((0.0, 0.0, 0.5, 1.0))
         if self.kinds & OTHERS:
-            self._staying = 0.0
+            self._staying = self._going_on = 0.0
         self.names = ("sim", "other")[: plan.choice((1, 1, 2))]
         if moving or self.kinds & {"one place", "two names"}:
             self.names = ("sim", "other")
@@ -142,6 +146,14 @@ class Schedule:
     def stays(self) -> bool:
         """Whether a job's output stays at its place."""
         return self._stays.random() < self._staying
+
+    def continuation(self, number: int) -> Continuation | None:
+        """How a job goes on past its walltime."""
+        chance = self._segments
+        if chance.random() >= self._going_on:
+            return None
+        on = chance.choice(((), (Reason.NODE_FAILURE, Reason.PREEMPTED)))
+        return Continuation(5, (f"steps/{number}",), frozenset((Reason.TIME_LIMIT, *on)))
 
     def stream(self, kind: str) -> random.Random:
         """The chance of one kind of misfortune, or of the `plan`."""

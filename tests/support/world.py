@@ -31,7 +31,8 @@ from snakemake_executor_plugin_mantik.jobs.paths import (
     bundle_path,
 )
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
-from snakemake_executor_plugin_mantik.jobs.script import PREDECESSORS
+from snakemake_executor_plugin_mantik.jobs.script import CHECKPOINT, PREDECESSORS
+from snakemake_executor_plugin_mantik.jobs.segments import GO_ON_CODE
 from snakemake_executor_plugin_mantik.jobs.spec import JobSpec
 from snakemake_executor_plugin_mantik.sites.base import Entry, JobState, Phase, Submission
 
@@ -46,6 +47,10 @@ LIFETIME_S = 86400.0
 
 _WITHOUT_FILES = (Reason.OUTPUTS, Reason.SET_UP, Reason.EXIT_CODE, Reason.UNKNOWN)
 """Why a job may truly fail whose files somebody removes or changes."""
+
+
+STEPS = 3
+"""How many segments a job needs that may go on, if nothing happens to them."""
 
 
 @dataclass
@@ -104,7 +109,10 @@ class Habits:
 
 @dataclass
 class PayloadRun:
-    """One run of a job's command, of what it `found` when it began, and what it `made`."""
+    """One run of a job's command, of what it `found` when it began, and what it `made`.
+
+    `steps` is the checkpoint that it left, if it is a segment.
+    """
 
     job: str
     try_id: str
@@ -114,6 +122,7 @@ class PayloadRun:
     ended: float | None = None
     how: str = ""
     made: Mapping[str, bytes] = field(default_factory=dict)
+    steps: Mapping[str, bytes] = field(default_factory=dict)
 
 
 @dataclass
@@ -462,6 +471,8 @@ class World:
         if failed is not None:
             self._end(start, Reason.EXIT_CODE)
             step, missing = failed
+            if job.spec.segment is not None:  # it does not find its checkpoint
+                self.excuse(job, Reason.SET_UP)
             marker = make_marker(paths.try_id, 1, {}, step=step, missing=missing)
             self.written(paths.marker(1), marker)
             return
@@ -491,8 +502,9 @@ class World:
         return not spec.term or term <= spec.term or spec.paths.try_id in known
 
     def _inputs(self, spec: JobSpec) -> dict[str, bytes]:
-        paths = [i.path for i in spec.inputs if not i.directory]
-        paths += [path for one in spec.after for path in one.makes]
+        own = spec.segment.checkpoint if spec.segment is not None else ()
+        paths = [i.path for i in spec.inputs if not i.directory and i.path not in own]
+        paths += [path for one in spec.after if not one.code for path in one.makes]
         return {path: self.files.get(path) or b"" for path in paths}
 
     def _beat(self, job: _Job, start: _Start) -> None:
@@ -512,6 +524,8 @@ class World:
         made = self._made_before(spec)
         if made is None:
             return PREDECESSORS, ()
+        if spec.segment is not None and spec.segment.before is not None:
+            return CHECKPOINT, ()  # what was killed has not changed it
         for bundle in spec.bundles:
             if bundle_done_path(bundle) in self.files:
                 continue
@@ -541,17 +555,17 @@ class World:
         """The checksums of what its predecessors have made, by path; None if one has not."""
         made: dict[str, str] = {}
         for one in spec.after:
-            content = self.files.get(one.paths.marker(0))
+            content = self.files.get(one.paths.marker(one.code))
             if content is None:
                 return None
             try:
-                marker = read_marker(content, try_id=one.paths.try_id, exit_code=0)
+                marker = read_marker(content, try_id=one.paths.try_id, exit_code=one.code)
             except MarkerInvalid:
                 return None
             there = {entry.path: entry.sha256 for entry in marker.files}
-            if marker.bare or not there.keys() >= set(one.makes):
+            if marker.bare or not (one.code or there.keys() >= set(one.makes)):
                 return None
-            made |= {path: there[path] for path in one.makes}
+            made |= {path: there[path] for path in one.makes if path in there}
         return made
 
     def _sha256(self, path: str) -> str:
@@ -608,27 +622,34 @@ class World:
             code = code or 1
         others = self._others(spec, after=True) if signalled is None else []
         if signalled is None:
-            made = self._made_before(spec) or {}
+            others_made = tuple(one for one in spec.after if not one.code)
+            made = self._made_before(replace(spec, after=others_made)) or {}
             others += [p for p, sha in made.items() if p in self.files and self._sha256(p) != sha]
         code = 1 if others else code
+        steps = self._step(job) if code == 0 else {}
+        if any(int(step) < STEPS for step in steps.values()):
+            code = GO_ON_CODE
         reason = Reason.SUCCESS if code == 0 else signalled or Reason.EXIT_CODE
         self._end(start, reason)
         start.run.ended, start.run.how = self.now, f"exit {code}"
         outputs = {}
         if code == 0:
             inputs = self._inputs(spec)
-            for output in spec.outputs:
+            for output in [one for one in spec.outputs if one.kind != "checkpoint"]:
                 outputs[output.path] = result(spec.command, output.path, inputs)
                 self.written(output.path, outputs[output.path])
                 self._changed[output.path] = self.now
                 if output.stored:
                     self._makers[output.path] = spec.paths.try_id
         start.run.made = outputs
+        start.run.steps = steps
         if self.files.get(spec.paths.tries, b"") is None:
             content = self.files.get(spec.paths.claim) or b""  # all that there is room for
             if not self.full:
                 content = make_marker(
-                    spec.paths.try_id, code, outputs, place=partial(self._place_of, spec),
+                    spec.paths.try_id, code, steps if code == GO_ON_CODE else outputs,
+                    place=partial(self._place_of, spec),
+                    go_on="asked" if code == GO_ON_CODE else "",
                     world=self,
                     signal="TERM" if signalled is not None else "", archive=spec.paths.archive,
                     step="inputs" if others else "", missing=others,
@@ -637,7 +658,21 @@ class World:
                 )  # fmt: skip
             self.written(spec.paths.marker(code), content)
 
+    def _step(self, job: "_Job") -> dict[str, bytes]:
+        """Take one more step of those that a job in segments needs; return its checkpoint."""
+        segment = job.spec.segment
+        if segment is None:
+            return {}
+        [path] = segment.checkpoint
+        steps = int(self.files.get(path) or b"0") + 1
+        self.written(path, b"%d" % steps)
+        if segment.number + 1 >= segment.most:
+            self.excuse(job, Reason.EXIT_CODE)  # these were not enough
+        return {path: b"%d" % steps}
+
     def _place_of(self, spec: JobSpec, path: str) -> str:
+        if spec.segment is not None and path in spec.segment.checkpoint:
+            return "stored"
         stays = any(output.stored and output.path == path for output in spec.outputs)
         return "stored" if stays else self.place(path)
 
@@ -673,6 +708,7 @@ def make_marker(
     archive: str = "",
     times: tuple[float, float] = (10.0, 20.0),
     modified: float = 30.0,
+    go_on: str = "",
 ) -> bytes:
     """A marker as `script.sh.j2` writes it; with a `world`, the archive is written there."""
     small, larger, records = {}, {}, []
@@ -692,7 +728,7 @@ def make_marker(
         "started": times[0], "ended": times[1], "host": "n", "files": len(outputs),
         "lacking": len(lacking), "archive_size": len(packed),
         "archive_sha256": hashlib.sha256(packed).hexdigest() if packed else "",
-        "log_bytes": len(log),
+        "log_bytes": len(log), "go_on": go_on, "changed": "yes" if go_on else "no",
     }  # fmt: skip
     dates = [f"{modified:.9f}"] * len(outputs)
     lists = {"missing": missing, "lacking": lacking, "files": records, "times": dates}

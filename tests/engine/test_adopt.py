@@ -51,6 +51,18 @@ def test_the_same_job_is_taken_up(state: TryState) -> None:
     assert choose_tries(replace(JOB, forced=True), always(SAME), [found]).adopted == found
 
 
+def test_of_segments_in_a_row_the_first_is_taken_up_and_the_others_stay() -> None:
+    first, second, third = (record(TryState.SUBMITTED, n) for n in (1, 2, 3))
+    second = replace(second, follows=first.id, segment=1)
+    third = replace(third, follows=second.id, segment=2)
+    choice = choose_tries(JOB, always(SAME), [first, second, third])
+    assert (choice.adopted, choice.unwanted) == (first, ())
+    choice = choose_tries(JOB, always(SAME), [second, third])
+    assert (choice.adopted, choice.unwanted) == (second, ())
+    choice = choose_tries(JOB, always("other"), [first, second, third])
+    assert (choice.adopted, choice.unwanted) == (None, (first, second, third))
+
+
 @pytest.mark.parametrize("state", [*OPEN, TryState.ENDED])
 @pytest.mark.parametrize(("fingerprint", "site"), [("other", "sim"), ("same", "elsewhere")])
 def test_another_job_is_not(state: TryState, fingerprint: str, site: str) -> None:

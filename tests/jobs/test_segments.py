@@ -59,7 +59,7 @@ def test_it_does_not_go_on_without_a_changed_checkpoint(trial: Trial, ask: str) 
 
 def test_it_is_warned_before_its_walltime_ends(trial: Trial) -> None:
     """Programs that handle USR1 get it; others go on until TERM."""
-    trial.write("other.sh", "echo $$ >> alive; while :; do sleep 0.05; done")
+    trial.write("other.sh", "trap ': > unharmed; exit' TERM; while :; do sleep 0.05; done")
     trial.write(
         "train.sh",
         "trap 'echo warned > ckpt/state' USR1; trap 'echo over >> ckpt/state; exit 0' TERM;"
@@ -69,6 +69,7 @@ def test_it_is_warned_before_its_walltime_ends(trial: Trial) -> None:
     ended = trial.run(spec)
     assert (ended.sure.exit_code, ended.sure.go_on) == (GO_ON_CODE, "time_limit"), ended.log
     assert (trial.workspace / "ckpt/state").read_text() == "warned\nover\n"
+    assert (trial.workspace / "unharmed").exists()
     assert ended.sure.started is not None
     assert ended.sure.ended is not None
     assert ended.sure.ended - ended.sure.started < 4

@@ -1,5 +1,6 @@
 import io
 import json
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,15 @@ def make(journal: Journal, job: str, name: str) -> str:
     record = journal.new_try(site="hpc1", job=job, rule="train", name=name, fingerprint="f")
     journal.submitting(record.id, "batch", 7200)
     return record.id
+
+
+def test_segments_are_numbered(tmp_path: Path) -> None:
+    with closing(Journal(tmp_path / STATE)) as journal:
+        journal.new_try(
+            site="hpc1", job="a", rule="train", name="train", fingerprint="f",
+            segment=2, segments=10, follows="another",
+        )  # fmt: skip
+    assert "segment 3 of 10: planned" in shown(tmp_path)
 
 
 def test_each_job_has_a_line_with_what_became_of_it(tmp_path: Path) -> None:

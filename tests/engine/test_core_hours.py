@@ -42,6 +42,12 @@ def test_two_nodes_of_juwels_for_an_hour() -> None:
     assert (total.core_hours, total.without_cores) == (96.0, 0)
 
 
+def test_a_job_may_use_its_walltime_in_each_segment() -> None:
+    total = Total()
+    total.add(Resources(runtime_s=3600, gpus_per_node=4), 8, segments=10)
+    assert (total.core_hours, total.gpu_hours) == (80.0, 40.0)
+
+
 def test_an_unknown_site_is_not_counted_as_one_core() -> None:
     config = BackendConfig.model_validate(
         {**JUWELS, "UnicoreApiUrl": "https://x.example/rest/core"}

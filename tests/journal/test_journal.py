@@ -583,3 +583,39 @@ def test_what_was_on_its_way_to_another_workspace_is_in_nobodys_way(journal: Jou
     assert journal.files.conflicts("p", "a", "x") == []
     journal.set_site("hpc1", "url", "/other", "q")
     assert journal.files.conflicts("q", "a", "y") == []
+
+
+def test_a_job_goes_on_from_the_checkpoint_of_its_last_segment(tmp_path: Path) -> None:
+    with closing(Journal(tmp_path)) as journal:
+        journal.set_site("hpc1", "https://x", "/w", "p")
+
+        def new(follows: str = "") -> str:
+            return journal.new_try(
+                site="hpc1", job="a", rule="r", name="r", fingerprint="f", follows=follows
+            ).id
+
+        def last() -> str:
+            found = journal.last_segment("a", "p")
+            return found.id if found is not None else ""
+
+        first = new()
+        assert last() == ""
+        journal.keep_checkpoint(first, "listed", [FileRecord("ckpt", 1, "sum")])
+        assert last() == first
+        assert journal.last_segment("a", "elsewhere") is None
+        second = new(first)
+        assert last() == first, "what has not ended by itself is repeated"
+        journal.keep_checkpoint(second, "listed", [FileRecord("ckpt", 2, "other")])
+        assert last() == second
+        assert journal.checkpoint(first) == []
+        assert [file.size for file in journal.checkpoint(second)] == [2]
+        third = new(second)
+        assert [record.id for record in journal.next_segments(first)] == [second, third]
+        again = journal.tries([third])[0]
+        assert not journal.followed_before(again)
+        new(second)
+        assert journal.followed_before(again)
+        journal.keep_checkpoint(second, "")
+        assert last() == "", "it was lost"
+        new()
+        assert last() == ""

@@ -105,6 +105,7 @@ class TryRecord:
     def log_files(self) -> tuple[str, ...]:
         """The rule's own log files: paths in the workspace."""
         return tuple(json.loads(self.logs)) if self.logs else ()
+
     segment: int = 0
     segments: int = 0
     follows: str = ""

@@ -16,6 +16,7 @@ from starlette.responses import Response
 
 from snakemake_executor_plugin_mantik.config.addresses import is_loopback
 from snakemake_executor_plugin_mantik.sandbox.answers import date, empty, links, shown
+from snakemake_executor_plugin_mantik.sandbox.faults import spoil
 from snakemake_executor_plugin_mantik.sandbox.files import decode_path
 from snakemake_executor_plugin_mantik.sandbox.job_resources import new_id
 
@@ -141,6 +142,7 @@ class ServerTransfers:
             with target.open("wb") as file:
                 target.chmod(_MODE)
                 async for chunk in answer.aiter_raw():
+                    spoil()
                     file.write(chunk)
                     transfer.transferred += len(chunk)
                 await asyncio.sleep(self._extra_s)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from snakemake_executor_plugin_mantik.sandbox.faults import Fault
 from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
 from snakemake_executor_plugin_mantik.sandbox.settings import SandboxSettings, SiteOption, Timing
 from tests.real.centre import tsi
@@ -155,6 +156,40 @@ def test_servers_that_do_not_trust_each_other(tmp_path: Path) -> None:
         )
         verify(project, place_in(box, "two"))
         project.close()
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        # The stream that follows meets the expired URL as well, and has a new one made.
+        (Fault("refuse", "GET", "/store/", status=403, count=2), "message: <Forbidden>"),
+        (Fault("cut", "GET", "/store/", bytes=SIZE // 2), "Download failed.: "),
+        (
+            Fault("fail_command", "POST", "/transfers$", message="No space left on device"),
+            "No space left on device",
+        ),
+    ],
+    ids=["expired", "cut", "full"],
+)
+def test_an_import_that_fails_is_replaced_by_a_stream(
+    box: Sandbox, fault: Fault, reason: str, tmp_path: Path
+) -> None:
+    project = between(place_in(box, "three"), place_in(box, "one"), tmp_path)
+    fault = box.faults.add(replace(fault))
+
+    ran = project.run(*FILES_STAY).ok()
+
+    box.faults.clear()
+    assert fault.happened == fault.count
+    tells(
+        ran.output,
+        "Site one cannot fetch results/tool from the other site's server",
+        reason,
+        f"Moving results/tool ({SHOWN}) to site one, through this machine.",
+    )
+    assert "Signature" not in ran.output
+    verify(project, place_in(box, "one"))
+    project.close()
 
 
 def test_no_way_from_server_to_server(box: Sandbox, tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ class Leases:
         Args:
             wait_s: seconds within which this controller sees a question.
             known: the place's identity according to the journal; empty if it has none.
-            mine: the ids of tries that are open there according to the journal.
+            mine: the ids of tries that were submitted there and are open according to the journal.
             fresh: whether the journal has no record of the workspace.
 
         Raises:
@@ -274,13 +274,18 @@ class Leases:
         return [f"{TRIES}/{name}" for name in names if name not in map(str, known)]
 
     async def _grows(self, directory: str, sizes: dict[str, int]) -> bool:
-        """Check whether a job unknown to the journal had a heartbeat since the last listing."""
+        """Check whether a job that the journal does not expect to run sent a heartbeat.
+
+        It does so if the job's claim has grown since the last listing. Two copies of a journal may
+        share a try that was only planned; the other controller may run it even after this one has
+        given it up.
+        """
         entries = await self._list(directory)
         over = {marker[0] for name in entries if (marker := parse_marker_name(name)) is not None}
         names = [
             n for n, e in entries.items() if _TRY.fullmatch(n) and not e.directory and n not in over
         ]
-        known = {record.id for record in self._journal.tries(names)}
+        known = {record.id for record in self._journal.tries(names) if record.may_run}
         growing = False
         for name in names:
             size = entries[name].size

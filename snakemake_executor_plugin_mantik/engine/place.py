@@ -31,6 +31,7 @@ from snakemake_executor_plugin_mantik.jobs.paths import (
     bundle_path,
     display_path,
 )
+from snakemake_executor_plugin_mantik.journal import sent_try_ids
 from snakemake_executor_plugin_mantik.sites.base import SharedFile, Site, SiteFacts
 from snakemake_executor_plugin_mantik.staging.bundle import Fetch, FileChanged
 from snakemake_executor_plugin_mantik.staging.local import LocalFile, LocalFiles
@@ -202,10 +203,11 @@ class Places:
             self.workflow.about,
         )  # fmt: skip
         names = {s.site for s in same}
-        mine = [
-            r.id for r in journal.all_open_tries()
+        # What was only planned, the former controller may have planned and submitted, too.
+        mine = sent_try_ids(
+            r for r in journal.all_open_tries()
             if r.site in names and r.place in ("", *(s.place for s in same))
-        ]  # fmt: skip
+        )  # fmt: skip
         old = known or ("old" if any(not s.place for s in same) else "")
         lease, message = await leases.take(takeover_wait_s(settings), known, mine, fresh=not old)
         if message:

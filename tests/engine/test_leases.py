@@ -105,6 +105,17 @@ def copied(workdir: Path, name: str) -> None:
     shutil.copytree(workdir, workdir.parent / name)
 
 
+async def planned(seat: Seat, number: int) -> None:
+    """Plan a job and no more."""
+    seat.site.fault = lambda method, about: "unreachable" if method == "make_directory" else ""
+    job = asyncio.create_task(seat.job(number))
+    await asyncio.sleep(50.0)
+    job.cancel()
+    await asyncio.wait([job])
+    seat.site.fault = lambda method, about: ""
+    assert seat.journal.all_open_tries()[-1].state is TryState.PLANNED
+
+
 def leases(world: World) -> list[str]:
     return [path for path in world.files if path.startswith(f"{PLACE}/")]
 
@@ -343,6 +354,39 @@ def test_a_copy_takes_over_when_the_first_one_is_gone(play: Play, tmp_path: Path
         return Fate(starts=(1000.0,))
 
     play(scene, World(fate))
+
+
+@pytest.mark.parametrize("given_up", [False, True])
+@pytest.mark.parametrize("runs", [False, True])
+def test_what_two_copies_have_planned_belongs_to_the_one_that_submits_it(
+    play: Play, tmp_path: Path, runs: bool, given_up: bool
+) -> None:
+    """To the other one it is a job that it does not know, whatever became of it there."""
+
+    async def scene(seat: Callable[..., Seat]) -> None:
+        flow = seat("flow")
+        await flow.lead()
+        await planned(flow, 1)
+        copied(tmp_path / "flow", "copy")
+        copy = seat("copy")
+        if given_up:
+            [record] = copy.journal.all_open_tries()
+            copy.journal.abandoned(record.id, "cancelled")
+        job = asyncio.create_task(flow.job(1))
+        await asyncio.sleep(100.0 if runs else 0.5)
+        assert len(flow.world.jobs) == 1
+        job.cancel()
+        flow.die()
+        if runs:
+            with pytest.raises(PlaceTaken, match="jobs run there that another controller"):
+                await copy.lead()
+            return
+        await copy.lead()
+        await asyncio.sleep(LONG_S)
+        assert not copy.world.runs
+
+    fate = Fate(starts=(10.0 if runs else 1000.0,))
+    play(scene, World(lambda spec: fate, lambda spec: LONG_S))
 
 
 @pytest.mark.parametrize("slow", [False, True])

@@ -597,7 +597,9 @@ class Play:
                 excuses.add(Reason.CANCELLED)
             if "copies" in self.schedule.kinds:
                 # Another controller has replaced them, or removed the marker that says why.
-                excuses |= {Reason.OUTPUTS, Reason.EXIT_CODE}
+                excuses.add(Reason.OUTPUTS)
+                if any(world.lacks_marker(outcome.try_id) for world in self.worlds.values()):
+                    excuses.add(Reason.EXIT_CODE)
             assert outcome.reason in excuses, (
                 f"misreported: {outcome} for {sorted(excuses)}: {self.failures[-1]}"
             )

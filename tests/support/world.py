@@ -444,6 +444,12 @@ class World:
                 return JobState(Phase.UNKNOWN)
         return JobState(start.phase, start.reason, scheduler_id=number)
 
+    def lacks_marker(self, try_id: str) -> bool:
+        """Whether a try's job has failed by itself and its marker is not there any more."""
+        jobs = [job for job in self.jobs.values() if job.tag == try_id]
+        failed = any(s.reason is Reason.EXIT_CODE for job in jobs for s in job.starts)
+        return failed and all(job.spec.paths.marker(1) not in self.files for job in jobs)
+
     # What the script does
 
     def _start(self, job: _Job, start: _Start) -> None:

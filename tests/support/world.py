@@ -670,7 +670,8 @@ class World:
         if segment is None:
             return {}
         [path] = segment.checkpoint
-        steps = int(self.files.get(path) or b"0") + 1
+        found = self.files.get(path) or b""
+        steps = int(found) + 1 if found.isdigit() else 1  # others may have changed it
         self.written(path, b"%d" % steps)
         if segment.number + 1 >= segment.most:
             self.excuse(job, Reason.EXIT_CODE)  # these were not enough

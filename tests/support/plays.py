@@ -629,6 +629,8 @@ class Play:
         """Each segment goes on where the one before ended, or the job begins anew for a reason."""
         steps = [int(step) for run in runs for step in run.steps.values()]
         self.schedule.happened["segments that went on"] += sum(step > 1 for step in steps)
+        if "tampers" in self.schedule.kinds:  # a checkpoint may have become any other one
+            return
         for before, step in pairwise(steps):
             assert step in (1, before + 1), f"a step was lost or doubled: {runs}"
         excused = any(self._excuses(run.try_id) for run in runs)

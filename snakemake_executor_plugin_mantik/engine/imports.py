@@ -7,6 +7,7 @@ compares its content with the checksum, as of all files of other places.
 
 import asyncio
 import uuid
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Final
@@ -23,12 +24,14 @@ from snakemake_executor_plugin_mantik.staging.local import LocalFile
 IMPORT_BYTES: Final = 16 << 20
 """Size from which a file is imported: it may take a job at each of the two sites."""
 _AT_ONCE: Final = 4
-"""Imports to a place at the same time."""
+"""Imports from one place to another at the same time."""
 _FIRST_LOOK_S: Final = 0.5
 """Wait before the first look at an import; each further wait is 1.5 times longer."""
 _LONGEST_LOOK_S: Final = 15.0
 _STALLED_S: Final = 600.0
 """Seconds without a new byte, in a queue or not, after which an import is given up."""
+_UNSEEN_S: Final = 120.0
+"""Seconds without a new byte for which a site may not know an import."""
 _VISIBLE_S: Final = 30.0
 """Seconds that a site's file system may take to show the whole of an imported file."""
 
@@ -66,7 +69,10 @@ class Importer:
         self._retry = retry
         self._share = share
         self._notify = notify
-        self._slots = asyncio.Semaphore(_AT_ONCE)
+        # By place: one that is away holds up no other.
+        self._slots: defaultdict[str, asyncio.Semaphore] = defaultdict(
+            lambda: asyncio.Semaphore(_AT_ONCE)
+        )
         # Places from which imports failed, and contents that were imported, in this run.
         self._useless: set[str] = set()
         self._imported: set[tuple[str, str]] = set()
@@ -85,8 +91,8 @@ class Importer:
         # A job may have found the content to be another one: streaming finds out where it changed.
         if (file.path, file.sha256) in self._imported:
             return ""
-        async with self._slots:
-            begun = self._ledger.find_import(bundle, file.path)
+        async with self._slots[file.stored]:
+            begun = self._ledger.find_import(bundle, file.path, self._site.name)
             if begun is None and file.stored in self._useless:
                 return ""
             try:
@@ -98,6 +104,7 @@ class Importer:
             except (_ImportFailed, MantikError) as error:
                 if not isinstance(error, TRANSIENT):
                     self._useless.add(file.stored)
+                self._ledger.forget_import(bundle, file.path)
                 self._notify(
                     f"Site {self._site.name} cannot fetch {display_path(file.path)} from the other"
                     f" site's server; it comes {Way.STREAM}. {str(error).rstrip('.')}."
@@ -105,6 +112,12 @@ class Importer:
                 return ""
         self._imported.add((file.path, file.sha256))
         return begun[0]
+
+    async def end(self, bundle: str) -> None:
+        """End the imports to a bundle that nobody needs any more, as far as the site answers."""
+        for import_id in self._ledger.import_ids(bundle, self._site.name):
+            with suppress(SiteError):
+                await self._site.end_import(import_id)
 
     async def _begin(self, bundle: str, file: LocalFile) -> tuple[str, str] | None:
         """Begin an import; return the file's name and the import's id, or None if there is no way.
@@ -121,7 +134,7 @@ class Importer:
         import_id = await self._site.start_import(shared, path)
         if import_id is None:
             return None
-        self._ledger.set_import(bundle, file.path, name, import_id)
+        self._ledger.set_import(bundle, file.path, name, self._site.name, import_id)
         return name, import_id
 
     async def _finish(self, bundle: str, file: LocalFile, name: str, import_id: str) -> None:
@@ -157,13 +170,19 @@ class Importer:
         pause, size, since = _FIRST_LOOK_S, 0, clock()
         while True:
             await asyncio.sleep(pause)
-            state = await self._retry(lambda: self._site.import_state(import_id))
-            if state.phase in (Phase.ENDED, Phase.UNKNOWN):
+            try:
+                state = await self._site.import_state(import_id)
+            except TRANSIENT:  # what has come counts
+                state = JobState(Phase.RUNNING)
+            if state.phase is Phase.ENDED:
                 return state
             if (now := await self._size(path)) > size:
                 size, since = now, clock()
-                progress.report(size / file.size)
-            elif clock() - since > _STALLED_S:
+                progress.report(min(size / file.size, 1.0))
+            still = clock() - since
+            if state.phase is Phase.UNKNOWN and (size >= file.size or still > _UNSEEN_S):
+                return state
+            if still > _STALLED_S:
                 return JobState(
                     Phase.ENDED, Reason.UNKNOWN, f"Nothing of it has come for {_STALLED_S:.0f} s"
                 )

@@ -91,7 +91,9 @@ class Place:
             left.unlink()  # left by a killed run
         self.scratch = scratch
         self.retry = retry = make_retry(site, workflow.notify)
-        importer = Importer(site, journal.files, retry, share=share, notify=workflow.notify)
+        self._importer = importer = Importer(
+            site, journal.files, retry, share=share, notify=workflow.notify
+        )
         uploader = Uploader(
             site, self.id, journal, retry,
             notify=workflow.notify, fetch=fetch, importer=importer, limit=upload_bytes,
@@ -150,10 +152,12 @@ class Place:
         buckets = self._journal.retire_buckets(self.id)
         pending = self._journal.files.pending_bundles(self.id)
         bundles = [bundle for bundle in pending if not bundle.startswith(KEPT)]
-        used = {bundle.rpartition("/")[0] for bundle in (*self.stager.sent, *bundles, *begun)}
+        known = self._journal.files.bundles_at(self.id)
+        used = {bundle.rpartition("/")[0] for bundle in (*self.stager.sent, *known, *begun)}
         for bundle in bundles:
             self._journal.files.set_bundle(bundle, "gone")
         for bundle in begun:
+            await self._importer.end(bundle)
             self._journal.files.forget_upload(bundle)
 
         async def one(bucket: int) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import posixpath
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from snakemake_executor_plugin_mantik.common.errors import SiteNotFound, SiteRejected, UserError
@@ -326,7 +326,8 @@ class Stager:
             if bundle in self._source_bundles:
                 self._source_bundles.discard(bundle)
                 self._sources_lost = True
-            self._ledger.set_bundle(bundle, "gone")
+            # What is left of a kept one goes with those that are not needed any more.
+            self._ledger.set_bundle(bundle, "unpacked" if bundle.startswith(KEPT) else "gone")
 
     def purged(self) -> None:
         """Note that the workspace has lost files.
@@ -377,18 +378,25 @@ class Stager:
         known = self._ledger.remote_file(self._place, file.path)
         return known is not None and (known.size, known.sha256) == (file.size, file.sha256)
 
-    async def _upload(
+    def _upload(
         self,
         files: Sequence[LocalFile],
         report: Callable[[float], None] | None = None,
         *,
         keep: bool = False,
-    ) -> str:
-        """Upload one bundle of `files`; other jobs that need it wait for its task."""
+    ) -> Awaitable[str]:
+        """Begin to upload one bundle of `files`, and return its end.
+
+        From now on other jobs that need it wait for it.
+        """
         bundle = self._uploader.begin(files, keep=keep)
         self.sent.add(bundle)
         self._pending |= {file.path: (file.sha256, bundle) for file in files}
         self._uploads[bundle] = asyncio.create_task(self._uploader.send(bundle, files, report))
+        return self._uploaded(bundle)
+
+    async def _uploaded(self, bundle: str) -> str:
+        """Wait until a bundle is uploaded."""
         try:
             await self._uploads[bundle]
         except BaseException:

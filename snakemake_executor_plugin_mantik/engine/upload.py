@@ -15,7 +15,7 @@ from contextlib import aclosing
 from typing import Final
 
 from snakemake_executor_plugin_mantik.common.errors import OutputsLost, SiteNotFound, UserError
-from snakemake_executor_plugin_mantik.engine.imports import Importer
+from snakemake_executor_plugin_mantik.engine.imports import IMPORT_BYTES, Importer
 from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
 from snakemake_executor_plugin_mantik.engine.transfer_progress import TransferProgress, Way
 from snakemake_executor_plugin_mantik.jobs.paths import KEPT, bundle_path
@@ -33,6 +33,9 @@ _ATTEMPTS: Final = 2
 """How often a file of another place must have the same wrong content before that is believed."""
 _MOST_ATTEMPTS: Final = 5
 """How often files of another place are read at most, if they come with other contents each time."""
+
+_PART: Final = "-of-"
+_PART_DIGITS: Final = 7
 
 _WORKER: Final = ThreadPoolExecutor(1, "mantik-compress")
 """One thread for all parts: the C library keeps the memory of each thread that held one."""
@@ -130,11 +133,14 @@ class Uploader:
         self, bundle: str, files: Sequence[LocalFile], report: Callable[[float], None]
     ) -> None:
         path, source = bundle_path(bundle), files[0].stored
-        imported = await self._import(bundle, files) if source else {}
+        again = self._ledger.unfinished_upload(self._place, self._digest(files)) == bundle
+        # A directory has room for imports, and may be there even if none of them succeeds.
+        whole_file = not source or all(file.size < IMPORT_BYTES for file in files)
+        imported = {} if whole_file else await self._import(bundle, files)
         tar = await asyncio.to_thread(Bundle, files, imported)
         streamed = [file for file in files if file.path not in imported]
         progress = TransferProgress(streamed, self._site.name, self._notify, Way.STREAM)
-        if tar.size <= self._part_bytes and not imported:
+        if tar.size <= self._part_bytes and whole_file:
             progress.begin()
             if source:  # which may be away: that holds up nothing else
                 part = await _joined(tar.read(self._fetch))
@@ -148,7 +154,7 @@ class Uploader:
             return
         async with self._turns[source]:
             count = -(-tar.size // self._part_bytes)
-            sent = await self._sent(bundle, tar.size, count)
+            sent = await self._sent(bundle, tar.size, count) if again else 0
             progress.begin(sent / count)
 
             def landed(parts: int) -> None:
@@ -165,18 +171,23 @@ class Uploader:
         """Let the site import what it can of the files; record the bundle that they belong to."""
         digest = self._digest(files)
         if self._ledger.unfinished_upload(self._place, digest) != bundle:
-            self._ledger.set_upload(self._place, bundle, digest, 0, 0)
+            self._ledger.set_upload(self._place, bundle, digest, 0, 0)  # so that it is found again
         return await self._importer.bring(bundle, files)
 
     async def _sent(self, bundle: str, size: int, count: int) -> int:
-        """Return how many of a bundle's parts are at the site; the rest is sent again."""
+        """Return how many of a bundle's parts are at the site; the rest is sent again.
+
+        Remove the parts of an earlier attempt that imported other files.
+        """
         known = self._ledger.parts_sent(bundle, size)
-        if not known:
-            return 0
+        path = bundle_path(bundle)
         try:
-            there = await self._retry(lambda: self._site.list(bundle_path(bundle)))
+            there = await self._retry(lambda: self._site.list(path))
         except SiteNotFound:
             return 0
+        for name in there:
+            if _PART in name and not name.endswith(_part_name(0, count)[-_PART_DIGITS:]):
+                await self._retry(lambda name=name: self._site.remove(f"{path}/{name}"))  # type: ignore[misc]
         gone = (n for n in range(known) if _part_name(n, count) not in there)
         return next(gone, known)
 
@@ -226,7 +237,7 @@ class Uploader:
 
 def _part_name(number: int, count: int) -> str:
     """Return the name of a part; the script counts them by it (`inputs.sh.j2`)."""
-    return f"{number + 1:07}-of-{count:07}"
+    return f"{number + 1:0{_PART_DIGITS}}{_PART}{count:0{_PART_DIGITS}}"
 
 
 async def _compressed(part: bytes | bytearray) -> bytes:

@@ -109,7 +109,8 @@ CREATE TABLE uploads (
     size INTEGER NOT NULL, sent INTEGER NOT NULL
 );
 CREATE TABLE imports (
-    bundle TEXT NOT NULL, path TEXT NOT NULL, name TEXT NOT NULL, import_id TEXT NOT NULL,
+    bundle TEXT NOT NULL, path TEXT NOT NULL, name TEXT NOT NULL,
+    site TEXT NOT NULL, import_id TEXT NOT NULL,
     PRIMARY KEY (bundle, path)
 );
 """

@@ -295,20 +295,40 @@ class FileLedger:
         with self._database.write() as db:
             _forget_upload(db, bundle)
 
-    def set_import(self, bundle: str, path: str, name: str, import_id: str) -> None:
+    def set_import(self, bundle: str, path: str, name: str, site: str, import_id: str) -> None:
         """Record that a site imports a bundle's file of `path` to a file of this name."""
         with self._database.write() as db:
             db.execute(
-                "INSERT OR REPLACE INTO imports VALUES (?, ?, ?, ?)",
-                (bundle, path, name, import_id),
+                "INSERT OR REPLACE INTO imports VALUES (?, ?, ?, ?, ?)",
+                (bundle, path, name, site, import_id),
             )
 
-    def find_import(self, bundle: str, path: str) -> tuple[str, str] | None:
-        """Return the name and the import's id of a bundle's file, if it was imported."""
+    def find_import(self, bundle: str, path: str, site: str) -> tuple[str, str] | None:
+        """Return the name and the import's id of a bundle's file, if the site has imported it."""
         row = self._db.execute(
-            "SELECT name, import_id FROM imports WHERE bundle = ? AND path = ?", (bundle, path)
+            "SELECT name, import_id FROM imports WHERE bundle = ? AND path = ? AND site = ?",
+            (bundle, path, site),
         ).fetchone()
         return row and (str(row["name"]), str(row["import_id"]))
+
+    def forget_import(self, bundle: str, path: str) -> None:
+        """Record that a bundle's file is not imported."""
+        with self._database.write() as db:
+            db.execute("DELETE FROM imports WHERE bundle = ? AND path = ?", (bundle, path))
+
+    def import_ids(self, bundle: str, site: str) -> list[str]:
+        """Return the ids of a site's imports to a bundle."""
+        rows = self._db.execute(
+            "SELECT import_id FROM imports WHERE bundle = ? AND site = ?", (bundle, site)
+        )
+        return [row["import_id"] for row in rows]
+
+    def bundles_at(self, place: str) -> list[str]:
+        """Return all uploaded bundles of a place, also those that are unpacked or gone."""
+        rows = self._db.execute(
+            "SELECT id FROM bundles WHERE place = ? AND state != 'carried'", (place,)
+        )
+        return [row["id"] for row in rows]
 
     def unfinished_uploads(self, place: str) -> list[str]:
         """Return the bundles of which parts may be at a place, but which no job can use."""

@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,8 +22,12 @@ from tests.support.simulated import SimulatedSite, World
 SIZE = IMPORT_BYTES + 5
 SHARED = SharedFile("https://store/file?Signature=secret")
 FAILED = JobState(Phase.ENDED, Reason.UNKNOWN, "no route to the other host")
+LONG_S = 10_000.0
 DONE = JobState(Phase.ENDED, Reason.SUCCESS)
 RUNNING = JobState(Phase.RUNNING)
+UNKNOWN = JobState(Phase.UNKNOWN)
+SILENT = JobState(Phase.UNKNOWN, detail="no answer")
+"""Stands for an error in place of a state."""
 
 
 class Importing(SimulatedSite):
@@ -53,7 +58,10 @@ class Importing(SimulatedSite):
 
     async def import_state(self, import_id: str) -> JobState:
         states = self.import_states
-        return states.pop(0) if len(states) > 1 else states[0]
+        state = states.pop(0) if len(states) > 1 else states[0]
+        if state is SILENT:
+            raise SiteUnreachable("no answer")
+        return state
 
     async def stat(self, path: str) -> Entry | None:
         if path in self.removed:
@@ -76,12 +84,15 @@ class Run:
         self.site, self.journal = site, journal
         self.said: list[str] = []
         self.shared: SharedFile | None = SHARED
+        self.away = ""
         retry = SiteRetry("sim", self.said.append, asyncio.get_running_loop().time)
         self.importer = Importer(
             site, journal.files, retry, share=self._share, notify=self.said.append
         )
 
     async def _share(self, file: LocalFile) -> SharedFile | None:
+        if file.stored == self.away:
+            await asyncio.sleep(LONG_S)
         return self.shared
 
     async def bring(self, *files: LocalFile) -> list[str]:
@@ -127,7 +138,7 @@ def test_only_large_ones_are_imported(play: Player) -> None:
     async def scenario(run: Run) -> None:
         assert await run.bring(stored(), stored("small", IMPORT_BYTES - 1)) == ["set.tar"]
         assert run.said == ["Moving set.tar (16.0 MiB) to site sim, from server to server."]
-        assert run.journal.files.find_import("1/b", "set.tar") is not None
+        assert run.journal.files.find_import("1/b", "set.tar", "sim") is not None
 
     play(scenario)
 
@@ -161,7 +172,7 @@ def test_an_import_that_ended_while_nobody_looked(play: Player, site: Importing)
                 await run.bring(stored())
 
     async def again(run: Run) -> None:
-        site.import_states = [JobState(Phase.UNKNOWN)]
+        site.import_states = [UNKNOWN]
         assert await run.bring(stored()) == ["set.tar"]
 
     play(stopped)
@@ -169,13 +180,14 @@ def test_an_import_that_ended_while_nobody_looked(play: Player, site: Importing)
     assert len(site.begun) == 1
 
 
-@pytest.mark.parametrize("how", ["failed", "stalled", "short", "forgotten", "refused"])
+@pytest.mark.parametrize("how", ["failed", "stalled", "silent", "short", "forgotten", "refused"])
 def test_what_is_not_imported_is_left_to_another_way(
     play: Player, site: Importing, how: str
 ) -> None:
     reasons = {
         "failed": FAILED.detail,
         "stalled": "Nothing of it has come for 600 s",
+        "silent": "Nothing of it has come for 600 s",
         "short": "Not all of it is there",
         "forgotten": "Not all of it is there",
         "refused": "no imports",
@@ -183,8 +195,9 @@ def test_what_is_not_imported_is_left_to_another_way(
     site.import_states = {
         "failed": [RUNNING, FAILED],
         "stalled": [JobState(Phase.WAITING)],
+        "silent": [SILENT],
         "short": [DONE],
-        "forgotten": [JobState(Phase.UNKNOWN)],
+        "forgotten": [UNKNOWN],
     }.get(how, [DONE])
     site.sizes = [0] if how in ("stalled", "failed") else [SIZE - 1]
     if how == "refused":
@@ -197,9 +210,34 @@ def test_what_is_not_imported_is_left_to_another_way(
             f" machine. {reasons[how]}."
         )
         assert site.removed == site.begun, "half a file takes no room"
+        assert run.journal.files.find_import("1/b", "set.tar", "sim") is None
         said = len(run.said)
         assert await run.bring(stored("other.tar")) == [], "tried once in a run"
         assert len(run.said) == said
+
+    play(scenario)
+
+
+def test_one_odd_answer_ends_no_import(play: Player, site: Importing) -> None:
+    """A scheduler may not know a job that was just submitted."""
+    site.import_states = [UNKNOWN, SILENT, RUNNING, UNKNOWN, DONE]
+
+    async def scenario(run: Run) -> None:
+        assert await run.bring(stored()) == ["set.tar"]
+
+    play(scenario)
+
+
+def test_a_place_that_is_away_holds_up_no_other(play: Player) -> None:
+    async def scenario(run: Run) -> None:
+        away = [replace(stored(f"{n}"), stored="away") for n in range(8)]
+        run.away = "away"
+        waiting = asyncio.create_task(run.importer.bring("1/a", away))
+        await asyncio.sleep(1)
+        assert await run.bring(stored()) == ["set.tar"]
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
 
     play(scenario)
 

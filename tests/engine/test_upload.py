@@ -329,6 +329,15 @@ class TestFromAnotherPlace:
 
         play(scenario)
 
+    def test_jobs_that_need_it_at_the_same_time_move_it_once(self, play: Player) -> None:
+        async def scenario(run: Run) -> None:
+            file = run.stored("large", os.urandom(SIZE))
+            staged = await asyncio.gather(*(run.stage([file]) for _ in range(4)))
+            assert len({one.bundles for one in staged}) == 1
+            assert len(run.puts) == PARTS
+
+        play(scenario)
+
     def test_a_place_that_is_away_holds_up_no_other_upload(self, play: Player) -> None:
         async def scenario(run: Run) -> None:
             away = True

@@ -5,11 +5,13 @@ often the internet. The URL grants access to the file, so the job reads it from 
 `curl --config`.
 """
 
+import re
 import shlex
 import uuid
 from typing import Final
 
-from snakemake_executor_plugin_mantik.sites.base import JobState, SharedFile
+from snakemake_executor_plugin_mantik.common.errors import SiteRejected
+from snakemake_executor_plugin_mantik.sites.base import JobState, Phase, SharedFile
 from snakemake_executor_plugin_mantik.sites.firecrest.files import FirecrestFiles
 from snakemake_executor_plugin_mantik.sites.firecrest.jobs import FirecrestJobs
 from snakemake_executor_plugin_mantik.sites.firecrest.opening import FirecrestSystem
@@ -24,6 +26,9 @@ _ATTEMPTS: Final = 5
 """How often the job connects; each attempt goes on where the one before broke off."""
 _STALLED_S: Final = 120
 """Seconds of next to no bytes after which an attempt ends."""
+
+_SAFE: Final = re.compile(r"https?://[!#-\[\]-~]+")
+"""URLs that are one option of curl's, in quotes: ASCII without blanks, quotes and backslashes."""
 
 _FETCH: Final = """\
 config={config}
@@ -56,7 +61,7 @@ class FirecrestImports:
         self._account = account
 
     async def start(self, source: SharedFile, path: str) -> str | None:
-        if source.api:
+        if source.api or not _SAFE.fullmatch(source.url):
             return None
         name = str(uuid.uuid4())
         config = f"{TRANSFERS}/{name}"
@@ -68,15 +73,22 @@ class FirecrestImports:
         )
         script = transfer_script(self._system, self._paths.absolute(JOBS), self._account, commands)
         await self._files.make_directory(TRANSFERS, private=True)
-        url = source.url.replace("\\", "\\\\").replace('"', '\\"')
-        await self._files.put(config, f'url = "{url}"\n'.encode(), private=True)
-        return f"{await self._jobs.submit(script, self._paths.root)}/{name}"
+        scheme = source.url.partition(":")[0]
+        options = f'url = "{source.url}"\ngloboff\nproto = "={scheme}"\nproto-redir = "={scheme}"\n'
+        await self._files.put(config, options.encode(), private=True)
+        try:
+            job = await self._jobs.submit(script, self._paths.root)
+        except SiteRejected:
+            await self._files.remove(config)
+            raise
+        return f"{job}/{name}"
 
     async def state(self, import_id: str) -> JobState:
         return await self._jobs.state(import_id.partition("/")[0])
 
     async def end(self, import_id: str) -> None:
         job, _, name = import_id.partition("/")
-        await self._jobs.cancel([job])
-        await self._files.remove(f"{JOBS}/{job}.out")
         await self._files.remove(f"{TRANSFERS}/{name}")
+        if (await self._jobs.state(job)).phase is not Phase.ENDED:
+            await self._jobs.cancel([job])
+        await self._files.remove(f"{JOBS}/{job}.out")

@@ -9,15 +9,16 @@ UNICORE/X 11.0: `transferredBytes` is 0 until the end, and a transfer that is de
 import re
 from typing import Final
 
-from snakemake_executor_plugin_mantik.common.errors import SiteNotFound
+from snakemake_executor_plugin_mantik.common.errors import SiteError, SiteNotFound, one_line
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
+from snakemake_executor_plugin_mantik.sites.answers import shorten
 from snakemake_executor_plugin_mantik.sites.base import JobState, Phase, SharedFile
 from snakemake_executor_plugin_mantik.sites.unicore.connection import UnicoreConnection
 from snakemake_executor_plugin_mantik.sites.unicore.paths import StoragePaths
 
 API: Final = "unicore"
 
-_QUERY: Final = re.compile(r"\?\S+")
+_QUERY: Final = re.compile(r"(\?|%3[Ff]|;)\S+")
 """The end of a URL, which may grant access to a file."""
 
 _PHASES: Final = {
@@ -27,6 +28,11 @@ _PHASES: Final = {
     "FAILED": Phase.ENDED,
     "ABORTED": Phase.ENDED,
 }
+
+
+def _hidden(text: str, url: str) -> str:
+    """Return a server's text without what grants access to the file at `url`."""
+    return _QUERY.sub("?…", text.replace(url, url.partition("?")[0]) if url else text)
 
 
 class UnicoreImports:
@@ -43,7 +49,11 @@ class UnicoreImports:
         self._paths.url(path)  # which checks it
         body = {"file": self._paths.below(path), "source": source.url}
         url = f"{self._paths.storage}/transfers"
-        answer = await self._connection.once("import", "POST", url, json=body)
+        try:
+            answer = await self._connection.once("import", "POST", url, json=body)
+        except SiteError as error:  # the server may repeat the address
+            error.what = _hidden(error.what, source.url)
+            raise
         import_id = str(answer.headers.get("location", "")).rstrip("/").rpartition("/")[2]
         if not import_id:
             raise self._connection.nonsense(url)
@@ -62,7 +72,7 @@ class UnicoreImports:
             return JobState(phase)
         done = found["status"] == "DONE"
         message = str(found.get("statusMessage") or "").removeprefix("NOT_SUCCESSFUL").strip()
-        message = _QUERY.sub("?…", message)
+        message = shorten(one_line(_hidden(message, str(found.get("source") or ""))))
         return JobState(phase, Reason.SUCCESS if done else Reason.UNKNOWN, message)
 
     async def end(self, import_id: str) -> None:

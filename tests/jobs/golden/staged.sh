@@ -315,10 +315,12 @@ _m_say_unpacked() {
   done < "$list"
 }
 _m_unpack_bundle() {
-  local into=$_m_work/unpack until=$(( SECONDS + _m_visible_s ))
+  local into=$_m_work/unpack said=$_m_work/unpack.err until=$(( SECONDS + _m_visible_s ))
   [ -e "$2" ] && return
   rm -rf -- "$into" && mkdir -m 700 -- "$into" || _m_fail "cannot make $into"
-  _m_read_bundle "$1" | tar -xzf - -C "$into" --no-same-owner --no-same-permissions
+  : > "$said" || _m_fail "cannot write $said"
+  _m_read_bundle "$1" 2>> "$said" |
+    tar -xzf - -C "$into" --no-same-owner --no-same-permissions 2>> "$said"
   if ! { [[ "${PIPESTATUS[*]}" =~ ^0\ 0$ ]] && { [ -f "$1" ] || _m_link_imported "$1" "$into"; }; }
   then
     # Another job may have unpacked it meanwhile, and removed its parts.
@@ -327,6 +329,7 @@ _m_unpack_bundle() {
       (( SECONDS < until )) || break
       sleep 0.5
     done
+    cat -- "$said" >&2
     _m_fail "cannot unpack $1: it is missing or damaged"
   fi
   _m_place "$into" || _m_fail "cannot put the files of $1 into the workspace"
@@ -341,11 +344,11 @@ _m_link_imported() {
   find "$2" -type l -lname '.mantik/imported/*' -print0 > "$list" || return
   while IFS= read -r -d '' link; do
     target=$(readlink -- "$link") && file=$1/imported/${target##*/} || return
-    mode=${target%/*} mode=${mode##*/}
+    mode=${target%/*} mode=$(printf %o $(( 8#${mode##*/} & ~8#$(umask) )))
     touch -h -r "$link" -- "$file" && chmod "$mode" -- "$file" && {
       ln -f -- "$file" "$link" || cp -p --remove-destination -- "$file" "$link"
     } || return
-  done < "$list" 2>/dev/null
+  done < "$list" 2>> "$_m_work/unpack.err"
   rm -f -- "$list"
 }
 

@@ -22,6 +22,8 @@ from tests.support.seeds import seeds
 
 SEEDS = seeds(400, number="MANTIK_SCHEDULES")
 BLOCK = 50
+pytestmark = pytest.mark.timeout(1200)
+
 COUNTED = (
     "edits while jobs wait or run",
     "edits of equal size and time",

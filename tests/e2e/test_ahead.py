@@ -213,6 +213,10 @@ def test_a_failure_while_nobody_looks_costs_nothing_more(pipelines: Project) -> 
     is_as_local(pipelines)
 
 
+BUSY_S = 800.0
+"""How long a chain of jobs may take on a cluster that others keep busy, seconds."""
+
+
 def end_from_outside(
     project: Project, rule: str, how: str, end: Callable[[TryRecord], None]
 ) -> None:
@@ -226,7 +230,8 @@ def end_from_outside(
     go(project)
     report = next(record for record in project.tries if record.rule == "report")
     marker = f"{report.id}.[1-9]*"
-    until(lambda: [*(project.workspace / report.paths.tries).glob(marker)], "the end of all")
+    there = project.workspace / report.paths.tries
+    until(lambda: [*there.glob(marker)], "the end of all", BUSY_S)
 
     said = project.run("--rerun-incomplete", "--nolock").failed()
 
@@ -252,6 +257,7 @@ def test_a_job_that_is_ended_from_outside(
     end_from_outside(pipeline, rule, how, end)
 
 
+@pytest.mark.timeout(3 * BUSY_S)
 @pytest.mark.parametrize("how", ["cancelled", "node"])
 @pytest.mark.parametrize("place", REAL, indirect=True)
 def test_a_job_that_slurm_ends(pipelines: Project, centre: Centre, how: str) -> None:

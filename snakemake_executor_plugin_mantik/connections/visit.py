@@ -4,7 +4,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from snakemake_executor_plugin_mantik.common.errors import SiteUnreachable, UserError
 from snakemake_executor_plugin_mantik.common.state_directory import STATE
@@ -20,7 +20,7 @@ from snakemake_executor_plugin_mantik.connections.connect import (
 )
 from snakemake_executor_plugin_mantik.engine.core import OPEN_WAIT_S
 from snakemake_executor_plugin_mantik.engine.plan import Planner
-from snakemake_executor_plugin_mantik.journal import SiteRecord, read_stored
+from snakemake_executor_plugin_mantik.journal import SiteRecord, StoredOutputs, read_stored
 from snakemake_executor_plugin_mantik.sites.base import Site
 from snakemake_executor_plugin_mantik.sites.credentials import find_account
 
@@ -45,13 +45,34 @@ async def visit_site(
             where=str(workdir),
             do="Start snakemake there once",
         )
+    site = await open_site_again(
+        name, loaded, workdir, known, account=account or find_account(name, os.environ)
+    )
+    try:
+        yield site
+    finally:
+        await site.close()
+
+
+async def open_site_again(
+    name: str, loaded: LoadedConfig, workdir: Path, known: StoredOutputs, *, account: str | None
+) -> Site:
+    """Open a site in the workspace that the last run used there, according to the journal.
+
+    Raises:
+        MantikError: credentials are missing or refused, the site does not answer, or the config
+            leads to another workspace.
+    """
     credentials = find_site_credentials({name: loaded}, workdir)
     await asyncio.to_thread(credentials[name].login)
-    planner = Planner(loaded.config, account or find_account(name, os.environ), workdir)
-    made = make_sites(
-        {name: loaded}, credentials, {name: planner}, workspace_name(workdir, known.workflow)
+    before = known.sites.get(name)
+    workspace = (
+        PurePosixPath(before.workspace).name  # also if the directory was moved since
+        if before is not None
+        else workspace_name(workdir, known.workflow)
     )
-    site, _ = made[name]
+    planner = Planner(loaded.config, account, workdir)
+    site, _ = make_sites({name: loaded}, credentials, {name: planner}, workspace)[name]
     try:
         try:
             async with asyncio.timeout(OPEN_WAIT_S):
@@ -62,17 +83,17 @@ async def visit_site(
                 where=f"site {name}",
                 do="Check the URL and the network, and try again",
             ) from None
-        before = known.sites.get(name)
         if before is not None and before.workspace != facts.workspace:
             raise UserError(
-                f"the jobs are in the workspace {before.workspace}, but the backend config leads to"
-                f" {facts.workspace}",
+                f"the last run used the workspace {before.workspace}, but the backend config leads"
+                f" to {facts.workspace}",
                 where=str(loaded.path),
-                do=f"Name the earlier backend config with --site {name}=FILE",
+                do=f"Set Site: Workspace to {before.workspace} in it",
             )
-        yield site
-    finally:
+    except BaseException:
         await site.close()
+        raise
+    return site
 
 
 def find_config(record: SiteRecord | None, name: str, given: Sequence[str] = ()) -> LoadedConfig:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from snakemake_executor_plugin_mantik.engine.stage import Stager
 from snakemake_executor_plugin_mantik.staging.local import LocalFile
@@ -43,10 +44,15 @@ async def upload_early(
     done = 0
     for batch in _split(lacking, max(upload_bytes, size // _MOST_BUNDLES)):
         whole = sum(file.size for file in batch)
-        await stager.keep(batch, lambda share: report(done + share * whole))  # noqa: B023
+        await stager.keep(batch, partial(_report_share, report, done, whole))
         done += whole
         report(done)
     return EarlyUpload(len(lacking), size)
+
+
+def _report_share(report: Callable[[float], None], before: int, size: int, share: float) -> None:
+    """Report the bytes sent so far: those of earlier bundles, and a share of the present one."""
+    report(before + share * size)
 
 
 def _split(files: Sequence[LocalFile], size: int) -> Iterator[list[LocalFile]]:

@@ -119,7 +119,8 @@ class Resumed:
 
     Attributes:
         files: the checkpoint, if its content is known.
-        before: the paths of the segment before, if it is to be compared with what that one found.
+        before: the paths of the previous segment, if the checkpoint must differ from what that one
+            found.
     """
 
     files: tuple[FileRecord, ...] = ()

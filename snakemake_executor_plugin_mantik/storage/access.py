@@ -7,25 +7,18 @@ in runs that need none.
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, TypeVar
 
 from snakemake_executor_plugin_mantik.common.errors import (
     OutputsLost,
     SiteNotFound,
-    SiteUnreachable,
     UserError,
 )
 from snakemake_executor_plugin_mantik.common.state_directory import STATE
-from snakemake_executor_plugin_mantik.config.reading import read_config_named
-from snakemake_executor_plugin_mantik.connections.connect import (
-    find_site_credentials,
-    make_sites,
-)
+from snakemake_executor_plugin_mantik.connections.visit import find_config, open_site_again
 from snakemake_executor_plugin_mantik.engine.compare import list_targets
-from snakemake_executor_plugin_mantik.engine.core import OPEN_WAIT_S
 from snakemake_executor_plugin_mantik.engine.place import make_retry
-from snakemake_executor_plugin_mantik.engine.plan import Planner
 from snakemake_executor_plugin_mantik.jobs.paths import display_path
 from snakemake_executor_plugin_mantik.journal import SiteRecord, read_stored
 from snakemake_executor_plugin_mantik.sites.base import Entry, Site
@@ -158,32 +151,7 @@ class Access:
                 do="Run the workflow with the backend config of its site",
             )
         name = record.site
-        loaded = await asyncio.to_thread(
-            lambda: read_config_named(name, record.config, Path(), project=None)
+        loaded = await asyncio.to_thread(find_config, record, name)
+        return await open_site_again(
+            name, loaded, self._workdir, known, account=find_account(name, self._environ)
         )
-        credentials = find_site_credentials({name: loaded}, self._workdir)
-        await asyncio.to_thread(credentials[name].login)
-        planner = Planner(loaded.config, find_account(name, self._environ), self._workdir)
-        sites = make_sites(
-            {name: loaded}, credentials, {name: planner},
-            # Not the one of this directory, which may have been moved.
-            PurePosixPath(record.workspace).name,
-        )  # fmt: skip
-        site, _ = sites[name]
-        try:
-            async with asyncio.timeout(OPEN_WAIT_S):
-                facts = await site.open()
-        except TimeoutError:
-            raise SiteUnreachable(
-                f"the site has not answered for {OPEN_WAIT_S:.0f} s, and outputs are stored there",
-                where=f"site {name}",
-                do="Check the network, and start again",
-            ) from None
-        if facts.workspace != record.workspace:
-            raise UserError(
-                f"outputs are stored in the workspace {record.workspace}, but the backend config"
-                f" leads to {facts.workspace}",
-                where=record.config,
-                do=f"Set Site: Workspace to {record.workspace} in it",
-            )
-        return site

@@ -192,7 +192,7 @@ class Dispatcher:
                 self._retry.note(message)
         before = None if choice.adopted or makers else self._goes_on_from(request, made_of)
         record = choice.adopted or self._new_try(request, made_of(), makers, before)
-        for one in (record, *self._journal.next_segments(record.id)):
+        for one in (record, *self._journal.segments.waiting_after(record.id)):
             self._place.conflicts.own(one)
         return record
 
@@ -248,18 +248,18 @@ class Dispatcher:
         """
         if request.continuation is None:
             return None
-        found = self._journal.last_segment(request.job, self._place.id)
+        found = self._journal.segments.last(request.job, self._place.id)
         if found is None or (request.forced and found.id not in self.gone_on):
             return None
         return found if fingerprint_of(made_of(found)) == found.fingerprint else None
 
     def _resumed(self, record: TryRecord) -> Resumed:
         """Return what a try finds of the one whose checkpoint it goes on from."""
-        if not record.follows or self._journal.followed_before(record):
+        if not record.follows or self._journal.segments.was_followed(record):
             return NOTHING  # another try of the same job may have changed the checkpoint
         [before] = self._journal.tries([record.follows])
         return Resumed(
-            tuple(self._journal.checkpoint(before.id)) if before.goes_on == LISTED else (),
+            tuple(self._journal.segments.checkpoint(before.id)) if before.goes_on == LISTED else (),
             before.paths if before.goes_on == IF_CHANGED else None,
         )
 

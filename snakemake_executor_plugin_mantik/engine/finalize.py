@@ -258,11 +258,11 @@ class Finalizer:
         if request.continuation is None:
             return None
         if marker is not None and (lost := lost_checkpoint(request.continuation, record, marker)):
-            self._journal.keep_checkpoint(record.follows, "")  # the job begins anew
+            self._journal.segments.keep_checkpoint(record.follows, "")  # the job begins anew
             return lost
         then = judge_segment(request.continuation, record, marker, reason)
         if then is not None and then.goes_on:
-            self._journal.keep_checkpoint(record.id, then.goes_on, kept)
+            self._journal.segments.keep_checkpoint(record.id, then.goes_on, kept)
         return then
 
     async def _goes_on(

@@ -76,7 +76,7 @@ class NextSegments:
         """
         if request.continuation is not None:
             await self.stop(request)
-            await self._give_up(self._journal.next_segments(record.id))
+            await self._give_up(self._journal.segments.waiting_after(record.id))
 
     async def close(self) -> None:
         """Submit no more segments."""
@@ -85,7 +85,7 @@ class NextSegments:
         await asyncio.gather(*self._sending.values(), return_exceptions=True)
 
     async def _send(self, request: JobRequest, attempt: Attempt, files: list[LocalFile]) -> None:
-        waiting = self._journal.next_segments(attempt.record.id)
+        waiting = self._journal.segments.waiting_after(attempt.record.id)
         self._waiting[request.job] = len(waiting)
         before = Attempt.of(waiting[-1]) if waiting else attempt
         try:

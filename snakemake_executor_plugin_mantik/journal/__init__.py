@@ -15,15 +15,14 @@ from snakemake_executor_plugin_mantik.journal.files import (
     FileLedger,
     WriteConflict,
 )
-from snakemake_executor_plugin_mantik.journal.journal import (
-    BUCKET_SIZE,
-    Journal,
+from snakemake_executor_plugin_mantik.journal.history import (
     StoredOutputs,
     is_controlled,
     journal_path,
     read_history,
     read_stored,
 )
+from snakemake_executor_plugin_mantik.journal.journal import BUCKET_SIZE, Journal
 from snakemake_executor_plugin_mantik.journal.records import (
     LOST,
     FileRecord,

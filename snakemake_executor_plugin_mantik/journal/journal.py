@@ -1,36 +1,28 @@
 """Every step of every try, written before it is taken."""
 
 import json
-import sqlite3
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
-from dataclasses import dataclass, field
+from contextlib import suppress
 from pathlib import Path
-from urllib.parse import quote
 
 from snakemake_executor_plugin_mantik.common.errors import JournalError
-from snakemake_executor_plugin_mantik.common.locks import is_locked
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.journal import backup
 from snakemake_executor_plugin_mantik.journal.backup import JournalBackup
-from snakemake_executor_plugin_mantik.journal.database import (
-    JOURNAL_FILE,
-    JOURNAL_LOCK,
-    STORED_SINCE,
-    Database,
-)
-from snakemake_executor_plugin_mantik.journal.files import FileLedger, all_stored, mark_landed
+from snakemake_executor_plugin_mantik.journal.database import Database
+from snakemake_executor_plugin_mantik.journal.files import FileLedger, mark_landed
+from snakemake_executor_plugin_mantik.journal.history import read_tries
 from snakemake_executor_plugin_mantik.journal.records import (
     LEFT,
     FileRecord,
     SiteRecord,
-    StoredOutput,
     TryRecord,
     TryState,
     is_utf8,
 )
+from snakemake_executor_plugin_mantik.journal.segments import SegmentLedger
 
 BUCKET_SIZE = 500
 """Tries per bucket: small enough for one listing, large enough that few buckets are open."""
@@ -44,7 +36,11 @@ _ORDER = {state: rank for rank, state in enumerate(TryState)}
 class Journal:
     """Reads and writes the journal. Not thread-safe: it belongs to one thread at a time.
 
-    `remark` is a notice for the user, and may be empty.
+    Attributes:
+        path: the journal's file.
+        remark: a notice for the user; may be empty.
+        files: its part on files.
+        segments: its part on jobs that go on past their walltime.
     """
 
     def __init__(self, directory: Path, *, shared: bool = False) -> None:
@@ -62,6 +58,7 @@ class Journal:
         self.path = self._database.path
         self.remark = self._database.remark
         self.files = FileLedger(self._database, self._note)
+        self.segments = SegmentLedger(self._database)
         self._spared: set[str] = set()
         try:
             self._forget_made()
@@ -416,54 +413,6 @@ class Journal:
             reason=reason, finished=time.time(),
         )  # fmt: skip
 
-    def keep_checkpoint(self, try_id: str, goes_on: str, files: Iterable[FileRecord] = ()) -> None:
-        """Record that another try can go on from a try's checkpoint, which consists of `files`.
-
-        `goes_on` is how (`TryRecord.goes_on`). What the try itself went on from is forgotten.
-        """
-        with self._database.write() as db:
-            db.execute(
-                "DELETE FROM kept WHERE try = (SELECT follows FROM tries WHERE id = ?)", (try_id,)
-            )
-            db.executemany(
-                "INSERT OR REPLACE INTO kept VALUES (?, ?, ?, ?)",
-                [(try_id, f.path, f.size, f.sha256) for f in files if is_utf8(f.path)],
-            )
-            db.execute(
-                "UPDATE tries SET goes_on = '' WHERE id = (SELECT follows FROM tries WHERE id = ?)",
-                (try_id,),
-            )
-            db.execute("UPDATE tries SET goes_on = ? WHERE id = ?", (goes_on, try_id))
-
-    def checkpoint(self, try_id: str) -> list[FileRecord]:
-        """Return the files of the checkpoint that a try left; see `keep_checkpoint`."""
-        found = self._db.execute("SELECT path, size, sha256 FROM kept WHERE try = ?", (try_id,))
-        return [FileRecord(**row) for row in found]
-
-    def last_segment(self, job: str, place: str) -> TryRecord | None:
-        """Return the try from whose checkpoint at a place a job can go on, if there is one."""
-        for record in reversed(self._tries("WHERE job = ?", (job,))):
-            if record.goes_on:
-                return record if record.place == place else None
-            if record.outcome == "succeeded" or not record.follows:
-                return None  # the job has begun anew since
-        return None
-
-    def next_segments(self, try_id: str) -> list[TryRecord]:
-        """Return the open tries that are to go on after a try, one after the other."""
-        found: list[TryRecord] = []
-        while more := self._tries(
-            "WHERE follows = ? AND state NOT IN ('done', 'abandoned')",
-            (found[-1].id if found else try_id,),
-        ):
-            found.append(more[-1])
-        return found
-
-    def followed_before(self, record: TryRecord) -> bool:
-        """Return whether an earlier try has gone on from the same checkpoint as a try."""
-        others = self._tries("WHERE follows = ? AND job = ?", (record.follows, record.job))
-        return any(other.id != record.id for other in others)
-
     def spoiled(self, try_id: str) -> None:
         """Record that a try failed after all, because its outputs are not what its rule wants."""
         self._advance(
@@ -547,111 +496,4 @@ class Journal:
         return self._tries("WHERE state NOT IN ('done', 'abandoned')", ())
 
     def _tries(self, where: str, values: Sequence[object]) -> list[TryRecord]:
-        return _read_tries(self._db, where, values)
-
-
-def _read_tries(db: sqlite3.Connection, where: str, values: Sequence[object]) -> list[TryRecord]:
-    """Return the tries that match the SQL clause `where`, or all, the oldest first."""
-    rows = db.execute(f"SELECT * FROM tries {where} ORDER BY rowid", tuple(values)).fetchall()  # noqa: S608
-    records = []
-    for row in rows:
-        fields = dict(row) | {"state": TryState(row["state"])}
-        jobs = db.execute("SELECT site_job FROM submissions WHERE try = ?", (row["id"],))
-        records.append(TryRecord(**fields, site_jobs=tuple(job["site_job"] for job in jobs)))
-    return records
-
-
-def journal_path(directory: Path) -> Path:
-    """Return the journal's file, in a workflow's state directory.
-
-    Raises:
-        JournalError: it does not exist.
-    """
-    path = directory / JOURNAL_FILE
-    if not path.exists():
-        raise JournalError(
-            "no job has been submitted from here yet",
-            where=str(path),
-            do="Run snakemake first, or name the workflow's working directory with -d",
-        )
-    return path
-
-
-@dataclass(frozen=True)
-class StoredOutputs:
-    """The stored outputs of a workflow, its sites by name, and its own name in the journal.
-
-    `lost` are the paths of outputs that do not exist, whatever lies here under their names.
-    """
-
-    outputs: tuple[StoredOutput, ...] = ()
-    lost: frozenset[str] = frozenset()
-    sites: Mapping[str, SiteRecord] = field(default_factory=dict)
-    workflow: str = ""
-
-
-def read_stored(directory: Path) -> StoredOutputs:
-    """Return the stored outputs of a workflow; none if it has no journal.
-
-    `directory` is the workflow's state directory. Works beside a running controller.
-
-    Raises:
-        JournalError: the journal cannot be read.
-    """
-    path = directory / JOURNAL_FILE
-    if not path.exists():
-        return StoredOutputs()
-    try:
-        with closing(
-            sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, timeout=30)
-        ) as db:
-            db.row_factory = sqlite3.Row
-            if db.execute("PRAGMA user_version").fetchone()[0] < STORED_SINCE:
-                return StoredOutputs()
-            rows = db.execute("SELECT site, url, workspace, config, place FROM sites")
-            sites = {row["site"]: SiteRecord(**row) for row in rows}
-            workflow = db.execute("SELECT id FROM workflow").fetchone()["id"]
-            outputs = tuple(all_stored(db))
-            there = {output.path for output in outputs}
-            paths = {row["path"] for row in db.execute("SELECT path FROM stored")}
-            return StoredOutputs(outputs, frozenset(paths - there), sites, workflow)
-    except sqlite3.DatabaseError as error:
-        raise _unreadable(path, error) from error
-
-
-def read_history(directory: Path, name: str = "") -> list[TryRecord]:
-    """Return all tries of a workflow, or those of the job `name` and its groups.
-
-    `directory` is the workflow's state directory. The oldest come first. Works beside a running
-    controller.
-
-    Raises:
-        JournalError: there is no journal, or it cannot be read.
-    """
-    path = journal_path(directory)
-    try:
-        with closing(
-            sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, timeout=30)
-        ) as db:
-            db.row_factory = sqlite3.Row
-            if not db.execute("PRAGMA user_version").fetchone()[0]:
-                return []  # its first controller is about to fill it
-            if not name:
-                return _read_tries(db, "", ())
-            named = "WHERE name = ? OR id IN (SELECT try FROM members WHERE name = ?)"
-            return _read_tries(db, named, (name, name))
-    except sqlite3.DatabaseError as error:
-        raise _unreadable(path, error) from error
-
-
-def is_controlled(directory: Path) -> bool:
-    """Return whether a controller runs that holds the journal in a state directory."""
-    return is_locked(directory / JOURNAL_LOCK)
-
-
-def _unreadable(path: Path, error: sqlite3.DatabaseError) -> JournalError:
-    return JournalError(
-        f"the journal cannot be read ({error})",
-        where=str(path),
-        do="If it is damaged, start snakemake: it is restored from its spare",
-    )
+        return read_tries(self._db, where, values)

@@ -595,27 +595,27 @@ def test_a_job_goes_on_from_the_checkpoint_of_its_last_segment(tmp_path: Path) -
             ).id
 
         def last() -> str:
-            found = journal.last_segment("a", "p")
+            found = journal.segments.last("a", "p")
             return found.id if found is not None else ""
 
         first = new()
         assert last() == ""
-        journal.keep_checkpoint(first, "listed", [FileRecord("ckpt", 1, "sum")])
+        journal.segments.keep_checkpoint(first, "listed", [FileRecord("ckpt", 1, "sum")])
         assert last() == first
-        assert journal.last_segment("a", "elsewhere") is None
+        assert journal.segments.last("a", "elsewhere") is None
         second = new(first)
         assert last() == first, "what has not ended by itself is repeated"
-        journal.keep_checkpoint(second, "listed", [FileRecord("ckpt", 2, "other")])
+        journal.segments.keep_checkpoint(second, "listed", [FileRecord("ckpt", 2, "other")])
         assert last() == second
-        assert journal.checkpoint(first) == []
-        assert [file.size for file in journal.checkpoint(second)] == [2]
+        assert journal.segments.checkpoint(first) == []
+        assert [file.size for file in journal.segments.checkpoint(second)] == [2]
         third = new(second)
-        assert [record.id for record in journal.next_segments(first)] == [second, third]
+        assert [record.id for record in journal.segments.waiting_after(first)] == [second, third]
         again = journal.tries([third])[0]
-        assert not journal.followed_before(again)
+        assert not journal.segments.was_followed(again)
         new(second)
-        assert journal.followed_before(again)
-        journal.keep_checkpoint(second, "")
+        assert journal.segments.was_followed(again)
+        journal.segments.keep_checkpoint(second, "")
         assert last() == "", "it was lost"
         new()
         assert last() == ""

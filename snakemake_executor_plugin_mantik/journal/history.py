@@ -1,0 +1,130 @@
+"""Read a journal without its lock, also beside the controller that writes it."""
+
+import sqlite3
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import quote
+
+from snakemake_executor_plugin_mantik.common.errors import JournalError
+from snakemake_executor_plugin_mantik.common.locks import is_locked
+from snakemake_executor_plugin_mantik.journal.database import (
+    JOURNAL_FILE,
+    JOURNAL_LOCK,
+    STORED_SINCE,
+)
+from snakemake_executor_plugin_mantik.journal.files import all_stored
+from snakemake_executor_plugin_mantik.journal.records import (
+    SiteRecord,
+    StoredOutput,
+    TryRecord,
+    TryState,
+)
+
+
+def read_tries(db: sqlite3.Connection, where: str, values: Sequence[object]) -> list[TryRecord]:
+    """Return the tries that match the SQL clause `where`, or all, the oldest first."""
+    rows = db.execute(f"SELECT * FROM tries {where} ORDER BY rowid", tuple(values)).fetchall()  # noqa: S608
+    records = []
+    for row in rows:
+        fields = dict(row) | {"state": TryState(row["state"])}
+        jobs = db.execute("SELECT site_job FROM submissions WHERE try = ?", (row["id"],))
+        records.append(TryRecord(**fields, site_jobs=tuple(job["site_job"] for job in jobs)))
+    return records
+
+
+def journal_path(directory: Path) -> Path:
+    """Return the journal's file, in a workflow's state directory.
+
+    Raises:
+        JournalError: it does not exist.
+    """
+    path = directory / JOURNAL_FILE
+    if not path.exists():
+        raise JournalError(
+            "no job has been submitted from here yet",
+            where=str(path),
+            do="Run snakemake first, or name the workflow's working directory with -d",
+        )
+    return path
+
+
+@dataclass(frozen=True)
+class StoredOutputs:
+    """The stored outputs of a workflow, its sites by name, and its own name in the journal.
+
+    `lost` are the paths of outputs that do not exist, whatever lies here under their names.
+    """
+
+    outputs: tuple[StoredOutput, ...] = ()
+    lost: frozenset[str] = frozenset()
+    sites: Mapping[str, SiteRecord] = field(default_factory=dict)
+    workflow: str = ""
+
+
+def read_stored(directory: Path) -> StoredOutputs:
+    """Return the stored outputs of a workflow; none if it has no journal.
+
+    `directory` is the workflow's state directory. Works beside a running controller.
+
+    Raises:
+        JournalError: the journal cannot be read.
+    """
+    path = directory / JOURNAL_FILE
+    if not path.exists():
+        return StoredOutputs()
+    try:
+        with closing(_connect(path)) as db:
+            if db.execute("PRAGMA user_version").fetchone()[0] < STORED_SINCE:
+                return StoredOutputs()
+            rows = db.execute("SELECT site, url, workspace, config, place FROM sites")
+            sites = {row["site"]: SiteRecord(**row) for row in rows}
+            workflow = db.execute("SELECT id FROM workflow").fetchone()["id"]
+            outputs = tuple(all_stored(db))
+            there = {output.path for output in outputs}
+            paths = {row["path"] for row in db.execute("SELECT path FROM stored")}
+            return StoredOutputs(outputs, frozenset(paths - there), sites, workflow)
+    except sqlite3.DatabaseError as error:
+        raise _unreadable(path, error) from error
+
+
+def read_history(directory: Path, name: str = "") -> list[TryRecord]:
+    """Return all tries of a workflow, or those of the job `name` and its groups.
+
+    `directory` is the workflow's state directory. The oldest come first. Works beside a running
+    controller.
+
+    Raises:
+        JournalError: there is no journal, or it cannot be read.
+    """
+    path = journal_path(directory)
+    try:
+        with closing(_connect(path)) as db:
+            if not db.execute("PRAGMA user_version").fetchone()[0]:
+                return []  # its first controller is about to fill it
+            if not name:
+                return read_tries(db, "", ())
+            named = "WHERE name = ? OR id IN (SELECT try FROM members WHERE name = ?)"
+            return read_tries(db, named, (name, name))
+    except sqlite3.DatabaseError as error:
+        raise _unreadable(path, error) from error
+
+
+def is_controlled(directory: Path) -> bool:
+    """Return whether a controller runs that holds the journal in a state directory."""
+    return is_locked(directory / JOURNAL_LOCK)
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    db = sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, timeout=30)
+    db.row_factory = sqlite3.Row
+    return db
+
+
+def _unreadable(path: Path, error: sqlite3.DatabaseError) -> JournalError:
+    return JournalError(
+        f"the journal cannot be read ({error})",
+        where=str(path),
+        do="If it is damaged, start snakemake: it is restored from its spare",
+    )

@@ -9,7 +9,12 @@ import pytest
 
 from snakemake_executor_plugin_mantik.sandbox.faults import Fault
 from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
-from snakemake_executor_plugin_mantik.sandbox.settings import SandboxSettings, SiteOption, Timing
+from snakemake_executor_plugin_mantik.sandbox.settings import (
+    FirecrestSettings,
+    SandboxSettings,
+    SiteOption,
+    Timing,
+)
 from tests.real.centre import tsi
 from tests.real.centre.firecrest import SOFTWARE as FIRECREST
 from tests.support.command import smk_mantik
@@ -102,6 +107,23 @@ def test_a_real_server_imports(
     project.close()
 
 
+@pytest.mark.software(FIRECREST)
+def test_a_job_at_a_real_site_fetches(firecrest_centre_place: Place, tmp_path: Path) -> None:
+    """A job of the real Slurm, with the directives of the real firecREST's transfer jobs."""
+    first = firecrest_centre_place
+    other = replace(first, name="other", storage=first.storage / "elsewhere")
+    project = between(first, other, tmp_path)
+    with Path(project.sites[0]).open("a") as config:
+        config.write(f"  Workspace: {project.workspace_at(other)}\n")  # below Site:
+
+    ran = project.run(*FILES_STAY).ok()
+
+    tells(ran.output, f"Moving results/tool ({SHOWN}) to site other, from server to server.")
+    assert "through this machine" not in ran.output
+    verify(project, other)
+    project.close()
+
+
 @pytest.mark.software(UNICOREX)
 @pytest.mark.parametrize("trusting", [True, False])
 def test_real_servers_import_from_each_other(tmp_path: Path, trusting: bool) -> None:
@@ -168,8 +190,18 @@ def test_servers_that_do_not_trust_each_other(tmp_path: Path) -> None:
             Fault("fail_command", "POST", "/transfers$", message="No space left on device"),
             "No space left on device",
         ),
+        (  # Java's errors repeat the address
+            Fault(
+                "refuse",
+                "POST",
+                "/transfers$",
+                status=400,
+                message="URISyntaxException at index 9: http://store/o?X-Amz-Signature=secret",
+            ),
+            "URISyntaxException",
+        ),
     ],
-    ids=["expired", "cut", "full"],
+    ids=["expired", "cut", "full", "told"],
 )
 def test_an_import_that_fails_is_replaced_by_a_stream(
     box: Sandbox, fault: Fault, reason: str, tmp_path: Path
@@ -205,6 +237,20 @@ def test_no_way_from_server_to_server(box: Sandbox, tmp_path: Path) -> None:
     assert "from server to server" not in ran.output
     verify(project, place_in(box, "three"))
     project.close()
+
+
+def test_a_bundle_in_one_part_where_no_import_is_possible(tmp_path: Path) -> None:
+    """Nothing that was prepared for the import is in its way."""
+    sites = [SiteOption("one"), SiteOption("three", "firecrest")]
+    settings = SandboxSettings(firecrest=FirecrestSettings(max_file_size=32 << 20))
+    with Sandbox(tmp_path / "box", sites, settings) as box:
+        project = between(place_in(box, "one"), place_in(box, "three"), tmp_path)
+
+        ran = project.run(*FILES_STAY).ok()
+
+        tells(ran.output, f"Moving results/tool ({SHOWN}) to site three, through this machine.")
+        verify(project, place_in(box, "three"))
+        project.close()
 
 
 def test_an_import_goes_on_while_the_controller_is_dead(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
-from tests.support.workflows import Project, tells, tree
+from tests.support.workflows import Project, tells, tree, until
 
 
 class Requests:
@@ -121,6 +121,32 @@ def test_each_content_goes_up_once(project: Project, sandbox: Sandbox) -> None:
     project.run("--forceall").ok()
     assert requests.uploads == 4, "all of it has been purged"
     assert project.read("a.sum") == project.read("b.sum")
+
+
+def test_nothing_is_left_of_what_a_killed_run_has_sent(project: Project) -> None:
+    project.write(
+        "Snakefile",
+        """
+        rule last:
+            input: "first.txt"
+            output: "last.txt"
+            shell: "until [ -e go ]; do sleep 0.1; done; cp {input} {output}"
+
+        rule first:
+            input: "data.bin"
+            output: "first.txt"
+            shell: "sha256sum {input} > {output}"
+        """,
+    )
+    project.write("data.bin").write_bytes(os.urandom(3_000_000))
+    running = project.start()
+    until(lambda: project.exists("first.txt") and "last: runs" in running.output, "the last job")
+    running.kill()
+    (project.workspace / "go").touch()
+
+    project.run("--rerun-incomplete", "--nolock").ok()
+
+    assert not [*(project.workspace / ".mantik/bundles").glob("*/*")]
 
 
 def test_sources_that_no_rule_names(both: Project) -> None:

@@ -38,7 +38,7 @@ class Importing(SimulatedSite):
         sizes: by path, the sizes that it shows, one after the other; the last one stays.
         states: the states of imports, one after the other; the last one stays.
         error: what the beginning of an import meets.
-        removed: the paths that were removed.
+        removed, ended: the paths that were removed, and the imports that were ended.
     """
 
     def __init__(self) -> None:
@@ -48,6 +48,7 @@ class Importing(SimulatedSite):
         self.import_states = [RUNNING, RUNNING, DONE]
         self.error: Exception | None = None
         self.removed: list[str] = []
+        self.ended: list[str] = []
 
     async def start_import(self, source: SharedFile, path: str) -> str | None:
         assert source is SHARED
@@ -62,6 +63,9 @@ class Importing(SimulatedSite):
         if state is SILENT:
             raise SiteUnreachable("no answer")
         return state
+
+    async def end_import(self, import_id: str) -> None:
+        self.ended.append(import_id)
 
     async def stat(self, path: str) -> Entry | None:
         if path in self.removed:
@@ -269,6 +273,21 @@ def test_what_a_job_found_to_be_another_content_is_not_imported_again(play: Play
         assert await run.bring(stored()) == ["set.tar"]
         run.journal.files.forget_upload("1/b")
         assert await run.bring(stored()) == []
+
+    play(scenario)
+
+
+def test_an_import_of_another_site_of_the_place_is_left_alone(
+    play: Player, site: Importing
+) -> None:
+    """Its id may mean another job there, which must not be ended."""
+
+    async def scenario(run: Run) -> None:
+        run.journal.files.set_import("1/b", "set.tar", "name", "twin", "import-7")
+        assert await run.bring(stored()) == ["set.tar"]
+        assert len(site.begun) == 1
+        await run.importer.end("1/b")
+        assert "import-7" not in site.ended
 
     play(scenario)
 

@@ -186,6 +186,32 @@ def test_parts_that_a_centre_has_purged_are_sent_again(play: Player) -> None:
     play(scenario)
 
 
+def test_parts_of_an_attempt_that_imported_other_files_are_removed(play: Player) -> None:
+    """Their number in all is another: with them the bundle could not be read."""
+
+    async def scenario(run: Run) -> None:
+        file = run.stored("large", os.urandom(SIZE))
+        await stopped_after(run, [file], 3)
+        [first, *_] = sorted(path for path in run.there.files if "-of-" in path)
+        run.there.write(f"{first[:-7]}{99:07}", b"of another attempt")
+        assert run.job(await run.stage([file])) is None
+
+    play(scenario)
+
+
+def test_what_is_left_of_a_kept_bundle_is_removed(play: Player) -> None:
+    """A centre has purged a part of it, or a job could not unpack it."""
+
+    async def scenario(run: Run) -> None:
+        await run.stager.keep(await run.look("large", os.urandom(SIZE)), lambda share: None)
+        kept = list(run.journal.files.pending_bundles("sim"))
+        run.stager.purged()
+        assert not run.journal.files.pending_bundles("sim")
+        assert run.journal.files.loose_bundles("sim") == kept
+
+    play(scenario)
+
+
 def test_another_content_begins_anew(play: Player) -> None:
     async def scenario(run: Run) -> None:
         await stopped_after(run, await run.look("large", os.urandom(SIZE)), 5)

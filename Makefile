@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 DEMO_STAMP := $(VENV)/.installed-demo
 CORES ?= $(shell nproc 2>/dev/null || sysctl -n hw.ncpu 2>/dev/null || echo 2)
 
-.PHONY: install demo test test-faults test-real test-newcomer check format bench clean
+.PHONY: install demo test test-faults test-real test-newcomer release-check check format bench clean
 
 # Most of what is installed is never imported, and what is compiles itself, unless it must not.
 COMPILE := $(if $(PYTHONDONTWRITEBYTECODE),--compile,--no-compile)
@@ -60,6 +60,10 @@ format: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks
+
+# The wheel and the sdist in clean environments of each Python there is; minutes each.
+release-check: $(STAMP)
+	$(BIN)/python tests/release/check.py
 
 clean:
 	rm -rf $(VENV) build dist .cache

@@ -1,5 +1,6 @@
 """A job that may take more time than its walltime ends with its checkpoint, and says so."""
 
+import hashlib
 import os
 import signal
 import time
@@ -166,3 +167,54 @@ def test_a_signal_before_the_time_is_no_end_of_the_walltime(trial: Trial) -> Non
     os.kill(process.pid, signal.SIGTERM)
     ended = trial.end(spec, process)
     assert (ended.sure.exit_code, ended.sure.go_on, ended.sure.changed) == (143, "", True)
+
+
+SAVES_SLOWLY = """\
+trap 'echo warned >> notes; sleep 1; echo 1 > ckpt/new; mv ckpt/new ckpt/state' USR1
+trap 'sleep 1; echo over >> notes; echo 2 > ckpt/state; exit 143' TERM
+: > "running$1"
+while :; do sleep 0.05; done
+"""
+
+
+def test_the_checkpoint_is_listed_when_all_have_ended(trial: Trial) -> None:
+    """The shell around the program ends at once: it does not handle TERM."""
+    trial.write("train.sh", SAVES_SLOWLY)
+    spec = segment(trial, "bash train.sh; true", runtime_s=9, warn_s=8)
+    ended = trial.run(spec)
+    assert (ended.sure.exit_code, ended.sure.go_on) == (GO_ON_CODE, "time_limit"), ended.log
+    assert (trial.workspace / "notes").read_text() == "warned\nover\n", ended.log
+    [state] = [entry for entry in ended.sure.files if entry.path == "ckpt/state"]
+    assert state.sha256 == hashlib.sha256(b"2\n").hexdigest()
+
+
+SRUN = """\
+#!/bin/bash
+# As the real one: steps are no children of the job's script, and TERM kills them.
+case $1 in --overlap) while [[ $1 == -* ]]; do shift; done; SLURM_STEP_ID=7 exec "$@" ;; esac
+export SLURM_STEP_ID=3
+setsid "$@" &
+trap 'kill -s KILL -- "-$!"; exit 137' TERM
+trap '' USR1
+until wait; [ -z "$(jobs -r)" ]; do :; done
+"""
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_the_steps_of_srun_are_warned(trial: Trial, works: bool) -> None:
+    """By a step beside them: neither the launcher nor a shell in the step passes USR1 on."""
+    trial.write("train.sh", SAVES_SLOWLY)
+    trial.program("srun", SRUN if works else SRUN.replace("shift; done;", "exit 1; done;"))
+    spec = segment(
+        trial, "srun bash -c 'env -i PATH=\"$PATH\" bash train.sh; true'", runtime_s=9, warn_s=8
+    )
+    ended = trial.run(spec, env={"SLURM_JOB_ID": f"4{os.getpid()}"})
+    notes = trial.workspace / "notes"
+    if works:
+        assert ended.sure.go_on == "time_limit", ended.log
+        assert notes.read_text() == "warned\nover\n", ended.log
+        assert (trial.workspace / "ckpt/state").read_text() == "2\n"
+    else:
+        assert "the steps of srun cannot be sent USR1" in ended.log
+        assert (ended.sure.exit_code, ended.sure.go_on) == (137, "time_limit")
+        assert not notes.exists()

@@ -59,7 +59,7 @@ _m_on_signal() {
     _m_deadline=$(( SECONDS + 1 + _m_grace_s ))  # part of this second has already passed
     _m_is_time && _m_timed=1
   fi
-  _m_pass TERM
+  _m_ask_to_end
 }
 
 _m_traps() {
@@ -138,7 +138,7 @@ _m_run() {
       (( SECONDS < _m_deadline + 5 )) || break
       sleep 0.1
     fi
-    kill -0 "$_m_group" 2>/dev/null || break
+    _m_goes_on || break
   done
   # If a signal interrupted `wait`, _m_code is the code of the signal; the payload has recorded its
   # own code. Do not call `wait` again: bash may have forgotten a process that ended just as the
@@ -403,26 +403,133 @@ _m_on_warning() {
   _m_warned=1
   _m_grace_s=$(( _m_warn_ms / 4000 ))
   _m_say "the walltime is about to end: the job is to write its checkpoint"
-  _m_pass_caught
+  [ -n "$_m_group" ] || return 0
+  _m_find_members
+  _m_pass_caught "${_m_members[@]}"
+  (( ! ${#_m_sruns[@]} )) || _m_signal_steps USR1
 }
 
-# Sends USR1 to the processes of the running group that handle it: it would end all others at once.
-_m_pass_caught() {
-  local status line pid caught
-  local -a field
+# Sends TERM to the running group. srun would kill its steps then: when the walltime is about to
+# end, these get the signal instead, and srun ends with them.
+_m_ask_to_end() {
   [ -n "$_m_group" ] || return 0
-  for status in /proc/[0-9]*/status; do
-    pid=${status#/proc/} pid=${pid%/status}
-    { line=$(< "/proc/$pid/stat"); } 2>/dev/null || continue
-    line=${line##*)}
-    field=($line)
-    [ "${field[2]-}" = "$_m_group" ] || continue
+  [ -n "$_m_timed" ] || { _m_pass TERM; return 0; }
+  _m_find_members
+  _m_pass_term "${_m_members[@]}"
+  (( ! ${#_m_sruns[@]} )) || _m_signal_steps TERM
+}
+
+# Succeeds while the command runs; after a signal also while any of its processes does: the shell
+# around it may have ended before the program has saved its state.
+_m_goes_on() {
+  ! kill -0 "$_m_group" 2>/dev/null || return 0
+  [ -n "$_m_signal" ] && (( SECONDS < _m_deadline )) && _m_pass 0 && _m_find_members &&
+    (( ${#_m_members[@]} + ${#_m_sruns[@]} ))
+}
+
+# Sets _m_members to the processes of the running group, except those of srun: these are _m_sruns.
+_m_find_members() {
+  local path line pid
+  local -a field
+  _m_members=() _m_sruns=()
+  for path in /proc/[0-9]*/stat; do
+    line=
+    { IFS= read -r -d '' line < "$path"; } 2>/dev/null
+    field=(${line##*)})
+    [ "${field[2]-}" = "$_m_group" ] && [ "${field[0]}" != Z ] || continue
+    pid=${path#/proc/} pid=${pid%/stat}
+    case $line in *"(srun) "*) _m_sruns+=("$pid") ;; *) _m_members+=("$pid") ;; esac
+  done
+}
+
+# Sends USR1 to those of some processes that handle it: it would end all others at once. Apptainer's
+# own processes would pass it on to one that may not.
+_m_pass_caught() {
+  local line pid caught
+  for pid; do
     caught=0
     while IFS= read -r line; do
-      case $line in SigCgt:*) caught=${line##*[[:space:]]} ;; esac
-    done 2>/dev/null < "$status"
+      case $line in
+        Name:*starter* | Name:*appinit | Name:*sinit) break ;;
+        SigCgt:*) caught=${line##*[[:space:]]} ;;
+      esac
+    done 2>/dev/null < "/proc/$pid/status"
     (( (16#$caught >> 9) & 1 )) && kill -s USR1 "$pid" 2>/dev/null
   done
+}
+
+# Sends TERM to some processes, but not to what ends with the program that it waits for and takes the
+# program along if it ends first: Apptainer's own processes, and shells in its containers and in steps.
+_m_pass_term() {
+  local line pid up
+  local -A names=() parents=() waits=() handles=()
+  for pid; do
+    while IFS= read -r line; do
+      case $line in
+        Name:*) names[$pid]=${line#Name:?} ;;
+        PPid:*) parents[$pid]=${line#PPid:?} waits[${line#PPid:?}]=1 ;;
+        SigCgt:*) (( (16#${line##*[[:space:]]} >> 14) & 1 )) && handles[$pid]=1 ;;
+      esac
+    done 2>/dev/null < "/proc/$pid/status"
+  done
+  for pid in "${!names[@]}"; do
+    case ${names[$pid]} in
+      starter* | appinit | sinit) continue ;;
+      sh | bash | dash | ksh | zsh)
+        if [ -n "${waits[$pid]-}" ] && [ -z "${handles[$pid]-}" ]; then
+          [ -z "${_m_in_step-}" ] || continue
+          up=$pid
+          while [ -n "${names[$up]-}" ]; do
+            case ${names[$up]} in starter* | appinit | sinit) continue 2 ;; esac
+            up=${parents[$up]}
+          done
+        fi ;;
+    esac
+    kill -s TERM "$pid" 2>/dev/null
+  done
+}
+
+# Sends a signal to the processes of all steps of srun, which are not of the group, on all nodes.
+_m_signal_steps() {
+  local nodes=${SLURM_JOB_NUM_NODES:-${SLURM_NNODES:-1}}
+  (
+    exec {_m_beat}>&- {_m_timer}>&-
+    timeout "$(( _m_warn_ms / 4000 + 1 ))" srun --overlap --quiet --input=none --nodes="$nodes" \
+      --ntasks="$nodes" --ntasks-per-node=1 --cpus-per-task=1 --mem=0 \
+      bash -c "$(declare -f _m_pass_caught _m_pass_term _m_signal_here); _m_signal_here $1" && exit
+    _m_say "the steps of srun cannot be sent $1: a step beside them failed"
+    [ "$1" != TERM ] || kill -s TERM "${_m_sruns[@]}" 2>/dev/null
+  ) &
+}
+
+# Runs in a step of its own on each node, and sends a signal to the processes of all other steps:
+# those with a step's variables, and what they have started without these.
+_m_signal_here() {
+  local path line pid before=-1 _m_in_step=yes
+  local -a field files
+  local -A found=()
+  files=($(grep -lzxFs -e "SLURM_JOB_ID=$SLURM_JOB_ID" /proc/[0-9]*/environ))
+  files=($(grep -lzxs -e 'SLURM_STEP_ID=[0-9]*' /dev/null "${files[@]}"))
+  files=($(grep -LzxFs -e "SLURM_STEP_ID=$SLURM_STEP_ID" /dev/null "${files[@]}"))
+  for path in "${files[@]}"; do
+    pid=${path#/proc/} pid=${pid%/environ}
+    case $pid in *[!0-9]*) ;; *) found[$pid]=1 ;; esac
+  done
+  while (( ${#found[@]} > before )); do
+    before=${#found[@]}
+    for path in /proc/[0-9]*/stat; do
+      line=
+      { IFS= read -r -d '' line < "$path"; } 2>/dev/null
+      field=(${line##*)})
+      pid=${path#/proc/} pid=${pid%/stat}
+      [ -z "${field[1]-}" ] || [ -z "${found[${field[1]}]-}" ] || found[$pid]=1
+    done
+  done
+  case $1 in
+    USR1) _m_pass_caught "${!found[@]}" ;;
+    TERM) _m_pass_term "${!found[@]}" ;;
+  esac
+  return 0
 }
 
 # Prints what changes whenever a file of the checkpoint does.

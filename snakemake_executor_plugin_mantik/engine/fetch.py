@@ -4,6 +4,7 @@ import asyncio
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,6 +19,11 @@ from snakemake_executor_plugin_mantik.engine.site_retry import (
     FIRST_WAIT_S,
     LONGEST_MISSING_WAIT_S,
     SiteRetry,
+)
+from snakemake_executor_plugin_mantik.engine.transfer_meter import (
+    Direction,
+    Transfer,
+    TransferMeter,
 )
 from snakemake_executor_plugin_mantik.jobs.markers import (
     Marker,
@@ -89,6 +95,7 @@ class Fetcher:
         scratch: Path,
         *,
         on_links: Callable[[Sequence[tuple[str, str]]], None],
+        meter: TransferMeter,
     ) -> None:
         """Make a fetcher.
 
@@ -97,6 +104,7 @@ class Fetcher:
         """
         self._site = site
         self._on_links = on_links
+        self._meter = meter
         self._retry = retry
         self._workdir = workdir
         self._scratch = scratch
@@ -197,10 +205,13 @@ class Fetcher:
     ) -> None:
         local = self._scratch / f"{record.id}.tar"
         try:
-            await download_file(
-                self._site, record.paths.archive, local, size=marker.archive_size,
-                sha256=marker.archive_sha256, repeat=self._repeat(marker),
-            )  # fmt: skip
+            what = f"outputs of {record.name}"
+            with self._measure(what, marker.archive_size) as transfer:
+                await download_file(
+                    self._site, record.paths.archive, local, size=marker.archive_size,
+                    sha256=marker.archive_sha256, repeat=self._repeat(marker),
+                    arrived=transfer.arrived,
+                )  # fmt: skip
             await asyncio.to_thread(landing.unpack, local, entries)
         finally:
             local.unlink(missing_ok=True)
@@ -217,10 +228,15 @@ class Fetcher:
                 where=f"site {self._site.name}, file {entry.path!r}",
                 do="Free space or quota there and run the rule again",
             )
-        await download_file(
-            self._site, entry.path, landing.place(entry), size=entry.size, sha256=entry.sha256,
-            repeat=repeat,
-        )  # fmt: skip
+        target = landing.place(entry)
+        with self._measure(display_path(entry.path), entry.size) as transfer:
+            await download_file(
+                self._site, entry.path, target, size=entry.size, sha256=entry.sha256,
+                repeat=repeat, arrived=transfer.arrived,
+            )  # fmt: skip
+
+    def _measure(self, what: str, size: int) -> AbstractContextManager[Transfer]:
+        return self._meter.measure(Direction.DOWNLOAD, self._site.name, what, size)
 
     async def log(self, record: TryRecord, marker: Marker | None, target: Path) -> bytes:
         """Write the job's log to the local path `target`, and return what was written.

@@ -14,6 +14,7 @@ from typing import Final
 
 from snakemake_executor_plugin_mantik.common.errors import MantikError, SiteError
 from snakemake_executor_plugin_mantik.engine.site_retry import TRANSIENT, SiteRetry
+from snakemake_executor_plugin_mantik.engine.transfer_meter import TransferMeter
 from snakemake_executor_plugin_mantik.engine.transfer_progress import TransferProgress, Way
 from snakemake_executor_plugin_mantik.jobs.paths import display_path, imported_path
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
@@ -63,12 +64,14 @@ class Importer:
         *,
         share: Share,
         notify: Callable[[str], None],
+        meter: TransferMeter,
     ) -> None:
         self._site = site
         self._ledger = ledger
         self._retry = retry
         self._share = share
         self._notify = notify
+        self._meter = meter
         # By place: one that is away holds up no other.
         self._slots: defaultdict[str, asyncio.Semaphore] = defaultdict(
             lambda: asyncio.Semaphore(_AT_ONCE)
@@ -147,9 +150,11 @@ class Importer:
             MantikError: the site refuses to say.
         """
         path = imported_path(bundle, name)
-        progress = TransferProgress([file], self._site.name, self._notify, Way.IMPORT)
-        progress.begin(await self._size(path) / file.size)
-        state = await self._end_of(import_id, path, file, progress)
+        with TransferProgress(
+            [file], self._site.name, self._notify, self._meter, Way.IMPORT
+        ) as progress:
+            progress.begin(await self._size(path) / file.size)
+            state = await self._end_of(import_id, path, file, progress)
         with suppress(SiteError):
             await self._site.end_import(import_id)
         if state.phase is Phase.UNKNOWN or state.reason is Reason.SUCCESS:

@@ -92,11 +92,17 @@ class Place:
         self.scratch = scratch
         self.retry = retry = make_retry(site, workflow.notify)
         self._importer = importer = Importer(
-            site, journal.files, retry, share=share, notify=workflow.notify
+            site,
+            journal.files,
+            retry,
+            share=share,
+            notify=workflow.notify,
+            meter=workflow.meter,
         )
         uploader = Uploader(
             site, self.id, journal, retry,
-            notify=workflow.notify, fetch=fetch, importer=importer, limit=upload_bytes,
+            notify=workflow.notify, meter=workflow.meter, fetch=fetch, importer=importer,
+            limit=upload_bytes,
         )  # fmt: skip
         self.stager = Stager(site, self.id, journal, retry, uploader, term=lease.term)
         self.cleanup = RemoteCleanup(site, self.id, journal.files, retry, workflow.workdir)

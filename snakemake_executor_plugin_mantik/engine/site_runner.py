@@ -94,7 +94,10 @@ class SiteRunner:
         )  # fmt: skip
         place.lead.on_deposed(self.watcher.fail)
         self._submitter = Submitter(site, journal, retry)
-        fetcher = Fetcher(site, retry, workdir, place.scratch, on_links=journal.files.set_links)
+        fetcher = Fetcher(
+            site, retry, workdir, place.scratch,
+            on_links=journal.files.set_links, meter=workflow.meter,
+        )  # fmt: skip
         self.canceller = Canceller(
             site, workflow, self.watcher, fetcher, place.leftovers,
             settings=settings, retry=retry, observer=self._observer,

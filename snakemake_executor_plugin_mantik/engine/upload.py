@@ -17,6 +17,7 @@ from typing import Final
 from snakemake_executor_plugin_mantik.common.errors import OutputsLost, SiteNotFound, UserError
 from snakemake_executor_plugin_mantik.engine.imports import IMPORT_BYTES, Importer
 from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
+from snakemake_executor_plugin_mantik.engine.transfer_meter import TransferMeter
 from snakemake_executor_plugin_mantik.engine.transfer_progress import TransferProgress, Way
 from snakemake_executor_plugin_mantik.jobs.paths import KEPT, bundle_path
 from snakemake_executor_plugin_mantik.journal import Journal
@@ -56,6 +57,7 @@ class Uploader:
         retry: SiteRetry,
         *,
         notify: Callable[[str], None],
+        meter: TransferMeter,
         fetch: Fetch,
         importer: Importer,
         limit: int,
@@ -68,6 +70,7 @@ class Uploader:
             journal: the workflow's journal.
             retry: repeats requests to the site.
             notify: writes a line to the user's log.
+            meter: measures the transfers.
             fetch: reads files that are stored at other places.
             importer: lets the site fetch large ones of these itself.
             limit: most bytes that the site takes in one request.
@@ -78,6 +81,7 @@ class Uploader:
         self._ledger = journal.files
         self._retry = retry
         self._notify = notify
+        self._meter = meter
         self._fetch = fetch
         self._importer = importer
         self._part_bytes = int(limit * _PLAIN_SHARE)
@@ -139,33 +143,37 @@ class Uploader:
         imported = {} if whole_file else await self._import(bundle, files)
         tar = await asyncio.to_thread(Bundle, files, imported)
         streamed = [file for file in files if file.path not in imported]
-        progress = TransferProgress(streamed, self._site.name, self._notify, Way.STREAM)
-        if tar.size <= self._part_bytes and whole_file:
-            progress.begin()
-            if source:  # which may be away: that holds up nothing else
-                part = await _joined(tar.read(self._fetch))
-                whole = await _compressed(part)
-                async with self._slots:
-                    await self._put(path, whole)
-            else:
-                async with self._slots:
+        with TransferProgress(
+            streamed, self._site.name, self._notify, self._meter, Way.STREAM
+        ) as progress:
+            if tar.size <= self._part_bytes and whole_file:
+                progress.begin()
+                if source:  # which may be away: that holds up nothing else
                     part = await _joined(tar.read(self._fetch))
-                    await self._put(path, await _compressed(part))
-            return
-        async with self._turns[source]:
-            count = -(-tar.size // self._part_bytes)
-            sent = await self._sent(bundle, tar.size, count) if again else 0
-            progress.begin(sent / count)
+                    whole = await _compressed(part)
+                    async with self._slots:
+                        await self._put(path, whole)
+                else:
+                    async with self._slots:
+                        part = await _joined(tar.read(self._fetch))
+                        await self._put(path, await _compressed(part))
+                return
+            async with self._turns[source]:
+                count = -(-tar.size // self._part_bytes)
+                sent = await self._sent(bundle, tar.size, count) if again else 0
+                progress.begin(sent / count)
 
-            def landed(parts: int) -> None:
-                progress.report(parts / count)
-                report(parts / count)
-                self._ledger.set_upload(self._place, bundle, self._digest(files), tar.size, parts)
+                def landed(parts: int) -> None:
+                    progress.report(parts / count)
+                    report(parts / count)
+                    self._ledger.set_upload(
+                        self._place, bundle, self._digest(files), tar.size, parts
+                    )
 
-            landed(sent)
-            parts = _cut(tar.read(self._fetch, sent * self._part_bytes), self._part_bytes)
-            async with aclosing(parts):
-                await self._send_parts(parts, path, sent, count, landed)
+                landed(sent)
+                parts = _cut(tar.read(self._fetch, sent * self._part_bytes), self._part_bytes)
+                async with aclosing(parts):
+                    await self._send_parts(parts, path, sent, count, landed)
 
     async def _import(self, bundle: str, files: Sequence[LocalFile]) -> dict[str, str]:
         """Let the site import what it can of the files; record the bundle that they belong to."""

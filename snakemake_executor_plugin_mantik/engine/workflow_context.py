@@ -3,9 +3,10 @@
 import os
 import platform
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from snakemake_executor_plugin_mantik.engine.transfer_meter import TransferMeter
 from snakemake_executor_plugin_mantik.journal import Journal, TryRecord
 
 
@@ -18,6 +19,7 @@ class WorkflowContext:
         notify: writes a line to the user's log.
         give_up: ends tries, at whatever site of this run, and makes certain that they never run;
             tries at other sites are left behind there, with a message.
+        meter: measures the transfers.
     """
 
     journal: Journal
@@ -25,6 +27,7 @@ class WorkflowContext:
     state: Path
     notify: Callable[[str], None]
     give_up: Callable[[Sequence[TryRecord]], Awaitable[None]]
+    meter: TransferMeter = field(default_factory=TransferMeter)
 
     @property
     def logs(self) -> Path:

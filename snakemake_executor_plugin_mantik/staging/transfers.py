@@ -73,12 +73,20 @@ async def read_file(
 
 
 async def download_file(
-    site: Site, path: str, target: Path, *, size: int, sha256: str, repeat: Repeat
+    site: Site,
+    path: str,
+    target: Path,
+    *,
+    size: int,
+    sha256: str,
+    repeat: Repeat,
+    arrived: Callable[[int], None] = lambda _: None,
 ) -> None:
     """Download one file to the local `target`; continue where an earlier attempt stopped.
 
     `path` is relative to the workspace. The file must have `size` bytes and the checksum `sha256`,
-    unless that is empty. `repeat` repeats an attempt as long as it sees fit.
+    unless that is empty. `repeat` repeats an attempt as long as it sees fit. `arrived` is called
+    with the number of bytes that are here, again and again.
 
     Raises:
         TransferError: the download is not what the job made, and attempts differ, or there was only
@@ -91,7 +99,9 @@ async def download_file(
     """
     others: list[str] = []
     try:
-        await repeat(lambda: _attempt(site, path, target, size, sha256, others=others))
+        await repeat(
+            lambda: _attempt(site, path, target, size, sha256, others=others, arrived=arrived)
+        )
     except _ShorterError as error:
         raise OutputsLost(error.what, where=error.where, do=error.do) from error
     except _OtherError as error:
@@ -102,10 +112,17 @@ async def download_file(
 
 
 async def _attempt(
-    site: Site, path: str, target: Path, size: int, sha256: str, *, others: list[str]
+    site: Site,
+    path: str,
+    target: Path,
+    size: int,
+    sha256: str,
+    *,
+    others: list[str],
+    arrived: Callable[[int], None],
 ) -> None:
     """Download the rest of a file; add a wrong checksum to `others`."""
-    await _append(site, path, target, size)
+    await _append(site, path, target, size, arrived)
     if target.stat().st_size == size:
         found = await asyncio.to_thread(_sha256, target) if sha256 else ""
         if found == sha256:
@@ -119,14 +136,18 @@ async def _attempt(
     )
 
 
-async def _append(site: Site, path: str, target: Path, size: int) -> None:
+async def _append(
+    site: Site, path: str, target: Path, size: int, arrived: Callable[[int], None]
+) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     with open_private(target, "ab") as file:
         offset = here = file.tell()
+        arrived(here)
         if offset < size:
             async for part in site.get(path, offset=offset, size=size):
                 await asyncio.to_thread(file.write, part)
                 here += len(part)
+                arrived(here)
                 if here > size:
                     break  # it has grown since: no use to read on
     if here < size:

@@ -23,6 +23,7 @@ from snakemake_executor_plugin_mantik.common.errors import (
 from snakemake_executor_plugin_mantik.engine.attempt import TryEnd, TryEndKind
 from snakemake_executor_plugin_mantik.engine.fetch import Fetched, Fetcher
 from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
+from snakemake_executor_plugin_mantik.engine.transfer_meter import TransferMeter
 from snakemake_executor_plugin_mantik.jobs.markers import OutputEntry
 from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
 from snakemake_executor_plugin_mantik.journal import TryRecord, TryState
@@ -66,7 +67,12 @@ class Bench:
         async def fetched() -> Fetched:
             retry = SiteRetry("sim", lambda _: None, asyncio.get_running_loop().time)
             fetcher = Fetcher(
-                self.site, retry, self.workdir, self.scratch, on_links=self.links.extend
+                self.site,
+                retry,
+                self.workdir,
+                self.scratch,
+                on_links=self.links.extend,
+                meter=TransferMeter(),
             )
             marker = await fetcher.marker(RECORD, TryEnd(TryEndKind.MARKER, 0))
             return await fetcher.outputs(RECORD, marker, self.declared)
@@ -215,7 +221,12 @@ def test_archive_that_is_none(bench: Bench) -> None:
     async def fetched() -> None:
         retry = SiteRetry("sim", lambda _: None)
         fetcher = Fetcher(
-            bench.site, retry, bench.workdir, bench.scratch, on_links=bench.links.extend
+            bench.site,
+            retry,
+            bench.workdir,
+            bench.scratch,
+            on_links=bench.links.extend,
+            meter=TransferMeter(),
         )
         marker = await fetcher.marker(RECORD, TryEnd(TryEndKind.MARKER, 0))
         marker = replace(marker, archive_size=5000, archive_sha256=digest)
@@ -336,6 +347,7 @@ def test_marker_of_the_real_script(trial: Trial, tmp_path: Path) -> None:
             bench.workdir,
             bench.scratch,
             on_links=bench.links.extend,
+            meter=TransferMeter(),
         )
         marker = await fetcher.marker(record, TryEnd(TryEndKind.MARKER, 0))
         (bench.workdir / "d").mkdir()
@@ -364,6 +376,7 @@ def test_entry_that_the_file_api_cannot_carry(bench: Bench) -> None:
             bench.workdir,
             bench.scratch,
             on_links=bench.links.extend,
+            meter=TransferMeter(),
         )
         marker = await fetcher.marker(RECORD, TryEnd(TryEndKind.MARKER, 0))
         await fetcher.outputs(RECORD, replace(marker, files=(entry,)), bench.declared)

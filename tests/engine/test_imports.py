@@ -11,6 +11,7 @@ import pytest
 from snakemake_executor_plugin_mantik.common.errors import SiteRejected, SiteUnreachable
 from snakemake_executor_plugin_mantik.engine.imports import IMPORT_BYTES, Importer
 from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
+from snakemake_executor_plugin_mantik.engine.transfer_meter import TransferMeter
 from snakemake_executor_plugin_mantik.jobs.paths import imported_path
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.journal import FileRecord, Journal
@@ -91,7 +92,12 @@ class Run:
         self.away = ""
         retry = SiteRetry("sim", self.said.append, asyncio.get_running_loop().time)
         self.importer = Importer(
-            site, journal.files, retry, share=self._share, notify=self.said.append
+            site,
+            journal.files,
+            retry,
+            share=self._share,
+            notify=self.said.append,
+            meter=TransferMeter(),
         )
 
     async def _share(self, file: LocalFile) -> SharedFile | None:

@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator, Callable
 from snakemake_executor_plugin_mantik.engine.imports import Importer, Share
 from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
 from snakemake_executor_plugin_mantik.engine.stage import Stager
+from snakemake_executor_plugin_mantik.engine.transfer_meter import TransferMeter
 from snakemake_executor_plugin_mantik.engine.upload import Uploader
 from snakemake_executor_plugin_mantik.journal import Journal
 from snakemake_executor_plugin_mantik.sites.base import SharedFile, Site
@@ -35,9 +36,11 @@ def make_stager(
     share: Share = unshared,
 ) -> Stager:
     """Make the stager of the place `sim`."""
-    importer = Importer(site, journal.files, retry, share=share, notify=notify)
+    importer = Importer(
+        site, journal.files, retry, share=share, notify=notify, meter=TransferMeter()
+    )
     uploader = Uploader(
         site, "sim", journal, retry,
-        notify=notify, fetch=fetch, importer=importer, limit=UPLOAD_BYTES,
+        notify=notify, meter=TransferMeter(), fetch=fetch, importer=importer, limit=UPLOAD_BYTES,
     )  # fmt: skip
     return Stager(site, "sim", journal, retry, uploader)

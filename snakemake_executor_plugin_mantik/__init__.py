@@ -10,6 +10,7 @@ from snakemake_interface_executor_plugins.settings import CommonSettings, Execut
 
 from snakemake_executor_plugin_mantik.adapter import missing_script, stale_lock
 from snakemake_executor_plugin_mantik.adapter.executor import Executor
+from snakemake_executor_plugin_mantik.adapter.progress_line import PROGRESS_CHOICES
 from snakemake_executor_plugin_mantik.adapter.signals import CHOICES
 from snakemake_executor_plugin_mantik.tracking.controller.worker_client import MADE_WAIT_S
 
@@ -95,6 +96,16 @@ class ExecutorSettings(ExecutorSettingsBase):
             " SIGTERM and SIGHUP always detach.",
             "choices": list(CHOICES),
             "metavar": "|".join(CHOICES),
+            "env_var": True,
+        },
+    )
+    progress: str = field(
+        default="auto",
+        metadata={
+            "help": "Whether to show a line with the numbers of jobs and the transfers below"
+            " Snakemake's log on a terminal: 'auto' (not with --quiet), or 'none'.",
+            "choices": list(PROGRESS_CHOICES),
+            "metavar": "|".join(PROGRESS_CHOICES),
             "env_var": True,
         },
     )

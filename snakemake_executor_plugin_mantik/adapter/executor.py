@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +24,9 @@ from snakemake_executor_plugin_mantik.common.errors import JournalError, MantikE
 
 if TYPE_CHECKING:
     from snakemake_executor_plugin_mantik.adapter.active_run import ActiveRun
+    from snakemake_executor_plugin_mantik.adapter.bottom_line import BottomLine
     from snakemake_executor_plugin_mantik.engine.request import JobNumber, JobRequest, Outcome
+    from snakemake_executor_plugin_mantik.engine.transfer_meter import TransferMeter
     from snakemake_executor_plugin_mantik.storage.catalog import Catalog
     from snakemake_executor_plugin_mantik.tracking.controller.invocation import Ending
 
@@ -43,6 +45,7 @@ class Executor(RemoteExecutor):
     """
 
     _run: "ActiveRun | None" = None
+    _line: "BottomLine | None" = None
     _ending: "Ending | None" = None
 
     def __post_init__(self) -> None:
@@ -91,18 +94,39 @@ class Executor(RemoteExecutor):
         # Imported here because Snakemake imports this module for every one of its commands.
         from snakemake_executor_plugin_mantik import retry
         from snakemake_executor_plugin_mantik.adapter.startup import start_run
+        from snakemake_executor_plugin_mantik.engine.transfer_meter import TransferMeter
 
         retry.executor_runs()
+        meter = TransferMeter()
+        self._open_line(meter)
         try:
-            self._run = start_run(self.workflow, self.dag, self.logger)
+            self._run = start_run(self.workflow, self.dag, self.logger, meter)
         except MantikError as error:
+            self._close_line()
             with self.lock:
                 self.wait = False
             # Otherwise the waiting thread may log errors while the interpreter shuts down.
             self.wait_thread.join(5 * _CHECK_S)
             # For a WorkflowError Snakemake would show the lines of our code that raised it.
             raise ApiError(str(error)) from None
+        except BaseException:
+            self._close_line()
+            raise
         return self._run
+
+    def _open_line(self, meter: "TransferMeter") -> None:
+        from snakemake_executor_plugin_mantik.adapter.progress_line import open_progress_line
+
+        def count() -> Mapping[str, int]:
+            return self._run.engine.count_jobs() if self._run is not None else {}
+
+        self._line = open_progress_line(self.workflow, self.logger, count, meter)
+        if self._line is not None:
+            self._interruption.undisturbed = self._line.paused
+
+    def _close_line(self) -> None:
+        if self._line is not None:
+            self._line.close()
 
     def run_job(self, job: _Job) -> None:
         """Pass a job to the engine, unless its outputs are in Snakemake's cache.
@@ -491,6 +515,7 @@ class Executor(RemoteExecutor):
         from snakemake_executor_plugin_mantik.adapter.workflow_metadata import is_done
 
         super().shutdown()
+        self._close_line()
         if self._run is not None:
             if self._interruption.detached and not self._interruption.at_once:
                 self._report_ahead()

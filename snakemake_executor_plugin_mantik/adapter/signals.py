@@ -11,7 +11,8 @@ import errno
 import os
 import signal
 import threading
-from contextlib import suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext, suppress
 from types import FrameType
 from typing import Any
 
@@ -81,6 +82,7 @@ class Interruption:
     Attributes:
         detached: whether to leave the jobs running.
         at_once: whether to end without waiting for the confirmation of cancelled jobs.
+        undisturbed: returns a context in which nothing else is drawn on the terminal.
     """
 
     def __init__(self, choice: str) -> None:
@@ -89,6 +91,7 @@ class Interruption:
         self._cancelling = False
         self.detached = False
         self.at_once = False
+        self.undisturbed: Callable[[], AbstractContextManager[None]] = nullcontext
 
     def handle(self) -> None:
         """Install the signal handlers. In another thread than the main one, do nothing.
@@ -115,13 +118,14 @@ class Interruption:
             _end_silently()
             raise KeyboardInterrupt
         self._cancelling = True  # for a second Ctrl-C while the question is open
-        answer = self._ask() if self._choice == "ask" else self._choice[0]
+        with self.undisturbed():
+            answer = self._ask() if self._choice == "ask" else self._choice[0]
+            if answer == "g":
+                self._cancelling = False
+                _write_to_terminal(_GOING_ON)
+                return
         if answer == "d":
             self._detach(number, frame)
-        if answer == "g":
-            self._cancelling = False
-            _write_to_terminal(_GOING_ON)
-            return
         _end_silently()
         raise KeyboardInterrupt
 

@@ -31,6 +31,7 @@ from snakemake_executor_plugin_mantik.connections.connect import (
 from snakemake_executor_plugin_mantik.engine.core import OPEN_WAIT_S, Engine
 from snakemake_executor_plugin_mantik.engine.observer import Observers
 from snakemake_executor_plugin_mantik.engine.plan import Planner
+from snakemake_executor_plugin_mantik.engine.transfer_meter import TransferMeter
 from snakemake_executor_plugin_mantik.journal import Journal, sent_try_ids
 from snakemake_executor_plugin_mantik.rules import preflight
 from snakemake_executor_plugin_mantik.rules.resources import SITE_RESOURCE, TRACK_RESOURCE
@@ -48,8 +49,10 @@ from snakemake_executor_plugin_mantik.storage.paths import uses_provider
 from snakemake_executor_plugin_mantik.tracking.controller.direct import direct_remark
 
 
-def start_run(workflow: Any, dag: Any, logger: Any) -> ActiveRun:
+def start_run(workflow: Any, dag: Any, logger: Any, meter: TransferMeter) -> ActiveRun:
     """Check the workflow, find the credentials, open the sites, and start the engine.
+
+    `meter` measures the transfers of the run.
 
     Raises:
         MantikError: something is wrong, and nothing has been submitted.
@@ -97,6 +100,7 @@ def start_run(workflow: Any, dag: Any, logger: Any) -> ActiveRun:
         configs={name: loaded.path for name, loaded in configs.items()},
         ahead=workflow.executor_settings.ahead,
         most_jobs=workflow.global_resources["_nodes"].value,
+        meter=meter,
     )
     try:
         engine.open(used, partial(collect_sources, checked, find_products(dag), logger))

@@ -23,7 +23,8 @@ from snakemake_executor_plugin_mantik.engine.observer import Observer
 from snakemake_executor_plugin_mantik.engine.place import Places
 from snakemake_executor_plugin_mantik.engine.plan import Planner
 from snakemake_executor_plugin_mantik.engine.request import JobNumber, JobRequest, Outcome
-from snakemake_executor_plugin_mantik.engine.site_runner import SiteRunner
+from snakemake_executor_plugin_mantik.engine.site_runner import JOB_STATES, SiteRunner
+from snakemake_executor_plugin_mantik.engine.transfer_meter import TransferMeter
 from snakemake_executor_plugin_mantik.engine.workflow_context import WorkflowContext
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.journal import FileLedger, Journal, TryRecord, TryState
@@ -64,6 +65,7 @@ class Engine:
         configs: Mapping[str, Path] | None = None,
         ahead: int = 0,
         most_jobs: int | None = None,
+        meter: TransferMeter | None = None,
     ) -> None:
         """Start the thread.
 
@@ -78,6 +80,7 @@ class Engine:
             ahead: the most jobs per site that are submitted before they are requested.
             most_jobs: the most jobs at once, if limited; those that are submitted before they are
                 requested count, too.
+            meter: measures the transfers.
         """
         self._observer = observer or Observer()
         self._sites = sites
@@ -91,7 +94,10 @@ class Engine:
         self._notify = notify_printable
         self._journal = journal
         self._places = Places(
-            WorkflowContext(journal, workdir, state, self._notify, self._give_up), self._site
+            WorkflowContext(
+                journal, workdir, state, self._notify, self._give_up, meter or TransferMeter()
+            ),
+            self._site,
         )
         self._opened: dict[int, asyncio.Task[SiteFacts]] = {}
         self._chosen: set[tuple[str, str, int]] = set()
@@ -177,6 +183,11 @@ class Engine:
         `jobs` is called, in the engine's thread, only if there are any such tries.
         """
         self._call(self._end_unneeded(jobs)).result()
+
+    def count_jobs(self) -> Mapping[str, int]:
+        """Return how many jobs are running, queued, and staging; see `SiteRunner.count_jobs`."""
+        counts = [runner.count_jobs() for runner in list(self._runners.values())]
+        return {state: sum(each[state] for each in counts) for state in JOB_STATES}
 
     def collect(self) -> list[Outcome]:
         """Return the outcomes since the last call."""

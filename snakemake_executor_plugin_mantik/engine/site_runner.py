@@ -3,7 +3,7 @@
 import asyncio
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
@@ -46,6 +46,8 @@ _FULL_FIRST_S = 30.0
 _AWAY_FIRST_S = 5.0
 """Seconds before resubmitting a job that a site lost while one of its services was down; doubled,
 too. The site has answered by then: otherwise the loss would not be certain."""
+JOB_STATES = ("running", "queued", "staging")
+
 _MAX_RESENDS = 2
 """How often a job is resubmitted because files at the site differ from those that it was submitted
 with, while the local files stay the same."""
@@ -117,7 +119,7 @@ class SiteRunner:
             observer=self._observer,
         )
         self._slots = asyncio.Semaphore(settings.max_jobs)
-        self._running = 0
+        self._requested = self._running = 0
         self._hindered: set[tuple[str, str]] = set()
         self.ahead = AheadJobs(
             site, self._dispatcher, journal, self._give_up, retry=retry, observer=self._observer,
@@ -128,6 +130,20 @@ class SiteRunner:
             room=lambda: room() - self.ahead.number if facts.orders_jobs else 0,
         )  # fmt: skip
 
+    def count_jobs(self) -> Mapping[str, int]:
+        """Return how many jobs are in each of `JOB_STATES`. Any thread may call this method.
+
+        Jobs that Snakemake has not requested yet are queued, and so are those that wait here
+        because of the site's MaxJobs. The files of a job that is staging are on the way, to the
+        site or from it.
+        """
+        running, waiting = self.watcher.count()
+        return {
+            "running": running,
+            "queued": waiting + self.ahead.number + self._requested - self._running,
+            "staging": max(0, self._running - running - waiting),
+        }
+
     async def run(self, request: JobRequest) -> Outcome:
         """Run a job; return when its end is known and, after a success, its outputs are local.
 
@@ -136,13 +152,17 @@ class SiteRunner:
                 because another one leads (PlaceTaken) or the journal cannot be written: then a
                 try of it may still run.
         """
-        async with self._slots:
-            self._running += 1
-            try:
-                return await self._run(request)
-            finally:
-                self._running -= 1
-                self.ahead.forget(request)
+        self._requested += 1
+        try:
+            async with self._slots:
+                self._running += 1
+                try:
+                    return await self._run(request)
+                finally:
+                    self._running -= 1
+                    self.ahead.forget(request)
+        finally:
+            self._requested -= 1
 
     async def _run(self, request: JobRequest) -> Outcome:
         ahead = await self.ahead.take(request)

@@ -129,6 +129,12 @@ class Watcher:
         self.hurry()
         return future
 
+    def count(self) -> tuple[int, int]:
+        """Return how many watched tries run, and how many wait. Any thread may call this method."""
+        watched = list(self._watched.values())
+        running = sum(each.claimed for each in watched)
+        return running, len(watched) - running
+
     def forget(self, try_id: str) -> bool:
         """Stop watching a try; return whether it has been seen to run."""
         watched = self._drop(try_id)

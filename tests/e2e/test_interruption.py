@@ -1,20 +1,14 @@
 """Ctrl-C at a terminal: what the user answers is what becomes of the jobs."""
 
-import fcntl
-import os
-import pty
 import re
 import signal
 import subprocess
 import sys
-import termios
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import pytest
 
+from tests.support.terminal import Terminal
 from tests.support.workflows import WAIT_S, Project, until
 
 SNAKEFILE = r"""
@@ -29,51 +23,8 @@ CTRL_C = b"\x03"
 QUESTION = "Your choice [c/d/g]: "
 
 
-class Terminal:
-    """A process that somebody sits before."""
-
-    def __init__(self, command: Sequence[str], **places: Any) -> None:
-        self._ours, theirs = pty.openpty()
-        self.process = subprocess.Popen(
-            command,
-            **places,
-            stdin=theirs,
-            stdout=theirs,
-            stderr=theirs,
-            start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # noqa: PLW1509
-        )
-        os.close(theirs)
-        self._seen = bytearray()
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def _read(self) -> None:
-        with suppress(OSError):  # that is how a terminal ends
-            while part := os.read(self._ours, 4096):
-                self._seen += part
-
-    @property
-    def output(self) -> str:
-        return self._seen.decode(errors="replace")
-
-    def type(self, keys: bytes) -> None:
-        os.write(self._ours, keys)
-
-    def asked(self, times: int = 1) -> None:
-        until(lambda: self.output.count(QUESTION) >= times, "the question")
-
-    def end(self) -> int:
-        code = self.process.wait(WAIT_S)
-        self._reader.join(WAIT_S)
-        assert "Traceback" not in self.output, self.output
-        return code
-
-    def close(self) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-            self.process.wait(WAIT_S)
-        os.close(self._ours)
+def asked(terminal: Terminal, times: int = 1) -> None:
+    until(lambda: terminal.output.count(QUESTION) >= times, "the question")
 
 
 Sit = Callable[..., Terminal]
@@ -109,7 +60,7 @@ def test_go_on(project: Project, sit: Sit) -> None:
 
     for times in (1, 2):
         terminal.type(CTRL_C)
-        terminal.asked(times)
+        asked(terminal, times)
         terminal.type(b"g\n")
         gone_on(times)
     (project.workspace / "go").touch()
@@ -122,9 +73,9 @@ def test_go_on(project: Project, sit: Sit) -> None:
 def test_detach(project: Project, sit: Sit) -> None:
     terminal = sit()
     terminal.type(CTRL_C)
-    terminal.asked()
+    asked(terminal)
     terminal.type(b"what?\n")
-    terminal.asked(2)
+    asked(terminal, 2)
     terminal.type(b"d\n")
 
     assert terminal.end() != 0
@@ -138,7 +89,7 @@ def test_detach(project: Project, sit: Sit) -> None:
 def test_cancel(project: Project, sit: Sit) -> None:
     terminal = sit()
     terminal.type(CTRL_C)
-    terminal.asked()
+    asked(terminal)
     terminal.type(b"c\n")
 
     assert terminal.end() != 0
@@ -152,7 +103,7 @@ def test_cancel_at_once(project: Project, sit: Sit, first: str) -> None:
     project.config.write_text(re.sub("  TermGrace: .*", "  TermGrace: 12s", config))
     terminal = sit(linger="10")
     terminal.type(CTRL_C)
-    terminal.asked()
+    asked(terminal)
     if first:
         terminal.type(first.encode())
         until(lambda: "term" in ran(project), "the job to be told")
@@ -229,7 +180,7 @@ logging.info("second")
 def test_the_question_comes_in_the_middle_of_a_line_of_the_log() -> None:
     terminal = Terminal([sys.executable, "-c", INTERRUPTED_WHILE_IT_LOGS])
     try:
-        terminal.asked()
+        asked(terminal)
         terminal.type(b"g\n")
         assert terminal.end() == 0
         for line in ("first", "Going on.", "second"):

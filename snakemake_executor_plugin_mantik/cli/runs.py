@@ -204,8 +204,9 @@ def logs(
     If there is no job, or not yet, print the output of Snakemake.
     """
     from snakemake_executor_plugin_mantik.runs import logs as said
+    from snakemake_executor_plugin_mantik.runs.listing import find_run
 
-    found = _find(run)
+    found = find_run(run)
     if found.here is None:
         raise UserError(
             "it was not submitted from here", where=f"run {found.run_id}",
@@ -224,16 +225,21 @@ def _write(text: str) -> None:
 def cancel_command(run: _Run) -> None:
     """Cancel a run, and wait until its site confirms."""
     from snakemake_executor_plugin_mantik.runs import ending
+    from snakemake_executor_plugin_mantik.runs.listing import find_run, refresh
+    from snakemake_executor_plugin_mantik.runs.settlement import run_status
 
-    found = _find(run)
+    found = find_run(run)
     if found.here is None:
         raise UserError(
             "it was not submitted from here", where=f"run {found.run_id}",
             do="Cancel it where it was: smk-mantik cancel in the workflow's directory",
         )  # fmt: skip
     ending.cancel_run(found.here, lambda text: typer.echo(printable(text)))
-    status = found.store.run(found.run_id).info.status
-    typer.echo(f"Run {found.run_id}: {status}.")
+    typer.echo(f"Run {found.run_id}: {run_status(found.here.directory)}.")
+    if (away := refresh(found).away) is not None:
+        typer.echo(
+            f"smk-mantik runs list will report this to MLflow. {printable(str(away))}", err=True
+        )
 
 
 @runs_app.command("continue")
@@ -285,7 +291,7 @@ def delete(
     from snakemake_executor_plugin_mantik.runs import ending
     from snakemake_executor_plugin_mantik.runs.store import ENDED
 
-    found = _find(run)
+    found = _with_mlflow(run)
     here = found.here
     own = here is not None and here.request.run_id == found.run_id
     status = found.run.info.status if found.run is not None else "FINISHED"
@@ -369,8 +375,15 @@ def _repeated(run_id: str) -> list[str]:
     ]
 
 
-def _in_mlflow(run: str) -> "FoundRun":
+def _with_mlflow(run: str) -> "FoundRun":
     found = _find(run)
+    if found.away is not None:
+        raise found.away
+    return found
+
+
+def _in_mlflow(run: str) -> "FoundRun":
+    found = _with_mlflow(run)
     if found.run is None:
         raise UserError(
             "it is not in MLflow any more", where=f"run {found.run_id}",

@@ -43,7 +43,11 @@ def runs_table(rows: "Sequence[RunRow]") -> Table:
 
 def run_details(found: "FoundRun") -> dict[str, Any]:
     """Return everything that is known about a run, for JSON."""
-    from snakemake_executor_plugin_mantik.runs.listing import finite_metrics, make_row
+    from snakemake_executor_plugin_mantik.runs.listing import (
+        finite_metrics,
+        make_local_row,
+        make_row,
+    )
     from snakemake_executor_plugin_mantik.runs.registry import versions_of_run
 
     here = found.here
@@ -61,6 +65,9 @@ def run_details(found: "FoundRun") -> dict[str, Any]:
                 {"name": v.name, "version": v.number, "aliases": list(v.aliases)}
                 for v in registered
             ]
+    if found.away is not None and here is not None:
+        made |= make_local_row(here).as_json()
+        made["mlflow"] = str(found.away)
     if here is not None:
         results = here.workdir / RESULTS
         made |= {
@@ -101,6 +108,7 @@ def run_lines(found: Mapping[str, Any]) -> Iterator[str]:
         "ran": _duration(found.get("ran")),
         "directory": found.get("directory", ""),
         "results": found.get("results", ""),
+        "MLflow": found.get("mlflow", ""),
     }
     shown["models"] = ", ".join(found.get("models", ()))
     shown["registered as"] = ", ".join(

@@ -64,11 +64,11 @@ def end_aborted(store: RunStore, stage: RunDirectory) -> None:
                 store.end(run_id, "KILLED", NEVER)
 
 
-def remove_aborted() -> list[MantikError]:
+def remove_aborted() -> dict[str, MantikError]:
     """End the runs whose submission was killed, and remove their directories.
 
     Returns:
-        One error per store that failed. The directories of its runs stay for the next call, up to
+        By store, why it failed. The directories of its runs stay for the next call, up to
         `GIVE_UP_S`.
     """
     failed: dict[str, MantikError] = {}
@@ -77,7 +77,7 @@ def remove_aborted() -> list[MantikError]:
             _clear(path, failed)
         except OSError:  # just renamed or removed, or another user's
             continue
-    return list(failed.values())
+    return failed
 
 
 def _clear(path: Path, failed: dict[str, MantikError]) -> None:

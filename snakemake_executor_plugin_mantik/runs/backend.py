@@ -22,7 +22,7 @@ from snakemake_executor_plugin_mantik.runs import controller, local_runs
 from snakemake_executor_plugin_mantik.runs.configs import config_of_values
 from snakemake_executor_plugin_mantik.runs.directories import RunDirectory, runs_home
 from snakemake_executor_plugin_mantik.runs.ending import cancel_run
-from snakemake_executor_plugin_mantik.runs.settlement import settle_run
+from snakemake_executor_plugin_mantik.runs.settlement import run_status, settle_run
 from snakemake_executor_plugin_mantik.runs.store import RunStore
 from snakemake_executor_plugin_mantik.runs.submit import SubmitRequest, submit_run
 from snakemake_executor_plugin_mantik.tracking.run import tracking_target, without_user
@@ -53,10 +53,7 @@ class MantikRun(SubmittedRun):  # type: ignore[misc] # mlflow is not typed
                 f"Run (ID '{self._run_id}'): its controller is gone, and its job may still run at"
                 f" {run.request.site}. Continue it: smk-mantik runs continue {self._run_id}"
             )
-        try:
-            settle_run(self._directory, run.request)
-        except MantikError as error:
-            eprint(f"{error}")
+        self._settle(run)
         return bool(run.end["exit_code"] == 0)
 
     def get_status(self) -> str:
@@ -72,10 +69,18 @@ class MantikRun(SubmittedRun):  # type: ignore[misc] # mlflow is not typed
             ExecutionException: the run is over, or it is not confirmed that its job has ended.
         """
         try:
-            cancel_run(local_runs.read_local_run(self._directory), eprint)
+            run = local_runs.read_local_run(self._directory)
+            cancel_run(run, eprint)
         except MantikError as error:
             raise ExecutionException(str(error)) from None
-        eprint(f"Run (ID '{self._run_id}'): {self.get_status()}")
+        self._settle(run)
+        eprint(f"Run (ID '{self._run_id}'): {run_status(self._directory)}")
+
+    def _settle(self, run: local_runs.LocalRun) -> None:
+        try:
+            settle_run(self._directory, run.request)
+        except MantikError as error:
+            eprint(f"{error}")
 
 
 class MantikBackend(AbstractBackend):  # type: ignore[misc] # mlflow is not typed

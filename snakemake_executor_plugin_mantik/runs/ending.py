@@ -11,19 +11,18 @@ from snakemake_executor_plugin_mantik.common.state_directory import STATE
 from snakemake_executor_plugin_mantik.journal import JOURNAL_FILE
 from snakemake_executor_plugin_mantik.runs import controller
 from snakemake_executor_plugin_mantik.runs.local_runs import LocalRun, read_local_run
-from snakemake_executor_plugin_mantik.runs.settlement import settle_run
 
 _INTERRUPTED = 130
 
 
 def cancel_run(run: LocalRun, say: Callable[[str], None]) -> None:
-    """Cancel a run and wait until its site has confirmed it. Needs mlflow.
+    """Cancel a run and wait until its site has confirmed it; MLflow is not asked.
 
-    `say` writes a line for the user.
+    `say` writes a line for the user. `settle_run` reports the end to MLflow.
 
     Raises:
         UserError: the run is over, its controller is on another machine, or was just started again.
-        MantikError: its job may still run; or it is cancelled, but MLflow could not be told.
+        MantikError: its job may still run.
     """
     if run.end is not None:
         raise UserError(
@@ -41,7 +40,6 @@ def cancel_run(run: LocalRun, say: Callable[[str], None]) -> None:
             raise
     if read_local_run(run.directory).end is None:
         _without_controller(run, say)
-    settle_run(run.directory, run.request)
 
 
 def _without_controller(run: LocalRun, say: Callable[[str], None]) -> None:

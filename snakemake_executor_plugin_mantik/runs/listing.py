@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from typing import Any, Final
 
 from snakemake_executor_plugin_mantik.common.errors import MantikError, UserError
@@ -14,8 +15,9 @@ from snakemake_executor_plugin_mantik.runs import local_runs
 from snakemake_executor_plugin_mantik.runs.aborted_submissions import remove_aborted
 from snakemake_executor_plugin_mantik.runs.directories import RunDirectory, runs_home
 from snakemake_executor_plugin_mantik.runs.local_runs import LocalRun
-from snakemake_executor_plugin_mantik.runs.settlement import settle_run
+from snakemake_executor_plugin_mantik.runs.settlement import run_status, settle_run
 from snakemake_executor_plugin_mantik.runs.store import (
+    ENDED,
     SITE,
     RunStore,
     join_conditions,
@@ -33,6 +35,7 @@ _ID: Final = re.compile(r"[0-9a-f]{4,32}")
 _WAITS: Final = "SCHEDULED"
 """MLflow's status of a run whose job has not started."""
 GONE: Final = "its controller is gone: smk-mantik runs continue"
+STALE: Final = "as known on this machine: MLflow does not answer"
 
 
 @dataclass(frozen=True)
@@ -82,38 +85,51 @@ class RunFilter:
     since: float = 0.0
     limit: int = 50
 
+    def matches(self, row: RunRow) -> bool:
+        """Return whether the filter, but for its limit, matches a row."""
+        return (
+            self.experiment in {"", row.experiment}
+            and self.state in {"", row.state}
+            and self.site in {"", row.site}
+            and row.started >= self.since
+        )
+
 
 def list_rows(wanted: RunFilter, say: Callable[[str], None]) -> list[RunRow]:
     """List the latest runs of the user's store and of all stores of runs on this machine.
 
-    First ends aborted submissions, and reports ended runs to MLflow. `say` receives a line about
-    each store that does not answer, and each run whose end cannot be reported.
+    First ends aborted submissions, and reports ended runs to MLflow. Of a store that does not
+    answer, lists the runs of this machine. `say` receives a line about each such store.
 
     Raises:
         UserError: MLflow cannot express the filter, or the experiment does not exist.
-        MantikError: no store answers.
+        MantikError: no store answers, and no run was submitted from this machine.
     """
-    for why in remove_aborted():
-        say(str(why))
+    # By store, why it does not answer: each is asked once.
+    away = remove_aborted()
     there = local_runs.list_local_runs()
     for each in there:
-        _settled(each, say)
+        if (uri := each.request.tracking_uri) not in away:
+            _settle(each, away)
     uris = dict.fromkeys([tracking_uri(os.environ), *(h.request.tracking_uri for h in there)])
     stores = [uri for uri in uris if store_exists(uri)]
     found: list[RunRow] = []
-    failed: list[MantikError] = []
     for uri in stores:
-        try:
-            found += _in_store(RunStore(uri), wanted, {h.request.run_id: h for h in there})
-        except UserError:
-            raise
-        except MantikError as error:
-            failed.append(error)
-    if failed and len(failed) == len(stores):
-        raise failed[0]
-    if wanted.experiment and not found and not failed:
+        if uri not in away:
+            try:
+                found += _in_store(RunStore(uri), wanted, {h.request.run_id: h for h in there})
+            except UserError:
+                raise
+            except MantikError as error:
+                away[uri] = error
+        if uri in away:
+            rows = [make_local_row(h) for h in there if h.request.tracking_uri == uri]
+            found += [row for row in rows if wanted.matches(row)]
+    if away and len(away) == len(stores) and not there:
+        raise next(iter(away.values()))
+    if wanted.experiment and not found and not away:
         _see_that_it_is_there(wanted.experiment, stores)
-    for why in failed:
+    for why in away.values():
         say(str(why))
     return sorted(found, key=lambda row: row.started, reverse=True)[: wanted.limit]
 
@@ -128,12 +144,12 @@ def _see_that_it_is_there(experiment: str, uris: Sequence[str]) -> None:
         )  # fmt: skip
 
 
-def _settled(run: LocalRun, say: Callable[[str], None]) -> None:
+def _settle(run: LocalRun, away: dict[str, MantikError]) -> None:
     if run.end is not None:
         try:
             settle_run(run.directory, run.request)
         except MantikError as error:
-            say(f"run {run.request.run_id}: {error}")
+            away[run.request.tracking_uri] = error
 
 
 def _in_store(store: RunStore, wanted: RunFilter, there: Mapping[str, LocalRun]) -> list[RunRow]:
@@ -187,6 +203,21 @@ def make_row(run: Any, experiment: str, here: LocalRun | None, store: RunStore) 
     )  # fmt: skip
 
 
+def make_local_row(here: LocalRun) -> RunRow:
+    """Make the row of a run of this machine from what is known here, without MLflow."""
+    request, tries = here.request, here.tries
+    last = tries[-1] if tries else None
+    state = _WAITS if last is None or last.started is None else "RUNNING"
+    return RunRow(
+        run_id=request.run_id, name=request.name, experiment=request.experiment,
+        state=run_status(here.directory) if here.end is not None else state,
+        site=request.site, entry_point=request.entry_point, started=request.created,
+        ended=here.end["time"] if here.end is not None else None,
+        waited=last.waited if last else None, ran=last.ran if last else None, metrics={},
+        note=GONE if here.gone else STALE, here=True, uri=request.tracking_uri,
+    )  # fmt: skip
+
+
 def finite_metrics(metrics: Mapping[str, float]) -> dict[str, float | str]:
     """Turn infinities and NaN, which JSON does not have, into texts."""
     return {name: v if math.isfinite(v) else str(v) for name, v in metrics.items()}
@@ -197,18 +228,28 @@ class FoundRun:
     """A run that was found.
 
     Attributes:
-        run: MLflow's run; None if MLflow no longer has it.
+        run: MLflow's run; None if MLflow does not have it any more, was not asked, or does not
+            answer.
+        uri: its MLflow store.
         here: None if its directory is not on this machine.
+        away: why MLflow does not answer.
     """
 
     run_id: str
     run: Any
-    store: RunStore
+    uri: str
     here: LocalRun | None
+    away: MantikError | None = None
+
+    @cached_property
+    def store(self) -> RunStore:
+        return RunStore(self.uri)
 
 
 def find_run(word: str) -> FoundRun:
     """Find a run by its id, the beginning of its id, or its name.
+
+    Asks MLflow only about runs that were not submitted from this machine.
 
     Raises:
         UserError: no run or several match.
@@ -216,8 +257,7 @@ def find_run(word: str) -> FoundRun:
     """
     there = local_runs.find_local_run(word)
     if there is not None:
-        store = RunStore(there.request.tracking_uri)
-        return FoundRun(there.request.run_id, store.run(there.request.run_id), store, there)
+        return FoundRun(there.request.run_id, None, there.request.tracking_uri, there)
     uri = tracking_uri(os.environ)
     uris = dict.fromkeys([uri, *(h.request.tracking_uri for h in local_runs.list_local_runs())])
     for each in filter(store_exists, uris):
@@ -233,7 +273,7 @@ def find_run(word: str) -> FoundRun:
         if runs:
             directory = RunDirectory(runs_home() / _owner(runs[0]))
             found = local_runs.read_local_run(directory) if directory.request.exists() else None
-            return FoundRun(runs[0].info.run_id, runs[0], store, found)
+            return FoundRun(runs[0].info.run_id, runs[0], each, found)
     raise UserError(
         f"there is no run {word!r} here or in {uri}",
         do="See the existing runs: smk-mantik runs list",
@@ -241,19 +281,24 @@ def find_run(word: str) -> FoundRun:
 
 
 def refresh(found: FoundRun) -> FoundRun:
-    """Read a run again, after reporting its end to MLflow if MLflow does not know it.
+    """Read a run from its directory and from MLflow, and report its end to MLflow if need be.
 
     A run whose directory is not on this machine is returned as it was found.
 
     Raises:
-        MantikError: a request to MLflow fails, or the run's request cannot be read.
+        MantikError: the run's request cannot be read.
     """
     if found.here is None:
         return found
     now = local_runs.read_local_run(found.here.directory)
-    if now.end is not None and found.run is not None:
-        settle_run(now.directory, now.request)
-    return replace(found, here=now, run=found.store.run(found.run_id))
+    try:
+        run = found.store.run(found.run_id)
+        if now.end is not None and run is not None and run.info.status not in ENDED:
+            settle_run(now.directory, now.request)
+            run = found.store.run(found.run_id)
+    except MantikError as error:
+        return replace(found, here=now, run=None, away=error)
+    return replace(found, here=now, run=run, away=None)
 
 
 def parse_since(text: str) -> float:

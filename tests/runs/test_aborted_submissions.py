@@ -75,16 +75,16 @@ def test_a_run_whose_submission_was_killed_is_ended(at_home: str) -> None:
     (stage,) = left()
     old = time.time() - aborted_submissions.ARRIVES_S - 1
     os.utime(stage, (old, old))
-    assert remove_aborted() == []
+    assert remove_aborted() == {}
     assert left() == []
 
 
 def test_one_that_was_killed_before_a_run_was_asked_for(at_home: str) -> None:
     for _ in submitting(at_home, told=""):
         assert len(left()) == 1
-        assert remove_aborted() == []
+        assert remove_aborted() == {}
         assert len(left()) == 1
-    assert remove_aborted() == []
+    assert remove_aborted() == {}
     assert left() == []
 
 
@@ -96,7 +96,7 @@ def test_mlflow_that_is_away_is_asked_another_time(
     file = Path(at_home.removeprefix("sqlite:///"))
     content = file.read_bytes()
     file.unlink()
-    assert remove_aborted() == []
+    assert remove_aborted() == {}
     assert not file.exists(), "none is made where it was"
     file.write_text("something else")
     (stage,) = left()
@@ -110,7 +110,7 @@ def test_mlflow_that_is_away_is_asked_another_time(
 
     with monkeypatch.context() as counted:
         counted.setattr(aborted_submissions, "RunStore", opened)
-        (why,) = remove_aborted()
+        (why,) = remove_aborted().values()
     assert asked == [at_home], "a store that does not answer is asked once"
     assert "MLflow" in str(why)
     shutil.rmtree(other)

@@ -12,7 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner, Result
 
+from snakemake_executor_plugin_mantik.cli.runs import runs_app
 from snakemake_executor_plugin_mantik.cli.runtable import run_details, run_lines
 from snakemake_executor_plugin_mantik.common.errors import MantikError, UserError
 from snakemake_executor_plugin_mantik.common.state_directory import STATE
@@ -22,6 +24,7 @@ from snakemake_executor_plugin_mantik.runs.directories import RunDirectory
 from snakemake_executor_plugin_mantik.runs.ending import cancel_run, remove_run
 from snakemake_executor_plugin_mantik.runs.listing import (
     GONE,
+    STALE,
     RunFilter,
     find_run,
     list_rows,
@@ -108,8 +111,47 @@ def test_cancelled_before_it_was_started(run: LocalRun) -> None:
     with pytest.raises(UserError, match="not over"):
         remove_run(run)
     cancel_run(run, pytest.fail)
-    assert status(run) == "KILLED"
+    assert refresh(find_run("first")).run.info.status == "KILLED"
     assert read_local_run(run.directory).end is not None
+
+
+@pytest.fixture
+def down(run: LocalRun, monkeypatch: pytest.MonkeyPatch) -> LocalRun:
+    """The run, whose server answers no more."""
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    write_request(run.directory, replace(run.request, tracking_uri="http://127.0.0.1:9"))
+    return read_local_run(run.directory)
+
+
+def test_commands_work_while_mlflow_is_down(down: LocalRun) -> None:
+    def smk_mantik(*words: str) -> Result:
+        found = CliRunner().invoke(runs_app, [*words], catch_exceptions=False)
+        assert found.exit_code == 0, found.output
+        return found
+
+    run_id = down.request.run_id
+    listed = smk_mantik("list", "--json")
+    (row,) = json.loads(listed.stdout)
+    assert (row["run_id"], row["state"], row["note"]) == (run_id, "SCHEDULED", GONE)
+    assert "127.0.0.1" in listed.stderr
+    assert json.loads(smk_mantik("list", "--json", "--site", "daint").stdout) == []
+    down.directory.log.write_text("nothing submitted yet\n")
+    logs = smk_mantik("logs", "first")
+    assert logs.stdout == "nothing submitted yet\n"
+    assert not logs.stderr
+    cancelled = smk_mantik("cancel", run_id[:8])
+    assert f"Run {run_id}: KILLED.\n" == cancelled.stdout
+    assert "will report this to MLflow" in cancelled.stderr
+    assert "127.0.0.1" in cancelled.stderr
+    shown = smk_mantik("show", "first").stdout
+    assert f"state: KILLED ({STALE})" in shown
+    assert "  MLflow: " in shown
+    (row,) = json.loads(smk_mantik("list", "--json").stdout)
+    assert (row["state"], row["note"]) == ("KILLED", STALE)
+    # What needs MLflow says why it fails, and removes nothing.
+    with pytest.raises(MantikError, match=r"127\.0\.0\.1"):
+        smk_mantik("delete", "first", "--yes")
+    assert down.directory.path.exists()
 
 
 def test_cancelled_before_anybody_could_be_interrupted(run: LocalRun) -> None:
@@ -197,7 +239,7 @@ def test_why_a_job_cannot_start_is_listed_until_it_is_over(
         journal.submitting(sent.id, "batch")
         journal.waiting(sent.id, "PartitionDown")
         assert listed() == [("SCHEDULED", "cannot start: PartitionDown")]
-        shown = run_details(find_run(run.request.run_id))
+        shown = run_details(refresh(find_run(run.request.run_id)))
         assert shown["jobs"][0]["waiting_reason"] == "PartitionDown"
         assert "  state: SCHEDULED (cannot start: PartitionDown)" in run_lines(shown)
         journal.waiting(sent.id, "")

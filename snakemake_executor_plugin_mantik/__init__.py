@@ -5,6 +5,7 @@ Importing this module is cheap: the code that talks to sites is imported when a 
 """
 
 from dataclasses import dataclass, field
+from typing import Optional
 
 from snakemake_interface_executor_plugins.settings import CommonSettings, ExecutorSettingsBase
 
@@ -106,6 +107,17 @@ class ExecutorSettings(ExecutorSettingsBase):
             " Snakemake's log on a terminal: 'auto' (not with --quiet), or 'none'.",
             "choices": list(PROGRESS_CHOICES),
             "metavar": "|".join(PROGRESS_CHOICES),
+            "env_var": True,
+        },
+    )
+    notify: Optional[str] = field(  # noqa: UP045 - the only form that Snakemake reads
+        default=None,
+        metadata={
+            "help": "Whom to notify when a job has failed for good (the first one) and when the"
+            " run ends: a command, which gets JSON on its standard input, the http(s) address of an"
+            " ntfy topic or of a webhook of Slack or Mattermost, or 'desktop'. A secret address"
+            " belongs in SNAKEMAKE_MANTIK_NOTIFY or a profile.",
+            "metavar": "COMMAND|URL|desktop",
             "env_var": True,
         },
     )

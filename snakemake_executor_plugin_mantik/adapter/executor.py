@@ -25,8 +25,10 @@ from snakemake_executor_plugin_mantik.common.errors import JournalError, MantikE
 if TYPE_CHECKING:
     from snakemake_executor_plugin_mantik.adapter.active_run import ActiveRun
     from snakemake_executor_plugin_mantik.adapter.bottom_line import BottomLine
+    from snakemake_executor_plugin_mantik.adapter.run_notices import RunNotices
     from snakemake_executor_plugin_mantik.engine.request import JobNumber, JobRequest, Outcome
     from snakemake_executor_plugin_mantik.engine.transfer_meter import TransferMeter
+    from snakemake_executor_plugin_mantik.notices.notice import RunOutcome
     from snakemake_executor_plugin_mantik.storage.catalog import Catalog
     from snakemake_executor_plugin_mantik.tracking.controller.invocation import Ending
 
@@ -46,6 +48,7 @@ class Executor(RemoteExecutor):
 
     _run: "ActiveRun | None" = None
     _line: "BottomLine | None" = None
+    _notices: "RunNotices | None" = None
     _ending: "Ending | None" = None
 
     def __post_init__(self) -> None:
@@ -68,11 +71,33 @@ class Executor(RemoteExecutor):
         self._variables: dict[str, str] | None = None
         choice = self.workflow.executor_settings.on_interrupt
         self._interruption = Interruption(choice)
+        self._notices = self._make_notices()
         units = (self.dag.get_job_group(job) or job for job in self.dag.needrun_jobs())
         if any(not unit.is_local for unit in units):
             self._start()
         else:
             self._check_local()
+
+    def _make_notices(self) -> "RunNotices | None":
+        """Return what notifies the user, if anything is to.
+
+        Raises:
+            ApiError: the setting is wrong.
+        """
+        setting = self.workflow.executor_settings.notify
+        if setting is None:
+            return None
+        from snakemake_executor_plugin_mantik.adapter.run_notices import RunNotices
+
+        try:
+            return RunNotices(self.workflow, setting, self.logger)
+        except MantikError as error:
+            with self.lock:
+                self.wait = False
+            raise ApiError(str(error)) from None
+
+    def _used_sites(self) -> list[str]:
+        return list(self._run.checked.used) if self._run is not None else []
 
     def _check_local(self) -> None:
         """Check the jobs of a run in which none runs at a site.
@@ -263,6 +288,8 @@ class Executor(RemoteExecutor):
     ) -> AsyncGenerator[SubmittedJobInfo, None]:
         """Yield the jobs that are still active, and report all others."""
         self.next_seconds_between_status_checks = _CHECK_S
+        if self._notices is not None:
+            self._notices.look(self._used_sites())
         if self._run is not None:
             self._named |= self._run.states.news()
             self._register(active_jobs)
@@ -303,6 +330,8 @@ class Executor(RemoteExecutor):
                 storage.refresh_storage(list_members(info.job))
             self.report_job_success(info)
         else:
+            if self._notices is not None:
+                self._notices.note(outcome)
             logs = [str(outcome.log)] if outcome.log is not None else []
             missed = self._run.missed(info.job, outcome) if self._run is not None else ""
             message = printable(f"{outcome.message}{missed}")
@@ -511,19 +540,28 @@ class Executor(RemoteExecutor):
         if self._run is not None and (records := self._run.engine.drain_ahead()):
             self.logger.info(ahead_message(records))
 
+    def _close_run(self, how: "Ending") -> None:
+        if self._run is not None:
+            if self._interruption.detached and not self._interruption.at_once:
+                self._report_ahead()
+            self._run.close(
+                "detached" if self._interruption.detached else how,
+                tidy=not (self._interruption.detached or self._interruption.at_once),
+            )
+
     def shutdown(self) -> None:
         from snakemake_executor_plugin_mantik.adapter.workflow_metadata import is_done
 
         super().shutdown()
         self._close_line()
-        if self._run is not None:
-            if self._interruption.detached and not self._interruption.at_once:
-                self._report_ahead()
-            how = self._ending or ("finished" if is_done(self.dag) else "failed")
-            self._run.close(
-                "detached" if self._interruption.detached else how,
-                tidy=not (self._interruption.detached or self._interruption.at_once),
-            )
+        how = self._ending or ("finished" if is_done(self.dag) else "failed")
+        if self._notices is not None:
+            self._notices.end(_outcome(how, self._interruption), self._used_sites())
+        try:
+            self._close_run(how)
+        finally:
+            if self._notices is not None:
+                self._notices.wait(at_once=self._interruption.at_once)
         if self._interruption.detached and isinstance(sys.exception(), SystemExit):
             # Otherwise Snakemake would report that a job did not complete successfully, and run
             # the workflow's onerror.
@@ -536,3 +574,12 @@ def _of_its_command(info: dict[str, Any], reason: str = "", **_: Any) -> dict[st
     Below each command, Snakemake writes that it exited with a non-zero exit code.
     """
     return info if reason == "exit_code" else {**info, "shellcmd": None}
+
+
+def _outcome(how: "Ending", interruption: Interruption) -> "RunOutcome":
+    from snakemake_executor_plugin_mantik.notices.notice import RunOutcome
+
+    if interruption.detached:
+        return RunOutcome.DETACHED
+    outcomes = {"finished": RunOutcome.SUCCEEDED, "killed": RunOutcome.CANCELLED}
+    return outcomes.get(how, RunOutcome.FAILED)

@@ -1,6 +1,7 @@
 """Describe a whole workflow for MLflow, from Snakemake's objects."""
 
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import snakemake
@@ -14,10 +15,16 @@ def describe_workflow(workflow: Any) -> TrackedWorkflow:
     """Describe how the workflow was started."""
     return TrackedWorkflow(
         snakefile=str(workflow.main_snakefile),
-        command=("snakemake", *sys.argv[1:]),
+        command=("snakemake", *_without_secret(workflow, sys.argv[1:])),
         config=dict(workflow.config),
         version=snakemake.__version__,
     )
+
+
+def _without_secret(workflow: Any, arguments: Sequence[str]) -> list[str]:
+    """Return arguments without the value of `--mantik-notify`, which may be a secret address."""
+    given = workflow.executor_settings.notify
+    return [word.replace(given, "…") if given else word for word in arguments]
 
 
 def describe_pipeline(dag: Any) -> dict[str, object]:

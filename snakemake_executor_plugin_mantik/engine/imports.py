@@ -7,12 +7,18 @@ compares its content with the checksum, as of all files of other places.
 
 import asyncio
 import uuid
-from collections import defaultdict
-from collections.abc import Awaitable, Callable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
 from typing import Final
 
-from snakemake_executor_plugin_mantik.common.errors import MantikError, SiteError
+from snakemake_executor_plugin_mantik.common.errors import (
+    MantikError,
+    SiteBusy,
+    SiteError,
+    SiteUnauthorized,
+    SiteUnreachable,
+)
 from snakemake_executor_plugin_mantik.engine.site_retry import TRANSIENT, SiteRetry
 from snakemake_executor_plugin_mantik.engine.transfer_meter import TransferMeter
 from snakemake_executor_plugin_mantik.engine.transfer_progress import TransferProgress, Way
@@ -33,6 +39,8 @@ _STALLED_S: Final = 600.0
 """Seconds without a new byte, in a queue or not, after which an import is given up."""
 _UNSEEN_S: Final = 120.0
 """Seconds without a new byte for which a site may not know an import."""
+_MOST_FAILURES: Final = 2
+"""Imports from a place that may fail one after the other; then its files come in another way."""
 _VISIBLE_S: Final = 30.0
 """Seconds that a site's file system may take to show the whole of an imported file."""
 
@@ -50,7 +58,14 @@ def may_import(size: int, source_api: str, target_api: str) -> bool:
 
 
 class _ImportFailed(Exception):  # noqa: N818 - a plain name
-    """The site's server did not bring the file; the message says why."""
+    """The site's server did not bring the file; the message says why.
+
+    `failures` is for how many it counts against imports from the same place.
+    """
+
+    def __init__(self, reason: str, failures: int = 1) -> None:
+        super().__init__(reason)
+        self.failures = failures
 
 
 class Importer:
@@ -76,9 +91,11 @@ class Importer:
         self._slots: defaultdict[str, asyncio.Semaphore] = defaultdict(
             lambda: asyncio.Semaphore(_AT_ONCE)
         )
-        # Places from which imports failed, and contents that were imported, in this run.
-        self._useless: set[str] = set()
+        # By place, the imports that failed since one succeeded. Paths and checksums of what was
+        # imported in this run, and of that what a job did not find as it should be.
+        self._failures: Counter[str] = Counter()
         self._imported: set[tuple[str, str]] = set()
+        self._doubted: set[tuple[str, str]] = set()
 
     async def bring(self, bundle: str, files: Sequence[LocalFile]) -> dict[str, str]:
         """Import the large ones of `files`, all of one other place, into a bundle's directory.
@@ -89,30 +106,37 @@ class Importer:
         names = await asyncio.gather(*(self._bring(bundle, file) for file in large))
         return {file.path: name for file, name in zip(large, names, strict=True) if name}
 
+    def doubt(self, paths: Collection[str]) -> None:
+        """Import the present contents of these paths no more: a job has not found them.
+
+        They may be others at their place: streaming finds out where they changed.
+        """
+        self._doubted |= {content for content in self._imported if content[0] in paths}
+
     async def _bring(self, bundle: str, file: LocalFile) -> str:
         """Return the name of an imported file; empty if it must come in another way."""
-        # A job may have found the content to be another one: streaming finds out where it changed.
-        if (file.path, file.sha256) in self._imported:
+        if (file.path, file.sha256) in self._doubted:
             return ""
         async with self._slots[file.stored]:
             begun = self._ledger.find_import(bundle, file.path, self._site.name)
-            if begun is None and file.stored in self._useless:
+            if begun is None and self._failures[file.stored] >= _MOST_FAILURES:
                 return ""
             try:
                 begun = begun or await self._begin(bundle, file)
                 if begun is None:
-                    self._useless.add(file.stored)
+                    self._failures[file.stored] = _MOST_FAILURES
                     return ""
                 await self._finish(bundle, file, *begun)
             except (_ImportFailed, MantikError) as error:
-                if not isinstance(error, TRANSIENT):
-                    self._useless.add(file.stored)
+                if isinstance(error, _ImportFailed):
+                    self._failures[file.stored] += error.failures
                 self._ledger.forget_import(bundle, file.path)
                 self._notify(
                     f"Site {self._site.name} cannot fetch {display_path(file.path)} from the other"
                     f" site's server; it comes {Way.STREAM}. {str(error).rstrip('.')}."
                 )
                 return ""
+        self._failures[file.stored] = 0
         self._imported.add((file.path, file.sha256))
         return begun[0]
 
@@ -125,8 +149,11 @@ class Importer:
     async def _begin(self, bundle: str, file: LocalFile) -> tuple[str, str] | None:
         """Begin an import; return the file's name and the import's id, or None if there is no way.
 
+        The id is empty if the site's answer was lost: the import may have begun.
+
         Raises:
-            MantikError: one of the sites refuses it, or does not answer.
+            _ImportFailed: the site refuses it.
+            MantikError: the file, or a directory for it, cannot be had.
         """
         shared = await self._share(file)
         if shared is None:
@@ -134,8 +161,17 @@ class Importer:
         name = str(uuid.uuid4())
         path = imported_path(bundle, name)
         await self._retry(lambda: self._site.make_directory(path.rpartition("/")[0]))
-        import_id = await self._site.start_import(shared, path)
+        self._ledger.set_import(bundle, file.path, name, self._site.name, "")
+        try:
+            import_id = await self._retry(
+                lambda: self._site.start_import(shared, path), (SiteBusy, SiteUnauthorized)
+            )
+        except SiteUnreachable:
+            return name, ""
+        except SiteError as error:
+            raise _ImportFailed(str(error)) from error
         if import_id is None:
+            self._ledger.forget_import(bundle, file.path)
             return None
         self._ledger.set_import(bundle, file.path, name, self._site.name, import_id)
         return name, import_id
@@ -155,17 +191,21 @@ class Importer:
         ) as progress:
             progress.begin(await self._size(path) / file.size)
             state = await self._end_of(import_id, path, file, progress)
-        with suppress(SiteError):
-            await self._site.end_import(import_id)
+        if import_id:
+            with suppress(SiteError):
+                await self._site.end_import(import_id)
         if state.phase is Phase.UNKNOWN or state.reason is Reason.SUCCESS:
             if await self._is_whole(path, file):
                 return
-            reason = "Not all of it is there"
-        else:
-            reason = state.detail
+            failed = _ImportFailed("Not all of it is there")
+        elif state.phase is Phase.ENDED:
+            failed = _ImportFailed(state.detail)
+        else:  # to wait for another one would take as long
+            reason = f"Nothing of it has come for {_STALLED_S:.0f} s"
+            failed = _ImportFailed(reason, _MOST_FAILURES)
         with suppress(SiteError):
             await self._site.remove(path)
-        raise _ImportFailed(reason)
+        raise failed
 
     async def _end_of(
         self, import_id: str, path: str, file: LocalFile, progress: TransferProgress
@@ -175,10 +215,12 @@ class Importer:
         pause, size, since = _FIRST_LOOK_S, 0, clock()
         while True:
             await asyncio.sleep(pause)
-            try:
-                state = await self._site.import_state(import_id)
-            except TRANSIENT:  # what has come counts
-                state = JobState(Phase.RUNNING)
+            state = JobState(Phase.UNKNOWN)
+            if import_id:
+                try:
+                    state = await self._site.import_state(import_id)
+                except TRANSIENT:  # what has come counts
+                    state = JobState(Phase.RUNNING)
             if state.phase is Phase.ENDED:
                 return state
             if (now := await self._size(path)) > size:
@@ -188,9 +230,7 @@ class Importer:
             if state.phase is Phase.UNKNOWN and (size >= file.size or still > _UNSEEN_S):
                 return state
             if still > _STALLED_S:
-                return JobState(
-                    Phase.ENDED, Reason.UNKNOWN, f"Nothing of it has come for {_STALLED_S:.0f} s"
-                )
+                return state
             pause = min(pause * 1.5, _LONGEST_LOOK_S)
 
     async def _is_whole(self, path: str, file: LocalFile) -> bool:

@@ -11,7 +11,7 @@ from contextlib import aclosing, suppress
 from pathlib import PurePosixPath
 from urllib.parse import quote
 
-from snakemake_executor_plugin_mantik.common.errors import SiteError, UserError
+from snakemake_executor_plugin_mantik.common.errors import MantikError, SiteError, UserError
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
 from snakemake_executor_plugin_mantik.engine.imports import Importer, Share
 from snakemake_executor_plugin_mantik.engine.leadership import Leadership
@@ -250,13 +250,16 @@ class Places:
         Raises:
             MantikError: the run has no such site, or it cannot be opened.
         """
-        sites = self.workflow.journal.sites().values()
-        for known in (site for site in sites if site.place == identity):
+        failed: MantikError | None = None
+        for known in [s for s in self.workflow.journal.sites().values() if s.place == identity]:
             if identity not in self._known and self._open_site is not None:
-                await self._open_site(known.site)
+                try:
+                    await self._open_site(known.site)
+                except MantikError as error:  # another site may see the same place
+                    failed = failed or error
             if identity in self._known:
                 return self._known[identity]
-        raise UserError(
+        raise failed or UserError(
             "an input is stored at a place that no known site sees any more",
             where=f"place {identity}",
             do="Use the backend config that it was made with",

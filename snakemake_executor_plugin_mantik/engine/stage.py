@@ -344,6 +344,7 @@ class Stager:
 
         The paths themselves are not pending any more, either: a bundle that held them is unpacked.
         """
+        self._uploader.doubt(paths)
         for path in paths:
             self._pending.pop(path, None)
         below = [f.path for p in paths for f in self._ledger.remote_files(self._place, below=p)]

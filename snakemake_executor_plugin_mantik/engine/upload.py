@@ -9,7 +9,7 @@ import asyncio
 import hashlib
 import uuid
 from collections import Counter, defaultdict
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from typing import Final
@@ -87,6 +87,10 @@ class Uploader:
         self._part_bytes = int(limit * _PLAIN_SHARE)
         self._slots = asyncio.Semaphore(_AT_ONCE)
         self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    def doubt(self, paths: Collection[str]) -> None:
+        """Note that a job has not found the contents of these paths; see `Importer.doubt`."""
+        self._importer.doubt(paths)
 
     def begin(self, files: Sequence[LocalFile], *, keep: bool = False) -> str:
         """Return the bundle for `files`: one that is at the site in part already, or a new one.

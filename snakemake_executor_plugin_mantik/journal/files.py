@@ -296,7 +296,10 @@ class FileLedger:
             _forget_upload(db, bundle)
 
     def set_import(self, bundle: str, path: str, name: str, site: str, import_id: str) -> None:
-        """Record that a site imports a bundle's file of `path` to a file of this name."""
+        """Record that a site imports a bundle's file of `path` to a file of this name.
+
+        `import_id` is empty while it is unknown.
+        """
         with self._database.write() as db:
             db.execute(
                 "INSERT OR REPLACE INTO imports VALUES (?, ?, ?, ?, ?)",
@@ -317,9 +320,10 @@ class FileLedger:
             db.execute("DELETE FROM imports WHERE bundle = ? AND path = ?", (bundle, path))
 
     def import_ids(self, bundle: str, site: str) -> list[str]:
-        """Return the ids of a site's imports to a bundle."""
+        """Return the ids of a site's imports to a bundle, as far as they are known."""
         rows = self._db.execute(
-            "SELECT import_id FROM imports WHERE bundle = ? AND site = ?", (bundle, site)
+            "SELECT import_id FROM imports WHERE bundle = ? AND site = ? AND import_id != ''",
+            (bundle, site),
         )
         return [row["import_id"] for row in rows]
 

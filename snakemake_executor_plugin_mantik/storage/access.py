@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from snakemake_executor_plugin_mantik.common.errors import (
+    MantikError,
     OutputsLost,
     SiteNotFound,
     UserError,
@@ -142,16 +143,20 @@ class Access:
 
     async def _open(self, place: str) -> Site:
         known = await asyncio.to_thread(lambda: read_stored(self._workdir / STATE))
-        there = [site for site in known.sites.values() if site.place == place]
-        record = next((site for site in there if Path(site.config).is_file()), None)
-        if record is None:
-            raise UserError(
-                "no backend config is known for the place of a stored output",
-                where=str(self._workdir),
-                do="Run the workflow with the backend config of its site",
-            )
-        name = record.site
-        loaded = await asyncio.to_thread(find_config, record, name)
-        return await open_site_again(
-            name, loaded, self._workdir, known, account=find_account(name, self._environ)
+        failed: MantikError | None = None
+        for record in known.sites.values():
+            if record.place == place and Path(record.config).is_file():
+                name = record.site
+                try:
+                    loaded = await asyncio.to_thread(find_config, record, name)
+                    return await open_site_again(
+                        name, loaded, self._workdir, known,
+                        account=find_account(name, self._environ),
+                    )  # fmt: skip
+                except MantikError as error:  # another site may see the same place
+                    failed = failed or error
+        raise failed or UserError(
+            "no backend config is known for the place of a stored output",
+            where=str(self._workdir),
+            do="Run the workflow with the backend config of its site",
         )

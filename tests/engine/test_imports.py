@@ -5,10 +5,18 @@ import hashlib
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import ANY
 
 import pytest
 
-from snakemake_executor_plugin_mantik.common.errors import SiteRejected, SiteUnreachable
+from snakemake_executor_plugin_mantik.common.errors import (
+    SiteBusy,
+    SiteError,
+    SiteNotFound,
+    SiteRejected,
+    SiteUnauthorized,
+    SiteUnreachable,
+)
 from snakemake_executor_plugin_mantik.engine.imports import IMPORT_BYTES, Importer
 from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
 from snakemake_executor_plugin_mantik.engine.transfer_meter import TransferMeter
@@ -35,6 +43,7 @@ class Importing(SimulatedSite):
     """A site that imports; what it says of imports is set by the test.
 
     Attributes:
+        asked: how often an import was to begin.
         begun: the paths of the imports that were begun.
         sizes: by path, the sizes that it shows, one after the other; the last one stays.
         states: the states of imports, one after the other; the last one stays.
@@ -44,6 +53,7 @@ class Importing(SimulatedSite):
 
     def __init__(self) -> None:
         super().__init__(World())
+        self.asked = 0
         self.begun: list[str] = []
         self.sizes = [0, SIZE // 2, SIZE]
         self.import_states = [RUNNING, RUNNING, DONE]
@@ -53,6 +63,7 @@ class Importing(SimulatedSite):
 
     async def start_import(self, source: SharedFile, path: str) -> str | None:
         assert source is SHARED
+        self.asked += 1
         if self.error is not None:
             raise self.error
         self.begun.append(path)
@@ -90,6 +101,7 @@ class Run:
         self.said: list[str] = []
         self.shared: SharedFile | None = SHARED
         self.away = ""
+        self.refused = False
         retry = SiteRetry("sim", self.said.append, asyncio.get_running_loop().time)
         self.importer = Importer(
             site,
@@ -103,6 +115,8 @@ class Run:
     async def _share(self, file: LocalFile) -> SharedFile | None:
         if file.stored == self.away:
             await asyncio.sleep(LONG_S)
+        if self.refused:
+            raise SiteNotFound("it is not there")
         return self.shared
 
     async def bring(self, *files: LocalFile) -> list[str]:
@@ -221,9 +235,29 @@ def test_what_is_not_imported_is_left_to_another_way(
         )
         assert site.removed == site.begun, "half a file takes no room"
         assert run.journal.files.find_import("1/b", "set.tar", "sim") is None
+        if how not in ("stalled", "silent"):  # one file alone does not condemn the way
+            assert await run.bring(stored("other.tar")) == []
         said = len(run.said)
-        assert await run.bring(stored("other.tar")) == [], "tried once in a run"
+        assert await run.bring(stored("last.tar")) == [], "not tried for ever"
         assert len(run.said) == said
+
+    play(scenario)
+
+
+def test_failures_that_have_nothing_to_do_with_the_way(play: Player, site: Importing) -> None:
+    """A file that is not there, one failure between others, a directory that cannot be made."""
+
+    async def scenario(run: Run) -> None:
+        run.refused = True
+        for n in range(3):
+            assert await run.bring(stored(f"gone-{n}")) == []
+        assert "it is not there" in run.said[-1]
+        run.refused = False
+        for n in range(3):
+            site.import_states, site.sizes = [FAILED], [0]
+            assert await run.bring(stored(f"bad-{n}")) == []
+            site.import_states, site.sizes = [DONE], [SIZE]
+            assert await run.bring(stored(f"good-{n}")) == [f"good-{n}"]
 
     play(scenario)
 
@@ -252,13 +286,44 @@ def test_a_place_that_is_away_holds_up_no_other(play: Player) -> None:
     play(scenario)
 
 
-def test_a_site_that_is_away_for_a_moment_is_tried_again(play: Player, site: Importing) -> None:
+@pytest.mark.parametrize("comes", [True, False])
+@pytest.mark.parametrize("killed", [True, False])
+def test_an_answer_that_is_lost(play: Player, site: Importing, comes: bool, killed: bool) -> None:
+    """What has begun is waited for, and not begun again beside it, also by the next run."""
     site.error = SiteUnreachable("no answer")
+    site.sizes = [0, SIZE // 2]
+
+    async def stopped(run: Run) -> None:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1):
+                await run.bring(stored())
 
     async def scenario(run: Run) -> None:
-        assert await run.bring(stored()) == []
-        site.error = None
+        site.sizes = [0, SIZE // 2, SIZE] if comes else [0]
+        names = await run.importer.bring("1/b", [stored()])
+        assert names == ({"set.tar": ANY} if comes else {})
+        assert site.asked == 1
+        site.error, site.sizes = None, [SIZE]
+        site.removed.clear()
         assert await run.bring(stored("other.tar")) == ["other.tar"]
+        assert site.ended == ["import-1"], "the other one has no id"
+
+    if killed:
+        play(stopped)
+    play(scenario)
+
+
+@pytest.mark.parametrize("error", [SiteBusy("busy"), SiteUnauthorized("an old token")])
+def test_what_a_site_did_not_do_is_asked_again(
+    play: Player, site: Importing, error: SiteError
+) -> None:
+    site.error = error
+
+    async def scenario(run: Run) -> None:
+        waiting = asyncio.create_task(run.bring(stored()))
+        await asyncio.sleep(10)
+        site.error = None
+        assert await waiting == ["set.tar"]
 
     play(scenario)
 
@@ -272,13 +337,20 @@ def test_no_way_is_no_failure(play: Player) -> None:
     play(scenario)
 
 
-def test_what_a_job_found_to_be_another_content_is_not_imported_again(play: Player) -> None:
-    """It streams then, and is compared on the way: that shows where it changed."""
+def test_the_same_again(play: Player) -> None:
+    """It is imported again, unless a job has found it to be another content.
+
+    It streams then, and is compared on the way: that shows where it changed.
+    """
 
     async def scenario(run: Run) -> None:
         assert await run.bring(stored()) == ["set.tar"]
         run.journal.files.forget_upload("1/b")
+        assert await run.bring(stored()) == ["set.tar"], "the bundle was lost"
+        run.importer.doubt(["set.tar", "other.tar"])
+        run.journal.files.forget_upload("1/b")
         assert await run.bring(stored()) == []
+        assert await run.bring(stored("other.tar")) == ["other.tar"]
 
     play(scenario)
 

@@ -11,7 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from snakemake_executor_plugin_mantik.common.errors import PlaceTaken, SiteRejected
+from snakemake_executor_plugin_mantik.common.errors import (
+    PlaceTaken,
+    SiteRejected,
+    SiteUnreachable,
+)
 from snakemake_executor_plugin_mantik.engine import place
 from snakemake_executor_plugin_mantik.engine.place import Place, Places
 from snakemake_executor_plugin_mantik.engine.request import Outcome
@@ -572,3 +576,30 @@ def test_a_copy_asks_where_the_lease_was_swept_and_claims_were_not(
         assert (await job).succeeded
 
     play(scene, World(duration=lambda spec: LONG_S))
+
+
+def test_a_place_is_found_by_any_of_its_sites(play: Play) -> None:
+    async def scene(seat: Callable[..., Seat]) -> None:
+        flow = seat("flow")
+        place = await flow.lead()
+        flow.journal.set_site("aaa", "url", "/ws", place.id)
+        flow.journal.set_site("zzz", "url", "/ws", place.id)
+        tried: list[str] = []
+        down: set[str] = {"aaa", "sim"}
+
+        async def open_site(name: str) -> None:
+            tried.append(name)
+            if name in down:
+                raise SiteUnreachable(f"{name} has not answered")
+            found._known[place.id] = place
+
+        found = Places(flow.places.workflow, open_site)
+        assert await found._find(place.id) is place
+        assert await found._find(place.id) is place
+        assert tried.count("zzz") == 1
+        down.add("zzz")
+        found = Places(flow.places.workflow, open_site)
+        with pytest.raises(SiteUnreachable, match="has not answered"):
+            await found._find(place.id)
+
+    play(scene, World())

@@ -17,6 +17,7 @@ from snakemake_executor_plugin_mantik.common.errors import (
 )
 from snakemake_executor_plugin_mantik.jobs.spec import Resources
 from snakemake_executor_plugin_mantik.sandbox.faults import Fault
+from snakemake_executor_plugin_mantik.sandbox.firecrest import store
 from snakemake_executor_plugin_mantik.sandbox.firecrest.site import (
     FirecrestServer as FirecrestSandbox,
 )
@@ -374,5 +375,39 @@ class TestLarge:
             before = site.requests["transfer"]
             assert came + await content(site, "large", len(came)) == data
             assert site.requests["transfer"] == before
+
+        run(faulty, scenario)
+
+    def test_are_shared_with_time_left(
+        self, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async def scenario(site: FirecrestSite) -> None:
+            write(site, "large", os.urandom(9 << 20))
+            shared = await site.share("large")
+            assert shared is not None
+            assert await site.share("large") == shared
+            monkeypatch.setattr(store, "_LIFETIME", 0)
+            write(site, "other", os.urandom(9 << 20))
+            shared = await site.share("other")
+            assert shared is not None
+            assert await site.share("other") != shared, "it has expired meanwhile"
+
+        run(sandbox, scenario)
+
+    def test_are_imported_although_the_answer_is_lost(self, faulty: Sandbox) -> None:
+        async def scenario(site: FirecrestSite) -> None:
+            data = os.urandom(9 << 20)
+            write(site, "large", data)
+            shared = await site.share("large")
+            assert shared is not None
+            faulty.faults.add(Fault("drop_after", **SUBMIT))  # type: ignore[arg-type]
+            begun = await site.start_import(shared, "copy")
+            assert begun is not None
+            assert (await site.import_state(begun)).phase is Phase.UNKNOWN
+            async with asyncio.timeout(100):
+                while (entry := await site.stat("copy")) is None or entry.size < len(data):
+                    await asyncio.sleep(0.1)
+            await site.end_import(begun)
+            assert await site.list(".mantik/transfers") == {}, "the URL stays nowhere"
 
         run(faulty, scenario)

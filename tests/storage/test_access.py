@@ -5,6 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from snakemake_executor_plugin_mantik.common.errors import SiteUnreachable
+from snakemake_executor_plugin_mantik.common.state_directory import STATE
+from snakemake_executor_plugin_mantik.journal import Journal
+from snakemake_executor_plugin_mantik.storage import access as access_module
 from snakemake_executor_plugin_mantik.storage.access import Access
 from tests.support.simulated import Fault, SimulatedSite, World
 
@@ -29,3 +33,30 @@ def test_not_found_is_believed_only_if_the_site_says_it_twice(
         monkeypatch.setattr(access, "_at", at)
 
         assert [*access.list("place", "results")] == ["model"] * there
+
+
+def test_a_place_is_reached_by_any_of_its_sites(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tmp_path / "site.yaml"
+    config.write_text("")
+    journal = Journal(tmp_path / STATE)
+    for name in ("aaa", "other", "zzz"):
+        there = "elsewhere" if name == "other" else "place"
+        journal.set_site(name, "url", "/ws", there, str(config))
+    journal.close()
+    world = World()
+    world.write("results/model", b"x")
+    tried: list[str] = []
+
+    async def opened(name: str, *_: object, **__: object) -> SimulatedSite:
+        tried.append(name)
+        if name == "aaa":
+            raise SiteUnreachable("the site has not answered", where=f"site {name}")
+        return SimulatedSite(world)
+
+    monkeypatch.setattr(access_module, "find_config", lambda record, name: name)
+    monkeypatch.setattr(access_module, "open_site_again", opened)
+    with closing(Access(tmp_path, {}, print)) as access:
+        assert [*access.list("place", "results")] == ["model"]
+    assert tried == ["aaa", "zzz"]

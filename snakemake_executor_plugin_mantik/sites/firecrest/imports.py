@@ -10,7 +10,7 @@ import shlex
 import uuid
 from typing import Final
 
-from snakemake_executor_plugin_mantik.common.errors import SiteRejected
+from snakemake_executor_plugin_mantik.common.errors import SiteRejected, SiteUnreachable
 from snakemake_executor_plugin_mantik.sites.base import JobState, Phase, SharedFile
 from snakemake_executor_plugin_mantik.sites.firecrest.files import FirecrestFiles
 from snakemake_executor_plugin_mantik.sites.firecrest.jobs import FirecrestJobs
@@ -44,7 +44,10 @@ exit 1
 
 
 class FirecrestImports:
-    """Imports to the workspace. Their ids are those of their jobs and of the private files."""
+    """Imports to the workspace.
+
+    Their ids are those of their jobs, if these are known, and of the private files.
+    """
 
     def __init__(
         self,
@@ -81,14 +84,19 @@ class FirecrestImports:
         except SiteRejected:
             await self._files.remove(config)
             raise
+        except SiteUnreachable:  # it may have been submitted
+            job = ""
         return f"{job}/{name}"
 
     async def state(self, import_id: str) -> JobState:
-        return await self._jobs.state(import_id.partition("/")[0])
+        job = import_id.partition("/")[0]
+        return await self._jobs.state(job) if job else JobState(Phase.UNKNOWN)
 
     async def end(self, import_id: str) -> None:
         job, _, name = import_id.partition("/")
-        await self._files.remove(f"{TRANSFERS}/{name}")
+        await self._files.remove(f"{TRANSFERS}/{name}")  # a job that starts later ends at once
+        if not job:
+            return
         if (await self._jobs.state(job)).phase is not Phase.ENDED:
             await self._jobs.cancel([job])
         await self._files.remove(f"{JOBS}/{job}.out")

@@ -5,8 +5,10 @@ used: its current version adds 98 bytes to every file (measured).
 """
 
 import asyncio
+import math
 import shlex
 import tempfile
+import time
 import uuid
 from collections import defaultdict
 from collections.abc import AsyncGenerator
@@ -14,6 +16,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
+from urllib.parse import parse_qs, urlsplit
 
 from snakemake_executor_plugin_mantik.common.errors import (
     SiteNotFound,
@@ -41,6 +44,8 @@ _LONGEST_LOOK_S: Final = 15.0
 UNSEEN_S: Final = 120.0
 """How long a transfer job may be unknown to the scheduler before it counts as lost, seconds."""
 _DIGITS: Final = 6
+_LEAST_SHARE: Final = 0.5
+"""Share of a URL's life that it must have left when another server is to use it, maybe later."""
 
 _AGAIN: Final = frozenset((Reason.NODE_FAILURE, Reason.PREEMPTED))
 
@@ -57,11 +62,13 @@ class SmallFiles(Protocol):
 class _Staged:
     """A file that is ready to be downloaded: an object's URL, or a directory of parts.
 
-    `entry` is the file when it was prepared; `users` counts its current readers.
+    `entry` is the file when it was prepared; `users` counts its current readers. `until` is the
+    time until which other servers may be given the URL (`time.monotonic`).
     """
 
     entry: Entry
     url: str = ""
+    until: float = math.inf
     parts: str = ""
     users: int = 0
 
@@ -132,14 +139,21 @@ class FirecrestTransfers:
 
         A download of the same file uses it, too. None if the site has no object store.
         """
-        return (await self._stage(path, entry, small)).url if self._stored(path) else None
+        if not self._stored(path):
+            return None
+        staged = self._staged.get(path)
+        if staged is not None and time.monotonic() > staged.until:
+            self._staged.pop(path)
+        return (await self._stage(path, entry, small)).url
 
     async def _stage(self, path: str, entry: Entry, small: SmallFiles) -> _Staged:
         async with self._staging[path]:
             staged = self._staged.get(path)
             if staged is None or staged.entry != entry:
                 if self._stored(path):
-                    staged = _Staged(entry, url=await self._store(path))
+                    asked = time.monotonic()
+                    url = await self._store(path)
+                    staged = _Staged(entry, url=url, until=asked + _life_s(url) * _LEAST_SHARE)
                 else:
                     staged = _Staged(entry, parts=await self._split(path, small))
                 self._staged[path] = staged
@@ -284,3 +298,9 @@ def transfer_script(
         else ("#PBS -S /bin/bash", "#PBS -N mantik-transfer", f'#PBS -o "{output}/"', "#PBS -j oe")
     )
     return "\n".join(["#!/bin/bash", *own, directives, "set -e", commands, ""])
+
+
+def _life_s(url: str) -> float:
+    """Return for how many seconds a presigned URL is valid; infinity if it does not say so."""
+    expires = parse_qs(urlsplit(url).query).get("X-Amz-Expires", [""])[0]
+    return float(expires) if expires.isdecimal() else math.inf

@@ -1,4 +1,4 @@
-"""A user's own files, while outputs stay at a site and processes are killed at each of their steps."""
+"""A user's own files, while outputs stay at a site and each step of a process is its last."""
 
 import os
 import signal
@@ -199,6 +199,7 @@ class Own:
         command = [sys.executable, "-m", "snakemake_executor_plugin_mantik", *words]
         done = subprocess.run(
             command,
+            check=False,
             cwd=project.directory,
             env=project.environment,
             capture_output=True,

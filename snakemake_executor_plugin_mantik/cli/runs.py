@@ -318,8 +318,12 @@ def delete(
 @runs_app.command()
 def register(
     run: _Run,
-    name: Annotated[str, typer.Argument(help="Name for the registered model, not used yet.")],
+    name: Annotated[str, typer.Argument(help="The registered model's name.")],
     *,
+    new_version: Annotated[
+        bool,
+        typer.Option("--new-version", help="Add a version if the name has models of other runs."),
+    ] = False,
     model: Annotated[
         str, typer.Option("--model", help="The model, if the run has logged several.")
     ] = "",
@@ -329,7 +333,7 @@ def register(
     from snakemake_executor_plugin_mantik.runs import registry
 
     found = _in_mlflow(run)
-    made = registry.register_model(found.store, found.run, name, model)
+    made = registry.register_model(found.store, found.run, name, model, new_version=new_version)
     if as_json:
         _print({"name": made.name, "version": made.number, "run_id": found.run_id})
     else:

@@ -58,6 +58,13 @@ _Until = Annotated[
 _Account = Annotated[
     str | None, typer.Option(help="The compute budget account; default: the run's.")
 ]
+_Site = Annotated[
+    str | None,
+    typer.Option(
+        metavar="[NAME=]FILE",
+        help="Another backend config, read at each due time; '': the run's (the default).",
+    ),
+]
 _OfMissed = Annotated[
     MissedPolicy | None,
     typer.Option(help="Runs that were due while no scheduler ran: skip them, or run once."),
@@ -108,6 +115,7 @@ def add(
     cron: Annotated[str, _Line],
     tz: _Zone = None,
     until: _Until = None,
+    site: _Site = None,
     account: _Account = None,
     missed: _OfMissed = None,
     as_json: _AsJson = False,
@@ -116,7 +124,7 @@ def add(
     with _store() as store:
         if store.get(name) is not None:
             raise _taken(name)
-        wish = ScheduleRequest(run, cron, tz, until, account, missed)
+        wish = ScheduleRequest(run, cron, tz, until, account, missed, site)
         made = planning.make_schedule(name, wish, planning.utc_now(), _run_id)
         if not store.add(made):
             raise _taken(name)
@@ -138,12 +146,13 @@ def edit(
     cron: Annotated[str | None, _Line] = None,
     tz: _Zone = None,
     until: _Until = None,
+    site: _Site = None,
     account: _Account = None,
     missed: _OfMissed = None,
     as_json: _AsJson = False,
 ) -> None:
     """Change a schedule; a running scheduler applies the change."""
-    wish = ScheduleRequest(run, cron, tz, until, account, missed)
+    wish = ScheduleRequest(run, cron, tz, until, account, missed, site)
     if wish == ScheduleRequest():
         raise UserError("there is nothing to change", do="Add at least one option; see --help")
     with _store() as store:
@@ -232,6 +241,7 @@ def show_schedule(name: _Name, as_json: _AsJson = False) -> None:
             "run": schedule.run,
             "cron": f"{schedule.cron}  ({schedule.tz})",
             "until": str(schedule.until or FOR_EVER),
+            "site": schedule.site or "the run's",
             "account": schedule.account or "the run's",
             "missed": schedule.missed.value,
             "next": _next(schedule),

@@ -21,18 +21,21 @@ __all__ = ["MantikError", "UserError", "rerun"]
 def rerun(
     run_id: str,
     *,
+    site: str = "",
     account: str = "",
     name: str = "",
     tags: Mapping[str, str] | None = None,
     key: str = "",
 ) -> str:
-    """Submit a run again with the same project, parameters, config and experiment.
+    """Submit a run again with the same project, parameters and experiment.
 
     Needs mlflow. Does not wait for the new run.
 
     Args:
         run_id: the MLflow id of a run whose directory is on this machine.
-        account: another compute budget account; empty: the same.
+        site: another backend config, as `[NAME=]FILE`; empty: the same.
+        account: another compute budget account; empty: the same, or for another site the
+            environment's.
         name: another name; empty: the same.
         tags: tags to create the new run with.
         key: makes the call repeatable: a second call with the same key returns the run that the
@@ -46,6 +49,16 @@ def rerun(
         UserError: no such run is on this machine, or it can no longer be submitted as it was.
         MantikError: a request to MLflow fails, or the controller cannot be started.
     """
+    import os
+
+    from snakemake_executor_plugin_mantik.runs.configs import config_of_file
     from snakemake_executor_plugin_mantik.runs.submit import resubmit_run
 
-    return resubmit_run(run_id, account=account, name=name, tags=tags or {}, key=key)
+    return resubmit_run(
+        run_id,
+        site=config_of_file(site, os.environ) if site else None,
+        account=account,
+        name=name,
+        tags=tags or {},
+        key=key,
+    )

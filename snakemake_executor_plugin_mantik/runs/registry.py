@@ -36,11 +36,14 @@ class ModelVersion:
     new: bool = False
 
 
-def register_model(store: RunStore, run: Any, name: str, model: str = "") -> ModelVersion:
+def register_model(
+    store: RunStore, run: Any, name: str, model: str = "", *, new_version: bool = False
+) -> ModelVersion:
     """Register the model of a run that has finished.
 
-    `name` must not belong to another model; registering the same model again is no error. `model`
-    chooses a logged model by name, if the run has logged several.
+    Registering the same model again under the same name is no error. Without `new_version`, `name`
+    must not belong to another run's model; with it, the model becomes a further version there, or
+    the first. `model` chooses a logged model by name, if the run has logged several.
 
     Raises:
         UserError: the model cannot be registered; nothing was changed.
@@ -57,21 +60,24 @@ def register_model(store: RunStore, run: Any, name: str, model: str = "") -> Mod
         raise UserError(f"{name!r} cannot be a model's name: {why}", do="Use another name")
     logged = _chosen(store, run, model)
     with store.mlflow_errors():
-        there = _registered(store, name)
-        if there is not None:
-            return _again(store, name, run_id, logged)
-        store.client.create_registered_model(name)
+        if is_new := _registered(store, name) is None:
+            store.client.create_registered_model(name)
+        elif (known := _again(store, name, logged)) is not None:
+            return known
+        elif not new_version:
+            raise _taken(store, name, run_id)
         try:
             with only_store(store):
                 made = store.client.create_model_version(
                     name, source=_source(logged), run_id=run_id, model_id=logged.model_id
                 )
         except BaseException:
-            store.client.delete_registered_model(name)
+            if is_new:
+                store.client.delete_registered_model(name)
             raise
         link = [{"name": name, "version": int(made.version)}]
-        known = json.loads(logged.tags.get(_VERSIONS, "[]"))
-        store.client.set_logged_model_tags(logged.model_id, {_VERSIONS: json.dumps(known + link)})
+        linked = json.loads(logged.tags.get(_VERSIONS, "[]"))
+        store.client.set_logged_model_tags(logged.model_id, {_VERSIONS: json.dumps(linked + link)})
     return ModelVersion(name, str(made.version), new=True)
 
 
@@ -110,23 +116,24 @@ def only_store(store: RunStore) -> Iterator[None]:
         mlflow.set_tracking_uri(before)
 
 
-def _again(store: RunStore, name: str, run_id: str, logged: Any) -> ModelVersion:
-    """Return the registered version of a model under a name.
-
-    Raises:
-        UserError: the name belongs to another model.
-    """
+def _again(store: RunStore, name: str, logged: Any) -> ModelVersion | None:
+    """Return the version of a model under a name; None if there is none."""
     versions = store.client.search_model_versions(f"name = {quote_filter(name)}")
     # MLflow reports a version's model in its source alone.
-    same = [v for v in versions if v.source == _source(logged)]
-    if not same:
-        whose = ", ".join(sorted({str(v.run_id) for v in versions})) or "no run"
-        raise UserError(
-            f"the name {name} is taken by a model of {whose}",
-            where=f"run {run_id}",
-            do="Use another name, or unregister that model",
-        )
-    return ModelVersion(name, str(same[0].version), _aliases(store, name, same[0].version))
+    for version in versions:
+        if version.source == _source(logged):
+            return ModelVersion(name, str(version.version), _aliases(store, name, version.version))
+    return None
+
+
+def _taken(store: RunStore, name: str, run_id: str) -> UserError:
+    versions = store.client.search_model_versions(f"name = {quote_filter(name)}")
+    whose = ", ".join(sorted({str(v.run_id) for v in versions})) or "no run"
+    return UserError(
+        f"the name {name} is taken by a model of {whose}",
+        where=f"run {run_id}",
+        do="Register it as a further version with --new-version, or use another name",
+    )
 
 
 def unregister_model(

@@ -61,6 +61,7 @@ def schedule_as_json(store: ScheduleStore, schedule: Schedule, now: datetime) ->
         "cron": schedule.cron,
         "tz": schedule.tz,
         "until": schedule.until.isoformat() if schedule.until else None,
+        "site": schedule.site or None,
         "account": schedule.account or None,
         "missed": schedule.missed,
         "next": due.isoformat() if due else None,

@@ -10,6 +10,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.jobs.resources import is_single_word
+from snakemake_executor_plugin_mantik.runs.configs import config_of_file
 from snakemake_executor_plugin_mantik.schedule.cron import Cron
 from snakemake_executor_plugin_mantik.schedule.schedules import MissedPolicy, Schedule
 from snakemake_executor_plugin_mantik.schedule.submit import format_moment
@@ -27,6 +28,7 @@ class ScheduleRequest:
         cron: a crontab line.
         until: a day, as in 2027-03-31, or `FOR_EVER`.
         account: the compute budget account.
+        site: a backend config, as `[NAME=]FILE`; empty: the run's.
     """
 
     run: str | None = None
@@ -35,6 +37,7 @@ class ScheduleRequest:
     until: str | None = None
     account: str | None = None
     missed: MissedPolicy | None = None
+    site: str | None = None
 
 
 def make_schedule(
@@ -93,6 +96,7 @@ def _changed(
     check("cron", line, lambda text: Cron(text, zone).text)
     check("until", wish.until, lambda text: _day(text, now.astimezone(zone).date()))
     check("account", wish.account, _account)
+    check("site", wish.site, _site)
     if wish.missed is not None:
         changes["missed"] = wish.missed
     if mistakes:
@@ -177,6 +181,13 @@ def _account(name: str) -> str:
             do="Use no blanks, quotes, backslashes, # or control characters",
         )
     return name
+
+
+def _site(spec: str) -> str:
+    if not spec:
+        return ""
+    chosen = config_of_file(spec, {})
+    return f"{chosen.site}={chosen.source}"
 
 
 def utc_now() -> datetime:

@@ -37,6 +37,7 @@ class Schedule:
         tz: the time zone of `cron` and `until`.
         until: the last day on which the schedule may be due; None: no end.
         account: the compute budget account; empty: the run's.
+        site: `NAME=FILE`, a backend config that is read at each due time; empty: the run's.
         since: only due times after this time are still to be checked; seconds since the epoch.
         revision: grows with each edit.
     """
@@ -51,6 +52,7 @@ class Schedule:
     missed: MissedPolicy
     since: float
     revision: int
+    site: str = ""
 
     def due(self, after: datetime) -> Iterator[datetime]:
         """Yield the due times later than `after`, in the schedule's time zone."""

@@ -23,7 +23,7 @@ from snakemake_executor_plugin_mantik.schedule.schedules import (
 )
 
 SCHEDULES_FILE: Final = "schedules.sqlite"
-_VERSION: Final = 1
+_VERSION: Final = 2
 KEPT: Final = 500
 """How many past due times of each schedule are kept, to be shown."""
 
@@ -35,7 +35,7 @@ _SCHEMA: Final = """
 CREATE TABLE schedules (
     id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL UNIQUE, run TEXT NOT NULL,
     cron TEXT NOT NULL, tz TEXT NOT NULL, until TEXT, account TEXT NOT NULL, missed TEXT NOT NULL,
-    since REAL NOT NULL, revision INTEGER NOT NULL DEFAULT 0
+    since REAL NOT NULL, revision INTEGER NOT NULL DEFAULT 0, site TEXT NOT NULL DEFAULT ''
 );
 CREATE TABLE firings (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -46,6 +46,11 @@ CREATE TABLE firings (
 );
 CREATE INDEX firings_state ON firings (state);
 """
+
+_UPDATES: Final = {
+    0: _SCHEMA, 1: "ALTER TABLE schedules ADD COLUMN site TEXT NOT NULL DEFAULT ''",
+}  # fmt: skip
+"""What makes the tables of this version from each earlier one."""
 
 _CLAIM: Final = """
 INSERT INTO firings (schedule, due, state, key, retry, told, changed)
@@ -88,9 +93,10 @@ class ScheduleStore:
             self._db.execute("PRAGMA foreign_keys = ON")
         if self._version() < _VERSION:
             with self._write() as db:
-                if self._version() == 0:  # no other process created the tables meanwhile
-                    for statement in _SCHEMA.split(";"):
-                        db.execute(statement)
+                # Another process may have done it meanwhile.
+                for statement in _UPDATES.get(self._version(), "").split(";"):
+                    db.execute(statement)
+                if self._version() < _VERSION:
                     db.execute(f"PRAGMA user_version = {_VERSION}")
         if (version := self._version()) > _VERSION:
             raise UserError(

@@ -34,7 +34,7 @@ class Resubmit(Protocol):
     """Submits a run again; see `runs.rerun`."""
 
     def __call__(
-        self, run_id: str, *, account: str, name: str, tags: Mapping[str, str], key: str
+        self, run_id: str, *, site: str, account: str, name: str, tags: Mapping[str, str], key: str
     ) -> str:
         """Return the new run's id; the same key always returns the same id."""
         ...
@@ -73,6 +73,7 @@ def _submit(
     try:
         run = again(
             schedule.run,
+            site=schedule.site,
             account=schedule.account,
             name=f"{schedule.name} {due:%Y-%m-%d %H:%M}",
             tags={SCHEDULE: schedule.name, DUE: due.isoformat()},

@@ -56,7 +56,7 @@ def test_registered_once_and_taken_out(store: RunStore, tmp_path: Path) -> None:
     (model,) = client.search_logged_models(["0"], f"source_run_id = '{one}'")
     assert version.source == f"models:/{model.model_id}"
     assert register_model(store, client.get_run(one), name) == ModelVersion(name, "1")
-    with pytest.raises(UserError, match=f"taken by a model of {one}"):
+    with pytest.raises(UserError, match=f"taken by a model of {one}.*--new-version"):
         register_model(store, client.get_run(two), name, "model")
     # A version that somebody has added by hand stays, and so do its aliases.
     with only_store(store):
@@ -78,6 +78,27 @@ def test_registered_once_and_taken_out(store: RunStore, tmp_path: Path) -> None:
     register_model(store, client.get_run(two), other, "other")
     assert unregister_model(store, client.get_run(two), other) == [ModelVersion(other, "1")]
     assert other not in names(store)
+
+
+def test_a_further_version(
+    store: RunStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, name = store.client, tmp_path.name
+    runs = [client.get_run(logged(client, "model")) for _ in range(3)]
+    for run, number in [(runs[0], "1"), (runs[1], "2")]:
+        made = register_model(store, run, name, new_version=True)
+        assert made == ModelVersion(name, number, new=True)
+    assert register_model(store, runs[0], name, new_version=True) == ModelVersion(name, "1")
+    assert register_model(store, runs[1], name) == ModelVersion(name, "2")
+
+    def broken(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(client, "create_model_version", broken)
+        with pytest.raises(KeyboardInterrupt):
+            register_model(store, runs[2], name, new_version=True)
+    assert len(client.search_model_versions(f"name = '{name}'")) == 2
 
 
 def test_what_cannot_be_registered(store: RunStore, tmp_path: Path) -> None:

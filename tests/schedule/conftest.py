@@ -38,10 +38,11 @@ class Runs:
 
     made: dict[str, str] = field(default_factory=dict)
     asked: list[tuple[str, str, str]] = field(default_factory=list)
+    sites: list[str] = field(default_factory=list)
     trouble: str = ""
 
     def again(
-        self, run_id: str, *, account: str, name: str, tags: Mapping[str, str], key: str
+        self, run_id: str, *, site: str, account: str, name: str, tags: Mapping[str, str], key: str
     ) -> str:
         if self.trouble == "away":
             raise MantikError("no answer", where="MLflow")
@@ -49,6 +50,7 @@ class Runs:
             raise Killed
         if key not in self.made:
             self.made[key] = f"run-{len(self.made)}"
+            self.sites.append(site)
             self.asked.append((tags[SCHEDULE], tags[DUE], account))
         if self.trouble == "after":
             raise Killed

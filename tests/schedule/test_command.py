@@ -71,7 +71,7 @@ def test_a_schedule_from_its_making_to_its_removal(command: Command) -> None:
     made = command.json("add", "nightly", "--run", RUN[:6], "--cron", "@daily", "--tz", "UTC",
                         "--account", "abc", "--missed", "once")  # fmt: skip
     assert {k: v for k, v in made.items() if k != "next"} == {
-        "name": "nightly", "run": RUN, "cron": "@daily", "tz": "UTC", "until": None,
+        "name": "nightly", "run": RUN, "cron": "@daily", "tz": "UTC", "until": None, "site": None,
         "account": "abc", "missed": "once", "last": None,
     }  # fmt: skip
     due = [
@@ -90,6 +90,17 @@ def test_a_schedule_from_its_making_to_its_removal(command: Command) -> None:
         assert "No scheduler" not in command.say("list")
     assert command.say("remove", "weekly") == "weekly is removed.\n"
     assert "Use one of nightly" in command.say("show", "weekly", code=2)
+
+
+def test_another_site(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "alps.yaml").write_text(
+        "UnicoreApiUrl: https://example.org/rest/core\nResources: {Queue: batch}\n"
+    )
+    made = command.json("add", "s", "--run", "first", "--cron", "@daily", "--site", "alps.yaml")
+    assert made["site"] == f"alps={tmp_path}/alps.yaml"
+    assert f"site:     alps={tmp_path}/alps.yaml" in command.say("show", "s")
+    assert command.json("edit", "s", "--site", "")["site"] is None
 
 
 def test_what_became_of_due_times_is_told(command: Command) -> None:
@@ -139,6 +150,7 @@ def test_what_became_of_due_times_is_told(command: Command) -> None:
         (["--until", "2020-01-01"], "2020-01-01 is in the past"),
         (["--until", "31.3.2027"], "'31.3.2027' is not a date"),
         (["--until", "2027-02-30"], "'2027-02-30' is not a date"),
+        (["--site", "alps=nowhere.yaml"], "nowhere.yaml"),
         (["--account", "a b"], "--account: 'a b' is not a valid account name"),
         (
             ["--cron", "0 0 29 2 *", "--until", "2027-12-31"],

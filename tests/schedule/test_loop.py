@@ -1,6 +1,8 @@
 """Due times become runs: each once, and what does not is told."""
 
 import random
+import sqlite3
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from itertools import takewhile
 from pathlib import Path
@@ -11,7 +13,12 @@ from snakemake_executor_plugin_mantik.schedule import loop, store
 from snakemake_executor_plugin_mantik.schedule.loop import LATE_S, LOOK_S
 from snakemake_executor_plugin_mantik.schedule.planning import ScheduleRequest
 from snakemake_executor_plugin_mantik.schedule.schedules import FiringState, MissedPolicy
-from snakemake_executor_plugin_mantik.schedule.store import CAUGHT_UP, NEVER_BEGUN
+from snakemake_executor_plugin_mantik.schedule.store import (
+    CAUGHT_UP,
+    NEVER_BEGUN,
+    SCHEDULES_FILE,
+    ScheduleStore,
+)
 from snakemake_executor_plugin_mantik.schedule.submit import (
     INTERRUPTED,
     lock_schedule,
@@ -205,10 +212,13 @@ def test_an_edit_is_picked_up_and_is_not_retroactive(machine: Machine) -> None:
     machine.add("0 6 * * *")
     scheduler = machine.scheduler()
     machine.go_on("2026-03-02 12:00", scheduler)
-    machine.edit(ScheduleRequest(cron="0 */3 * * *", account="other"))
+    site = machine.directory / "alps.yaml"
+    site.write_text("UnicoreApiUrl: https://example.org/rest/core\nResources: {Queue: batch}\n")
+    machine.edit(ScheduleRequest(cron="0 */3 * * *", account="other", site=str(site)))
     machine.go_on("2026-03-02 18:00", scheduler)
     assert [due[5:16] for due in machine.fired] == ["03-02T06:00", "03-02T15:00", "03-02T18:00"]
     assert [account for _, _, account in machine.runs.asked] == ["", "other", "other"]
+    assert machine.runs.sites == ["", f"alps={site}", f"alps={site}"]
     assert [state for _, state, _ in machine.history()] == [FiringState.FIRED] * 3
     machine.add("0 0 * * *", name="another")
     machine.store.remove(machine.store.all()[1].id)
@@ -323,3 +333,25 @@ def test_a_scheduler_outlives_the_directory_that_it_was_started_in(
     assert Path(f"/proc/{process.pid}/cwd").readlink().exists()
     processes.wait()
     assert process.returncode == 0
+
+
+def test_schedules_of_an_earlier_version(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / SCHEDULES_FILE)) as db:
+        db.executescript(
+            """
+            CREATE TABLE schedules (
+                id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL UNIQUE, run TEXT NOT NULL,
+                cron TEXT NOT NULL, tz TEXT NOT NULL, until TEXT, account TEXT NOT NULL,
+                missed TEXT NOT NULL, since REAL NOT NULL, revision INTEGER NOT NULL DEFAULT 0
+            );
+            INSERT INTO schedules VALUES
+                (1, 'weekly', 'a', '0 6 * * 1', 'UTC', NULL, '', 'skip', 1.0, 3);
+            PRAGMA user_version = 1;
+            """
+        )
+    for _ in range(2):
+        with closing(ScheduleStore(tmp_path)) as store:
+            (found,) = store.all()
+            assert (found.name, found.cron, found.revision, found.site) == (
+                "weekly", "0 6 * * 1", 3, "",
+            )  # fmt: skip

@@ -48,8 +48,12 @@ class JobLog(Observer):
         request: JobRequest,
         record: TryRecord,
         workspace: str,  # noqa: ARG002
+        *,
+        waits: bool = False,
     ) -> JobExtras | None:
         """Note which job a try belongs to, and log if it is taken up again. Add nothing to it."""
+        if waits:
+            return None
         ahead = self._requests.get(record.id)
         self._requests[record.id] = request
         self._names[request.job] = record.name

@@ -264,11 +264,14 @@ class Dispatcher:
         )
 
     async def observe(
-        self, request: JobRequest, attempt: Attempt
+        self, request: JobRequest, attempt: Attempt, *, waits: bool = False
     ) -> tuple[JobRequest, list[LocalFile]]:
-        """Return the request with an observer's additions, and the observer's files."""
+        """Return the request with an observer's additions, and the observer's files.
+
+        `waits` is set for a segment that waits for another one (`Observer.prepare`).
+        """
         attempt.extras = added = await self._observer.prepare(
-            request, attempt.record, self._facts.workspace
+            request, attempt.record, self._facts.workspace, waits=waits
         )
         if added is None:
             return request, []
@@ -367,7 +370,8 @@ class Dispatcher:
 
     def _abandon(self, attempt: Attempt, error: MantikError, *, silent: bool = False) -> None:
         end = JobEnd("failed", error.what, reason=Reason.REJECTED)
-        self._observer.ended(attempt.record, JobEnd("killed", error.what) if silent else end)
+        again = JobEnd("killed", error.what, successor="same segment")
+        self._observer.ended(attempt.record, again if silent else end)
         self._journal.abandoned(attempt.record.id, f"failed: {error.what}")
 
     async def _revoke(self, record: TryRecord) -> bool:

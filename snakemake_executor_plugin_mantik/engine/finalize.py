@@ -273,7 +273,15 @@ class Finalizer:
         waited, ran = attempt.times(marker) if marker is not None else (None, None)
         message = goes_on_message(record, reason)
         self._notify(message)
-        self._observer.ended(record, JobEnd("killed", message, waited=waited, ran=ran))
+        cpu = marker.cpu if marker is not None else None
+        when = attempt.ended_at(marker) if marker is not None else None
+        self._observer.ended(
+            record,
+            JobEnd(
+                "killed", message, log=path if path.exists() else None, waited=waited, ran=ran,
+                cpu=cpu, ended=when, nodes=_nodes(marker), successor="next segment",
+            ),
+        )  # fmt: skip
         log = str(path) if path.exists() else ""
         why = "asked" if reason is Reason.EXIT_CODE else reason.words
         self._journal.ended(record.id, f"goes on ({why})", waited=waited, ran=ran, log=log)
@@ -282,7 +290,7 @@ class Finalizer:
 
     async def again(self, attempt: Attempt, why: str) -> None:
         """Close a try whose end is not the job's failure; the job gets another one."""
-        self._observer.ended(attempt.record, JobEnd("killed", why))
+        self._observer.ended(attempt.record, JobEnd("killed", why, successor="same segment"))
         await self._canceller.remove_secrets(attempt.record)
         self._journal.abandoned(attempt.record.id, f"failed: {why}")
         await self._canceller.done(attempt.record.id, attempt.ids)
@@ -421,6 +429,7 @@ class Finalizer:
                 ran=ran,
                 cpu=marker.cpu,
                 ended=attempt.ended_at(marker),
+                nodes=_nodes(marker),
             ),
         )
         self._journal.ended(
@@ -477,7 +486,10 @@ class Finalizer:
             first, code = words.splitlines()[0], marker.exit_code if marker is not None else None
             cpu = marker.cpu if marker is not None else None
             when = attempt.ended_at(marker) if marker is not None else None
-            end = JobEnd(failure_kind(reason), first, code, log, waited, ran, cpu, reason, when)
+            end = JobEnd(
+                failure_kind(reason), first, code, log, waited, ran, cpu, reason, when,
+                _nodes(marker),
+            )  # fmt: skip
             self._observer.ended(attempt.record, end)
             self._journal.ended(
                 attempt.record.id, f"failed: {first}", waited=waited, ran=ran,
@@ -504,6 +516,10 @@ class Finalizer:
         if not path.exists():
             return None
         return path.relative_to(self._workdir) if path.is_relative_to(self._workdir) else path
+
+
+def _nodes(marker: Marker | None) -> str:
+    return (marker.nodes or marker.host) if marker is not None else ""
 
 
 def _stored_outputs(request: JobRequest, record: TryRecord, marker: Marker) -> list[StoredOutput]:

@@ -55,9 +55,12 @@ class NextSegments:
         return sum(self._waiting.values())
 
     def submitted(self, request: JobRequest, attempt: Attempt, files: list[LocalFile]) -> None:
-        """Submit the segments behind a try that the site knows."""
-        if request.continuation is None or attempt.extras is not None or not attempt.ids:
-            return  # an observer's additions are those of one try
+        """Submit the segments behind a try that the site knows.
+
+        `request` is without an observer's additions, which are those of one try.
+        """
+        if request.continuation is None or not attempt.ids:
+            return
         if request.job not in self._sending:
             self._stopped.discard(request.job)
             self._sending[request.job] = asyncio.create_task(self._send(request, attempt, files))
@@ -115,9 +118,10 @@ class NextSegments:
         assert request.continuation is not None
         ids = [await self._ahead.scheduler_id(job_id) for job_id in before.ids]
         attempt = Attempt.of(self._dispatcher.next_segment(before.record))
+        whole, own = await self._dispatcher.observe(request, attempt, waits=True)
         makes = tuple(path.rstrip("/") for path in request.continuation.checkpoint)
         await self._dispatcher.submit(
-            request, attempt, files, [],
+            whole, attempt, files, own,
             after=[Predecessor(before.record.paths, makes, GO_ON_CODE)], after_jobs=ids,
         )  # fmt: skip
         with suppress(SiteError):

@@ -17,6 +17,9 @@ from snakemake_executor_plugin_mantik.journal import TryRecord
 
 How = Literal["finished", "failed", "killed"]
 """How a try ended: successfully, by itself with an error, or stopped from outside."""
+Successor = Literal["", "next segment", "same segment"]
+"""The try of the same job that follows one that has ended: none that continues it; the next
+segment; or one that takes its place as a segment, since it computed nothing."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,8 @@ class JobEnd:
         reason: why it failed; None if it did not, or if another try follows silently.
         ended: when, in seconds since the epoch by this machine's clock; None if unknown. It may be
             long ago.
+        nodes: the names of the nodes that it ran on, as its scheduler writes them, where known.
+        successor: the try that follows it.
     """
 
     how: How
@@ -98,6 +103,8 @@ class JobEnd:
     cpu: float | None = None
     reason: Reason | None = None
     ended: float | None = None
+    nodes: str = ""
+    successor: Successor = ""
 
 
 class Observer:
@@ -112,11 +119,14 @@ class Observer:
         request: JobRequest,  # noqa: ARG002
         record: TryRecord,  # noqa: ARG002
         workspace: str,  # noqa: ARG002
+        *,
+        waits: bool = False,  # noqa: ARG002
     ) -> JobExtras | None:
         """Return the additions to a try that is about to be submitted or adopted, if any.
 
         They are the same each time for the same try. `workspace` is the absolute path of the
-        workspace as jobs see it.
+        workspace as jobs see it. `waits` is set for a segment that is submitted before the one
+        that it follows has ended; when its turn comes, it is adopted.
         """
         return None
 
@@ -153,10 +163,12 @@ class Observers(Observer):
         self._observers = observers
 
     async def prepare(
-        self, request: JobRequest, record: TryRecord, workspace: str
+        self, request: JobRequest, record: TryRecord, workspace: str, *, waits: bool = False
     ) -> JobExtras | None:
         """Call all observers; return the first addition that is not None."""
-        added = [await each.prepare(request, record, workspace) for each in self._observers]
+        added = [
+            await each.prepare(request, record, workspace, waits=waits) for each in self._observers
+        ]
         return next((extras for extras in added if extras is not None), None)
 
     def submitting(self, record: TryRecord, spec: JobSpec, script: str) -> None:

@@ -210,7 +210,7 @@ class SiteRunner:
             if record.after:  # it does not wait for other jobs any more
                 self._observer.waiting(record, record.waits)
             self._live.follow(record, attempt.extras)
-            end = await self._submit_and_watch(whole, attempt, files, own)
+            end = await self._submit_and_watch(request, whole, attempt, files, own)
         except FileChanged as error:
             self._dispatcher.unfetch(request, record)
             await self.place.look_again(error.path)
@@ -346,13 +346,21 @@ class SiteRunner:
             )
 
     async def _submit_and_watch(
-        self, request: JobRequest, attempt: Attempt, files: list[LocalFile], own: list[LocalFile]
+        self,
+        request: JobRequest,
+        whole: JobRequest,
+        attempt: Attempt,
+        files: list[LocalFile],
+        own: list[LocalFile],
     ) -> TryEnd:
-        """Submit the try unless the site may know it already, and wait for its end."""
+        """Submit the try unless the site may know it already, and wait for its end.
+
+        `whole` is the request with an observer's additions.
+        """
         submit = attempt.sent == 0
         while True:
             if submit:
-                await self._dispatcher.submit(request, attempt, files, own)
+                await self._dispatcher.submit(whole, attempt, files, own)
             self.ahead.submitted(request, attempt)
             self.segments.submitted(request, attempt, files)
             end = await self.watcher.watch(

@@ -84,7 +84,8 @@ class Marker:
         signal: the signal that a job which failed had received (`TERM`, `INT`, `HUP`); empty for
             none.
         started, ended: when the try won its claim; when the command and the clean-up were over.
-        host: name of the node.
+        host: name of the node, the first one of several.
+        nodes: the names of all nodes of a segment, as its scheduler writes them; empty if unknown.
         scheduler_job: the scheduler's id of the job, or node and process id.
         site_job: last part of the directory that the job was started in: for UNICORE its job id.
         missing_inputs: inputs that were missing, had another content, or were replaced by another
@@ -108,6 +109,7 @@ class Marker:
     started: float | None = None
     ended: float | None = None
     host: str = ""
+    nodes: str = ""
     scheduler_job: str = ""
     site_job: str = ""
     missing_inputs: tuple[str, ...] = ()
@@ -151,6 +153,7 @@ def read_marker(content: bytes, *, try_id: str, exit_code: int) -> Marker:
         started=_seconds(meta, "started"),
         ended=_seconds(meta, "ended"),
         host=meta.get("host", ""),
+        nodes=meta.get("nodes", ""),
         scheduler_job=meta.get("scheduler_job", ""),
         site_job=meta.get("site_job", ""),
         cpu=_cpu(meta),

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from snakemake_executor_plugin_mantik.engine.observer import JobEnd
-from snakemake_executor_plugin_mantik.tracking.ledger import JobRow
+from snakemake_executor_plugin_mantik.tracking.ledger import GOES_ON, JobRow
 
 _FOLDER: Final = "mantik/"
 """The prefix of our metrics: MLflow shows them as a section of their own."""
@@ -36,7 +36,9 @@ def workflow_figures(jobs: Iterable[JobRow]) -> dict[str, float]:
     last: dict[str, str] = {}
     core_hours = cpu = 0.0
     for job in jobs:
-        last[job.job] = job.state
+        if job.behind:
+            continue
+        last[job.job] = "SCHEDULED" if job.state == GOES_ON else job.state
         core_hours += job.core_hours or 0.0
         cpu += job.cpu or 0.0
     count = Counter(last.values())

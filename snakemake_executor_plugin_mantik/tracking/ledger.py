@@ -15,6 +15,8 @@ from typing import Any
 from snakemake_executor_plugin_mantik.tracking.outbox import EventKind, Outbox
 
 FINISHED = "FINISHED"
+GOES_ON = "GOES_ON"
+"""The status of a segment that another one follows: its job is not over."""
 
 
 @dataclass(frozen=True)
@@ -27,9 +29,12 @@ class JobRow:
         attempt: 1, or one more than that of the previous try, if that one did not finish.
         cores: the requested cores; None if unknown.
         queued, started, ended: None until then.
-        status: MLflow's final status; empty until the try has ended.
+        status: MLflow's final status, or `GOES_ON`; empty until the try has ended.
         cpu: the CPU time used, in seconds, if known.
         note: one line on how it ended.
+        follows: the try of the same job that this one continues, in one run; empty if it has a run
+            of its own.
+        behind: whether it still waits at the site for that try's end, or never did more.
     """
 
     try_id: str
@@ -48,10 +53,12 @@ class JobRow:
     status: str
     cpu: float | None
     note: str
+    follows: str = ""
+    behind: bool = False
 
     @property
     def state(self) -> str:
-        """MLflow's status."""
+        """MLflow's status, or `GOES_ON`."""
         return self.status or ("RUNNING" if self.started is not None else "SCHEDULED")
 
     @property
@@ -132,18 +139,27 @@ class Ledger:
 
     def add(
         self, try_id: str, workflow: str, *, job: str, rule: str, name: str, site: str,
-        members: Sequence[str] = (),
+        members: Sequence[str] = (), follows: str = "", behind: bool = False,
     ) -> JobRow:  # fmt: skip
-        """Add a try to a workflow, unless it belongs to one already; return its row."""
+        """Add a try to a workflow, unless it belongs to one already; return its row.
+
+        `follows` is the try that it goes on from; it belongs to the same run, unless that has
+        ended.
+        """
         known = self.job(try_id)
         if known is None:
+            first = self.job(follows) if follows else None
+            if first is not None and first.status not in ("", GOES_ON):
+                first = None
             before = self.before(try_id, job)
+            attempt = before.attempt + 1 if before is not None else 1
             self._outbox.execute(
-                "INSERT INTO jobs (try, workflow, job, rule, name, site, members, attempt, created)"
-                " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                "INSERT INTO jobs (try, workflow, job, rule, name, site, members, attempt, created,"
+                " follows, behind) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (
                     try_id, workflow, job, rule, name, site, json.dumps(list(members)),
-                    before.attempt + 1 if before is not None else 1, time.time(),
+                    first.attempt if first is not None else attempt, time.time(),
+                    follows if first is not None else "", behind and first is not None,
                 ),
             )  # fmt: skip
             known = self.job(try_id)
@@ -160,10 +176,38 @@ class Ledger:
             db.execute("DELETE FROM events WHERE try = ? AND kind = ?", (job.try_id, EventKind.END))
         return replace(job, ended=None, status="", note="")
 
+    def take_up(self, job: JobRow) -> JobRow:
+        """Record that a try that waited for the one before is the present one of its job."""
+        self._outbox.execute("UPDATE jobs SET behind = 0 WHERE try = ?", (job.try_id,))
+        return replace(job, behind=False)
+
+    def unfinished(self, *, workflow: str = "", job: str = "", but: str = "") -> list[str]:
+        """Return the tries after which a job was to go on and did not.
+
+        Args:
+            workflow: only those of this workflow.
+            job: only those of this job.
+            but: a try that does not count as one that goes on.
+        """
+        rows = self._db.execute(
+            "SELECT try FROM jobs AS j WHERE status = ? AND ? IN (workflow, job) AND NOT EXISTS"
+            " (SELECT 1 FROM jobs AS n WHERE n.job = j.job AND n.rowid > j.rowid AND n.try != ?"
+            " AND (n.ended IS NULL OR NOT n.behind))",
+            (GOES_ON, workflow or job, but),
+        )
+        return [row["try"] for row in rows]
+
+    def conclude(self, try_id: str, status: str, note: str) -> None:
+        """Record the final status of a try after which its job was to go on."""
+        self._outbox.execute(
+            "UPDATE jobs SET status = ?, note = ? WHERE try = ?", (status, note, try_id)
+        )
+
     def before(self, try_id: str, job: str) -> JobRow | None:
         """Return the previous try of the same job, if it ended without finishing."""
         row = self._db.execute(
-            "SELECT * FROM jobs WHERE job = ? AND try != ? ORDER BY rowid DESC LIMIT 1",
+            "SELECT * FROM jobs WHERE job = ? AND try != ? AND NOT behind"
+            " ORDER BY rowid DESC LIMIT 1",
             (job, try_id),
         ).fetchone()
         found = _job(row) if row is not None else None
@@ -219,4 +263,5 @@ class Ledger:
 def _job(row: sqlite3.Row) -> JobRow:
     values = dict(row)
     members = tuple(json.loads(values.pop("members")))
-    return JobRow(try_id=values.pop("try"), members=members, **values)
+    behind = bool(values.pop("behind"))
+    return JobRow(try_id=values.pop("try"), members=members, behind=behind, **values)

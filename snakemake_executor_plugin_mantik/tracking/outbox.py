@@ -17,7 +17,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-OUTBOX_VERSION = 3
+OUTBOX_VERSION = 4
 _LOCK_WAIT_S = 5.0
 """The most seconds to wait while another process writes; a write takes about a millisecond."""
 
@@ -50,6 +50,12 @@ CREATE INDEX jobs_job ON jobs (job);
 CREATE INDEX jobs_workflow ON jobs (workflow);
 """,
     "ALTER TABLE runs ADD COLUMN own_experiment_id TEXT NOT NULL DEFAULT ''",
+    """
+ALTER TABLE runs ADD COLUMN head TEXT NOT NULL DEFAULT '';
+CREATE INDEX runs_head ON runs (head);
+ALTER TABLE jobs ADD COLUMN follows TEXT NOT NULL DEFAULT '';
+ALTER TABLE jobs ADD COLUMN behind INTEGER NOT NULL DEFAULT 0
+""",
 )
 """What each version adds to the previous one."""
 
@@ -110,6 +116,8 @@ class RunRecord:
         own_id: the id that the job got instead of MLflow's: one of ours, because MLflow's was late,
             or that of a run created before the job.
         own_experiment_id: the experiment's id that the job got with `own_id`.
+        head: the try that the run was created for, if this one is another segment of the same job
+            (`continue_run`).
     """
 
     try_id: str
@@ -121,6 +129,7 @@ class RunRecord:
     experiment: str
     own_id: str
     own_experiment_id: str
+    head: str = ""
 
     @property
     def given(self) -> tuple[str, str]:
@@ -184,6 +193,44 @@ class Outbox:
             if added.rowcount:
                 self._insert(db, try_id, EventKind.CREATE, {})
 
+    def continue_run(self, try_id: str, before: RunRecord, data: Mapping[str, Any]) -> None:
+        """Track a try in the run of the try that it goes on from, unless it is tracked already."""
+        with self.write() as db:
+            added = db.execute(
+                "INSERT OR IGNORE INTO runs SELECT ?, uri, ?, ?, run_id, experiment_id, experiment,"
+                " own_id, own_experiment_id, ? FROM runs WHERE try = ?",
+                (try_id, json.dumps(data), time.time(), before.head or before.try_id,
+                 before.try_id),
+            )  # fmt: skip
+            if added.rowcount:
+                self._insert(db, try_id, EventKind.CREATE, {}, done=True)
+
+    def drop(self, try_id: str) -> None:
+        """Publish nothing more of a try that never was more than a segment that waited."""
+        with self.write() as db:
+            db.execute(
+                "DELETE FROM events WHERE try = ? AND (done IS NULL OR kind = 'end')", (try_id,)
+            )
+            self._insert(db, try_id, EventKind.END, {"goes_on": True}, done=True)
+
+    def conclude(self, try_id: str, data: Mapping[str, Any]) -> None:
+        """End the run of a job with the segment `try_id`, after which it was to go on.
+
+        `data` are the values of its END event that change.
+        """
+        with self.write() as db:
+            known = self.end_of(try_id)
+            if known.get("goes_on"):
+                db.execute("DELETE FROM events WHERE try = ? AND kind = ?", (try_id, EventKind.END))
+                self._insert(db, try_id, EventKind.END, {**known, **data, "goes_on": False})
+
+    def end_of(self, try_id: str) -> Mapping[str, Any]:
+        """Return the values of a try's END event; empty if there is none."""
+        row = self._db.execute(
+            "SELECT data FROM events WHERE try = ? AND kind = ?", (try_id, EventKind.END)
+        ).fetchone()
+        return dict(json.loads(row["data"])) if row is not None else {}
+
     def add(self, try_id: str, kind: EventKind, data: Mapping[str, Any]) -> bool:
         """Add an event of a tracked try; return whether it was added.
 
@@ -211,18 +258,19 @@ class Outbox:
         data: Mapping[str, Any],
         *,
         attempts: int = 0,
+        done: bool = False,
     ) -> None:
         db.execute(
-            "INSERT INTO events (try, kind, data, attempts) VALUES (?, ?, ?, ?)",
-            (try_id, kind, json.dumps(data), attempts),
+            "INSERT INTO events (try, kind, data, attempts, done) VALUES (?, ?, ?, ?, ?)",
+            (try_id, kind, json.dumps(data), attempts, time.time() if done else None),
         )
 
     def give_own_id(self, try_id: str, own_id: str, experiment_id: str, experiment: str) -> None:
         """Store the id and experiment given to a job, unless MLflow has created its run."""
         self.execute(
-            "UPDATE runs SET own_id = ?, own_experiment_id = ?, experiment = ? WHERE try = ?"
-            " AND run_id = ''",
-            (own_id, experiment_id, experiment, try_id),
+            "UPDATE runs SET own_id = ?, own_experiment_id = ?, experiment = ? "
+            " WHERE (try = ? OR head = ?) AND run_id = ''",
+            (own_id, experiment_id, experiment, try_id, try_id),
         )
 
     # The controller and the worker
@@ -305,8 +353,16 @@ class Outbox:
     def made(self, try_id: str, uri: str, run_id: str, experiment_id: str, experiment: str) -> None:
         """Record that MLflow has created the run of a try."""
         self.execute(
-            "UPDATE runs SET uri = ?, run_id = ?, experiment_id = ?, experiment = ? WHERE try = ?",
-            (uri, run_id, experiment_id, experiment, try_id),
+            "UPDATE runs SET uri = ?, run_id = ?, experiment_id = ?, experiment = ?"
+            " WHERE try = ? OR head = ?",
+            (uri, run_id, experiment_id, experiment, try_id, try_id),
+        )
+
+    def keep_steps(self, try_id: str, steps: Mapping[str, int]) -> None:
+        """Store the last step of each metric that earlier segments of a try's job have logged."""
+        self.execute(
+            "UPDATE runs SET data = json_set(data, '$.steps', json(?)) WHERE try = ?",
+            (json.dumps(steps), try_id),
         )
 
     def execute(self, statement: str, values: tuple[object, ...]) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from snakemake_executor_plugin_mantik.tracking.ledger import JobRow
+from snakemake_executor_plugin_mantik.tracking.ledger import GOES_ON, JobRow
 from snakemake_executor_plugin_mantik.tracking.pictures import Node, NodeState, Picture
 
 MAX_LISTED_JOBS: Final = 1000
@@ -15,6 +15,7 @@ _STATES: Final[Mapping[str, NodeState]] = {
     "FINISHED": NodeState.FINISHED,
     "FAILED": NodeState.FAILED,
     "KILLED": NodeState.KILLED,
+    GOES_ON: NodeState.FINISHED,
 }
 
 
@@ -32,6 +33,8 @@ def make_picture(title: str, pipeline: Any, jobs: Sequence[JobRow], now: float) 
     known = pipeline or {"jobs": [], "edges": [], "rule_edges": []}
     tries: dict[str, list[JobRow]] = {}
     for job in jobs:
+        if job.behind:
+            continue
         for each in job.members or (job.job,):
             tries.setdefault(each, []).append(job)
     declared = {each["id"]: each for each in known["jobs"]}

@@ -31,6 +31,7 @@ _STATUS: Final[Mapping[str, str]] = {
     "failed": "FAILED",
     "killed": "KILLED",
 }
+_NO_NEXT: Final = "it was to go on in a next segment, and did not"
 _UNSENT: Final = "its Snakemake ended before the job was submitted"
 _DEAD: Final = "its Snakemake had ended, and no job of it was open any more"
 
@@ -75,17 +76,19 @@ class Invocation:
         self._updated = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
-    def record(self, request: JobRequest, record: TryRecord) -> JobRow:
+    def record(self, request: JobRequest, record: TryRecord, *, waits: bool = False) -> JobRow:
         """Record a job that is about to be submitted or adopted, and return its row.
 
         A new job joins this workflow. One of an earlier workflow stays with that one, which is
-        continued if it is the same workflow and has not ended.
+        continued if it is the same workflow and has not ended. `waits` is set for a segment whose
+        turn has not come (`Observer.prepare`).
         """
         job = self._ledger.job(record.id)
         if job is None:
             job = self._ledger.add(
                 record.id, self._begin(), job=record.job, rule=record.rule, name=record.name,
-                site=record.site, members=tuple(request.members),
+                site=record.site, members=tuple(request.members), follows=record.follows,
+                behind=waits,
             )  # fmt: skip
         elif job.over and record.state is TryState.PLANNED:
             job = self._ledger.revive(job)
@@ -183,6 +186,8 @@ class Invocation:
         if how == "detached":
             self._update(detached=datetime.now(UTC).isoformat(timespec="seconds"))
         else:
+            status = "FAILED" if how == "failed" else "KILLED"
+            end_unfinished(self._outbox, status, _NO_NEXT, workflow=self.key)
             _end(self._outbox, self.key, _STATUS[how], words, continued=self._continued)
 
 
@@ -205,10 +210,27 @@ def settle_invocations(outbox: Outbox, open_tries: Collection[str], but: str = "
         now = time.time()
         for try_id in ledger.open_jobs(key):
             ledger.ended(try_id, "KILLED")
+            if (job := ledger.job(try_id)) is not None and job.behind:
+                outbox.drop(try_id)
+                continue
             data = {"status": "KILLED", "time": now, "words": _UNSENT, "exit_code": None, "log": ""}
             outbox.add(try_id, EventKind.END, data)
+        end_unfinished(outbox, "KILLED", _NO_NEXT, workflow=key)
         _end(outbox, key, "KILLED", _DEAD, continued=True)
     return len(over)
+
+
+def end_unfinished(
+    outbox: Outbox, status: str, words: str, *, workflow: str = "", job: str = "", but: str = ""
+) -> None:
+    """End the runs of jobs that were to go on in a next segment and did not.
+
+    The arguments after `words` choose the jobs, as those of `Ledger.unfinished`.
+    """
+    ledger = Ledger(outbox)
+    for try_id in ledger.unfinished(workflow=workflow, job=job, but=but):
+        ledger.conclude(try_id, status, words)
+        outbox.conclude(try_id, {"status": status, "time": time.time(), "words": words})
 
 
 def _end(outbox: Outbox, key: str, status: str, words: str, *, continued: bool) -> None:

@@ -31,6 +31,7 @@ from snakemake_executor_plugin_mantik.tracking.controller.identities import Iden
 from snakemake_executor_plugin_mantik.tracking.controller.invocation import (
     Ending,
     Invocation,
+    end_unfinished,
     settle_invocations,
 )
 from snakemake_executor_plugin_mantik.tracking.controller.worker_client import (
@@ -38,7 +39,7 @@ from snakemake_executor_plugin_mantik.tracking.controller.worker_client import (
     WorkerClient,
 )
 from snakemake_executor_plugin_mantik.tracking.figures import job_figures
-from snakemake_executor_plugin_mantik.tracking.ledger import JobRow, Ledger
+from snakemake_executor_plugin_mantik.tracking.ledger import GOES_ON, JobRow, Ledger
 from snakemake_executor_plugin_mantik.tracking.outbox import EventKind, Outbox, RunRecord
 from snakemake_executor_plugin_mantik.tracking.run import (
     TrackedRun,
@@ -46,6 +47,7 @@ from snakemake_executor_plugin_mantik.tracking.run import (
     run_tags,
     user_name,
 )
+from snakemake_executor_plugin_mantik.tracking.segments import segment_entry, sum_figures
 from snakemake_executor_plugin_mantik.tracking.worker.process import OUTBOX
 from snakemake_executor_plugin_mantik.tracking.workflow import ARTIFACT_FOLDER, TrackedWorkflow
 
@@ -55,6 +57,7 @@ _MISSING = (
     "MLproject runs are not tracked: MLflow is not installed here"
     " (pip install 'snakemake-executor-plugin-mantik[mlflow]')."
 )
+_ANEW: Final = "it was to go on in a next segment, but began anew"
 _STATUS: Final[Mapping[How, str]] = {
     "finished": "FINISHED",
     "failed": "FAILED",
@@ -113,6 +116,7 @@ class Tracker(Observer):
         self._identities = Identities(target, self._worker, paces or {})
         self._writing: set[asyncio.Task[None]] = set()
         self._config_paths: dict[str, str] = {}
+        self._job_ids: dict[str, str] = {}
         # The projects whose git tags are cached already; None is the workflow's directory.
         self._asked: set[PurePosixPath | None] = set()
 
@@ -227,7 +231,7 @@ class Tracker(Observer):
     # Events of the engine
 
     async def prepare(
-        self, request: JobRequest, record: TryRecord, workspace: str
+        self, request: JobRequest, record: TryRecord, workspace: str, *, waits: bool = False
     ) -> JobExtras | None:
         """Return a tracked job's own store, and variables with its run's id.
 
@@ -241,11 +245,17 @@ class Tracker(Observer):
             if not self._open() or self._invocation is None:
                 return None
             self._recording = True
-            job = self._invocation.record(request, record)
+            job = self._invocation.record(request, record, waits=waits)
+            taken_up = job.behind and not waits
+            if taken_up:
+                job = Ledger(self._box).take_up(job)
             self._changed()
+            if run is not None:
+                await self._add(run, record, job)
+            if taken_up and record.site_jobs:  # it was submitted while the one before ran
+                self.submitted(record, record.site_jobs[-1], record.queue)
             if run is None:
                 return None
-            await self._add(run, record, job)
             identity = await self._identities.of(record, self._box)
             known = self._box.run(record.id)
             assert known is not None
@@ -271,7 +281,12 @@ class Tracker(Observer):
 
     async def _add(self, run: TrackedRun, record: TryRecord, job: JobRow) -> None:
         assert self._invocation is not None
-        if self._box.run(record.id) is None:
+        earlier = self._box.run(job.follows) if job.follows else None
+        if earlier is not None:
+            self._continue(record, job, earlier)
+        elif self._box.run(record.id) is None:
+            # A job that begins anew does not go on from its last segment any more.
+            end_unfinished(self._box, "KILLED", _ANEW, job=record.job, but=record.id)
             made = await self._tags(run, record)
             # A later try is a run of its own, in the directory of the requested one.
             requested = self._target.run_id
@@ -296,6 +311,23 @@ class Tracker(Observer):
             }
             self._box.add_run(record.id, self._target.uri, data)
         self._tracked.add(record.id)
+
+    def _continue(self, record: TryRecord, job: JobRow, before: RunRecord) -> None:
+        """Track a segment in the run of the one before."""
+        data = {
+            "name": before.data["name"],
+            "experiment_id": before.data["experiment_id"],
+            "experiment": before.data["experiment"],
+            "config": self._config(record.site),
+            "direct": bool(self._direct),
+            "follows": before.try_id,
+        }
+        self._box.continue_run(record.id, before, data)
+        if not job.behind:
+            # A controller that could not write here may have left it out.
+            Ledger(self._box).ended(before.try_id, GOES_ON)
+            end = {"status": "", "time": time.time(), "words": "", "exit_code": None, "log": ""}
+            self._box.add(before.try_id, EventKind.END, end | {"goes_on": True})
 
     async def _tags(self, run: TrackedRun, record: TryRecord) -> dict[str, str]:
         assert self._workflow is not None
@@ -345,6 +377,9 @@ class Tracker(Observer):
 
     def submitted(self, record: TryRecord, site_job: str, queue: str) -> None:
         """Tag the run with the job's id and queue."""
+        if self._is_behind(record):
+            return
+        self._job_ids[record.id] = site_job
         self._record(lambda ledger: ledger.queued(record.id))
         self._note(record, EventKind.SUBMITTED, {"job": site_job, "queue": queue})
 
@@ -361,9 +396,18 @@ class Tracker(Observer):
         self._note(record, EventKind.LIVE, {})
 
     def ended(self, record: TryRecord, end: JobEnd) -> None:
-        """Publish everything that the job logged, and end the run."""
+        """Publish everything that the job logged, and end the run unless the job goes on."""
+        if self._is_behind(record):
+            self._drop(record)
+            return
+        job = self._ledger_row(record.id)
+        goes_on = end.successor == "next segment" or (
+            end.successor == "same segment" and job is not None and bool(job.follows)
+        )
+        status = GOES_ON if goes_on else _STATUS[end.how]
         data = {
-            "status": _STATUS[end.how],
+            "status": "" if goes_on else status,
+            "goes_on": goes_on,
             "time": end.ended or time.time(),
             "words": end.words,
             "reason": str(end.reason or ""),
@@ -372,11 +416,47 @@ class Tracker(Observer):
         }
 
         def write(ledger: Ledger) -> None:
-            ledger.ended(record.id, _STATUS[end.how], ran=end.ran, cpu=end.cpu, note=end.words)
-            data["metrics"] = job_figures(end, ledger.job(record.id))
+            ledger.ended(record.id, status, ran=end.ran, cpu=end.cpu, note=end.words)
+            row = ledger.job(record.id)
+            if not record.segments:
+                data["metrics"] = job_figures(end, row)
+                return
+            before = self._box.end_of(row.follows).get("segments", []) if row is not None else []
+            if end.successor != "same segment":
+                site_job = self._job_ids.get(record.id) or " ".join(record.site_jobs[-1:])
+                last = before[-1] if before else None
+                before = [*before, segment_entry(record, end, row, last, job=site_job)]
+            data["segments"] = before
+            data["metrics"] = sum_figures(before, None if goes_on else end.exit_code)
+            data["step"] = len(before) - 1
 
         self._record(write)
         self._note(record, EventKind.END, data)
+
+    def _ledger_row(self, try_id: str) -> JobRow | None:
+        if self._off or self._outbox is None:
+            return None
+        try:
+            return Ledger(self._outbox).job(try_id)
+        except sqlite3.Error as error:
+            self._broken(error)
+            return None
+
+    def _is_behind(self, record: TryRecord) -> bool:
+        """Return whether a try is a segment that waits for the end of the one before."""
+        job = self._ledger_row(record.id) if record.follows else None
+        return job is not None and job.behind
+
+    def _drop(self, record: TryRecord) -> None:
+        """Forget a segment that was given up while it waited."""
+
+        def write(ledger: Ledger) -> None:
+            ledger.ended(record.id, "KILLED")
+            if self._box.run(record.id) is not None:
+                self._box.drop(record.id)
+
+        self._record(write)
+        shutil.rmtree(self._workdir / store.try_directory(record.id), ignore_errors=True)
 
     def _record(self, write: Callable[[Ledger], None]) -> None:
         """Update a job's row in the ledger."""

@@ -5,11 +5,13 @@ a data set's name, and cannot read a run at all because of one half line.
 """
 
 import math
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, Final, Protocol
 
+_SYSTEM: Final = "system/"
+"""Prefix of the metrics of MLflow's own monitor, which counts their steps from 0 in each store."""
 LONGEST_LINE: Final = 4096
 """The longest line of metrics, in bytes."""
 
@@ -57,6 +59,29 @@ def metric_identity(metric: MetricValue) -> tuple[object, ...]:
     """Return what identifies a logged value; unlike NaN itself, it is equal for NaN."""
     value: object = "nan" if math.isnan(metric.value) else metric.value
     return metric.key, metric.timestamp, metric.step, value
+
+
+def without_repeated(
+    logged: Sequence[LoggedMetric], steps: Mapping[str, int]
+) -> list[LoggedMetric]:
+    """Return what a segment has logged without what it did again.
+
+    A segment repeats what the one before did after its last checkpoint. MLflow cannot replace a
+    value, so each step keeps its first one. A metric that has been logged at step 0 only has no
+    steps: all values count.
+
+    Args:
+        logged: values of the job's own run.
+        steps: the last step of each metric that earlier segments have logged.
+    """
+    found = []
+    for value in logged:
+        last = steps.get(value.key, 0)
+        if value.key.startswith(_SYSTEM) and value.key in steps:
+            found.append(replace(value, step=last + 1 + value.step))
+        elif last <= 0 or value.step > last:
+            found.append(value)
+    return found
 
 
 def metric_files(store: Path) -> Iterator[Path]:

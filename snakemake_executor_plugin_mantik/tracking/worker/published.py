@@ -4,6 +4,7 @@ Another process does not know these records, and queries MLflow instead.
 """
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -24,6 +25,7 @@ class Destination:
         source_id: the run's id in the store.
         source_experiment_id: the experiment's id there.
         name: the run's initial name in the store.
+        steps: the last step of each metric that earlier segments of the job have logged.
     """
 
     try_id: str
@@ -32,6 +34,7 @@ class Destination:
     source_id: str
     source_experiment_id: str
     name: str
+    steps: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass

@@ -5,6 +5,7 @@ import shutil
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -30,6 +31,7 @@ from snakemake_executor_plugin_mantik.tracking.run import (
     without_user,
     without_users,
 )
+from snakemake_executor_plugin_mantik.tracking.segments import SEGMENTS_TAG, segments_tag
 from snakemake_executor_plugin_mantik.tracking.store import (
     copy_directory,
     store_directory,
@@ -103,6 +105,9 @@ class Publisher:
     def _make(self, try_id: str) -> None:
         run = self._outbox.run(try_id)
         if run is None or run.run_id:
+            return
+        if run.head:  # this segment's run is the first one's
+            self.make(run.head)
             return
         events = [e for e in self._outbox.events(try_id) if e.kind is EventKind.CREATE]
         if not events:
@@ -181,12 +186,17 @@ class Publisher:
         making = any(event.kind is EventKind.CREATE for event in events)
         run = self._outbox.run(try_id)
         assert run is not None
+        # What the segment before has logged comes first.
+        early = run.head and not self._outbox.settled(run.data["follows"])
         for event in events:
-            if making and event.kind in LATE:
+            if (making or early) and event.kind in LATE:
                 return
+            if early and event.kind is EventKind.LIVE:
+                continue
             if lane is not Lane.ENDING and (event.kind is EventKind.LIVE) != (lane is Lane.LIVE):
                 continue
             if event.kind in (EventKind.LIVE, EventKind.END) and try_id not in self._told:
+                run = self._with_steps(run)
                 # Another process may have published it.
                 self._told[try_id] = Published(doubt=self._outbox.begun(try_id, EventKind.LIVE))
             self._outbox.begin(event)
@@ -195,6 +205,15 @@ class Publisher:
             if event.kind is EventKind.END:
                 self._told.pop(try_id, None)
                 shutil.rmtree(self._workdir / try_directory(try_id), ignore_errors=True)
+
+    def _with_steps(self, run: RunRecord) -> RunRecord:
+        """Find out, once, up to which step earlier segments have logged each metric."""
+        if not run.head or "steps" in run.data:
+            return run
+        there = self._client(run.uri).get_run(run.run_id)
+        steps = {metric.key: metric.step for metric in there.to_proto().data.metrics}
+        self._outbox.keep_steps(run.try_id, steps)
+        return replace(run, data={**run.data, "steps": steps})
 
     def _client(self, uri: str) -> MlflowClient:
         if uri not in self._clients:
@@ -284,6 +303,7 @@ class Publisher:
         return Destination(
             run.try_id, run.run_id, run.experiment_id, own_id,
             source_experiment_id=own_experiment_id, name=run.data["name"],
+            steps=run.data.get("steps", {}),
         )  # fmt: skip
 
     def _end(self, client: MlflowClient, run: RunRecord, event: Event) -> None:
@@ -318,7 +338,7 @@ class Publisher:
                 told,
                 notify=lambda text: self._say(run, text),
             )
-            replay.whole(event.data["status"])
+            replay.whole(event.data["status"] or "KILLED")
 
     def _ended(self, client: MlflowClient, run: RunRecord, data: Mapping[str, Any]) -> None:
         tags = {
@@ -327,10 +347,17 @@ class Publisher:
             "mantik.reason.kind": data.get("reason", ""),
             "mantik.own_run_id": run.own_id if run.own_id != run.run_id else "",
         }
-        moment = int(data["time"] * 1000)
-        metrics = [Metric(n, value, moment, 0) for n, value in data.get("metrics", {}).items()]
+        goes_on = data.get("goes_on", False)
+        if goes_on:
+            tags = {}
+        tags[SEGMENTS_TAG] = segments_tag(data.get("segments", []))
+        moment, step = int(data["time"] * 1000), data.get("step", 0)
+        metrics = [Metric(n, value, moment, step) for n, value in data.get("metrics", {}).items()]
         client.log_batch(run.run_id, metrics=metrics, tags=_run_tags(tags))
-        client.set_terminated(run.run_id, data["status"], moment)
+        if not goes_on:
+            client.set_terminated(run.run_id, data["status"], moment)
+        elif run.data.get("direct"):  # the job itself may have ended it
+            client.update_run(run.run_id, status="RUNNING")
 
     def _files(self, client: MlflowClient, run: RunRecord, data: Mapping[str, Any]) -> None:
         """Upload script, log and backend config as artifacts."""
@@ -344,8 +371,11 @@ class Publisher:
                     os.link(origin, place)
                 except OSError:
                     shutil.copyfile(origin, place)
+        folder = ARTIFACT_FOLDER
+        if data.get("goes_on") and (segments := data.get("segments")):
+            folder += f"/segment-{segments[-1]['segment']}"  # those of the run are the last one's
         if any(directory.iterdir()):
-            client.log_artifacts(run.run_id, str(directory), ARTIFACT_FOLDER)
+            client.log_artifacts(run.run_id, str(directory), folder)
 
     def _say(self, run: RunRecord, text: str) -> None:
         self._said[run.try_id] += 1

@@ -25,7 +25,11 @@ from mlflow.tracking import MlflowClient
 
 from snakemake_executor_plugin_mantik.tracking.run import without_users
 from snakemake_executor_plugin_mantik.tracking.worker.experiments import is_refusal
-from snakemake_executor_plugin_mantik.tracking.worker.metrics import LoggedMetric, metric_identity
+from snakemake_executor_plugin_mantik.tracking.worker.metrics import (
+    LoggedMetric,
+    metric_identity,
+    without_repeated,
+)
 from snakemake_executor_plugin_mantik.tracking.worker.models import Models
 from snakemake_executor_plugin_mantik.tracking.worker.published import Destination, Published
 from snakemake_executor_plugin_mantik.tracking.worker.repair import exclude_in_turn, prepare_store
@@ -288,6 +292,8 @@ class Replay:
         run's id in the store; nothing is published if the run does not exist in MLflow.
         """
         run_id = self._runs.get(source_run)
+        if source_run == self._to.source_id:
+            logged = without_repeated(logged, self._to.steps)
         if run_id is None or not logged:
             return
         # A run's own file does not name the model of each value.

@@ -1,0 +1,150 @@
+"""A job that goes on past its walltime is one MLflow run, whoever dies meanwhile."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.workflows import Project, tells, until
+from tests.tracking.conftest import Tracked
+from tests.tracking.rules import HEAD
+
+pytestmark = [pytest.mark.software("MLflow in a file"), pytest.mark.timeout(300)]
+
+EPOCHS, SEGMENTS = 8, 4
+TRAIN = """
+import os, sys, time
+import mlflow
+
+segment = int(os.environ["MANTIK_SEGMENT"])
+print("segment", segment)
+epoch = int(open("ckpt/epoch").read()) if os.path.exists("ckpt/epoch") else 0
+
+def wait():
+    open(f"begun-{segment}", "w").close()
+    while os.path.exists(f"held-{segment}"):
+        time.sleep(0.05)
+
+def log(epoch):
+    mlflow.log_metrics({"loss": epoch + segment / 10, "system/load": segment}, step=epoch)
+
+with mlflow.start_run():
+    mlflow.log_param("lr", 0.1)
+    mlflow.log_metric("accuracy", segment)
+    for _ in range(2):
+        log(epoch)
+        epoch += 1
+        with open("ckpt/new", "w") as checkpoint:
+            checkpoint.write(str(epoch))
+        os.replace("ckpt/new", "ckpt/epoch")
+    if epoch < 8:
+        log(epoch)  # the next segment does this again
+        mlflow.log_text("", f"epoch-{epoch}")
+wait()
+if epoch < 8 or os.path.exists("broken"):
+    sys.exit(85 if epoch < 8 else 3)
+open("model.txt", "w").close()
+"""
+RULE = """
+rule train:
+    input: "train.py"
+    output: "model.txt"
+    params: call=Call(PurePosixPath("."), "demo", "main", "abc", {{}})
+    resources: mantik_continue=10, mantik_checkpoint="ckpt/"
+    threads: 1
+    shell: "{python} {{input}}"
+"""
+
+
+def prepare(project: Project) -> None:
+    text = project.config.read_text()
+    assert "Resources:\n" in text
+    project.config.write_text(text.replace("Resources:\n", "Resources:\n  Runtime: 600s\n"))
+    project.write("train.py", TRAIN)
+    project.write("Snakefile", HEAD + RULE.format(python=sys.executable))
+    project.workspace.mkdir(parents=True)
+
+
+def begun(project: Project, number: int) -> None:
+    until((project.workspace / f"begun-{number}").exists, f"segment {number}", deadline=120)
+
+
+def history(tracked: Tracked, key: str) -> list[tuple[int, float]]:
+    return tracked.history(tracked.run(), key)
+
+
+def check(tracked: Tracked, status: str = "FINISHED") -> None:
+    run = tracked.run()
+    assert run.info.status == status
+    # The first two of each segment, and the one that it did again.
+    firsts = [epoch + (epoch - 1) // 2 / 10 if epoch else 0.0 for epoch in range(EPOCHS)]
+    assert history(tracked, "loss") == list(enumerate(firsts))
+    assert sorted(v for _, v in history(tracked, "accuracy")) == [0.0, 1.0, 2.0, 3.0]
+    assert run.data.metrics["accuracy"] == 3.0
+    # MLflow counts these from 0 in each segment.
+    steps = [step for step, _ in history(tracked, "system/load")]
+    assert len(set(steps)) == len(steps) == EPOCHS + SEGMENTS - 1
+    segments = json.loads(run.data.tags["mantik.segments"])
+    assert [each["segment"] for each in segments] == [1, 2, 3, 4]
+    assert len({each["try"] for each in segments}) == len({each["job"] for each in segments}) == 4
+    assert all(each["nodes"] and each["started"] <= each["ended"] for each in segments)
+    ran = [record.ran for record in tracked.project.tries if record.ran is not None]
+    assert len(ran) == 4
+    assert run.data.metrics["mantik/running_seconds"] == pytest.approx(sum(ran))
+    logged = tracked.client.get_metric_history(run.info.run_id, "mantik/running_seconds")
+    assert [metric.step for metric in logged] == [0, 1, 2, 3]
+    cpu = tracked.client.get_metric_history(run.info.run_id, "mantik/cpu_seconds")
+    assert all(a.value < b.value for a, b in zip(cpu, cpu[1:], strict=False))
+    artifacts = tracked.artifacts(run)
+    assert {"epoch-2", "epoch-4", "epoch-6", "mantik/log.txt"} <= set(artifacts)
+    assert {f"mantik/segment-{n}/script.sh" for n in (1, 2, 3)} <= set(artifacts)
+
+
+def test_all_segments_are_one_run(tracked: Tracked) -> None:
+    """It is killed in the first segment; the others are sent ahead, two run while none is there."""
+    project = tracked.project
+    prepare(project)
+    held = [project.workspace / f"held-{number}" for number in range(SEGMENTS)]
+    for path in (held[0], held[2]):
+        path.touch()
+    first = project.start("--nolock", "--rerun-incomplete")
+    begun(project, 0)
+    until(lambda: len([r for r in project.tries if r.site_jobs]) == 10, "the segments ahead")
+    run = tracked.run()
+    assert run.info.status == "RUNNING"
+    first.kill()
+    held[0].unlink()
+    begun(project, 2)
+    second = project.start("--nolock", "--rerun-incomplete")
+    until(lambda: len(history(tracked, "loss")) == 7, "what three segments have logged")
+    again = tracked.run()
+    assert (again.info.run_id, again.info.status) == (run.info.run_id, "RUNNING")
+    [earlier, _] = json.loads(again.data.tags["mantik.segments"])
+    assert earlier["try"] == again.data.tags["mantik.try"]
+    held[2].unlink()
+    second.end().ok()
+    check(tracked)
+    assert tracked.workflow().data.metrics["mantik/jobs_finished"] == 1
+    assert not [record for record in project.tries if not record.state.final]
+
+
+def test_a_retry_after_segments_is_a_run_of_its_own(elsewhere: Tracked, tmp_path: Path) -> None:
+    """At a firecREST site, into a file, and without a segment ahead."""
+    project = elsewhere.project
+    prepare(project)
+    broken = project.workspace / "broken"
+    broken.touch()
+    said = project.run("--mantik-ahead", "0").failed()
+    tells(said, "exit code 3")
+    check(elsewhere, "FAILED")
+    before = elsewhere.run()
+    assert before.data.metrics["mantik/exit_code"] == 3
+    broken.unlink()
+    project.write("train.py", TRAIN.replace("for _ in range(2)", "for _ in range(8 - epoch)"))
+    project.run("--mantik-ahead", "0").ok()
+    runs = elsewhere.client.search_runs([before.info.experiment_id], "tags.mantik.rule = 'train'")
+    [other] = [run for run in runs if run.info.run_id != before.info.run_id]
+    assert other.info.status == "FINISHED"
+    assert other.data.tags["mantik.retry_of"] == before.info.run_id
+    assert other.data.tags["mantik.attempt"] == "2"

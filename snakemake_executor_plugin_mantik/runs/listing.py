@@ -184,7 +184,10 @@ def make_row(run: Any, experiment: str, here: LocalRun | None, store: RunStore) 
     ran = run.data.metrics.get(f"{_OURS}running_seconds")
     if here is not None and (tries := here.tries):
         of_run = [t for t in tries if t.id == tags.get("mantik.try")] or tries[:1]
-        waited, ran = of_run[0].waited or waited, of_run[0].ran or ran
+        if of_run[0].segments:  # MLflow has the sums
+            of_run = [t for t in tries if t.site_jobs and not t.state.final] or of_run
+        else:
+            waited, ran = of_run[0].waited or waited, of_run[0].ran or ran
         why = of_run[0].hindrance
     if why and not note:
         note = f"cannot start: {why}"

@@ -54,7 +54,7 @@ def _outbox(directory: RunDirectory, request: RunRequest) -> tuple[bool, bool]:
     try:
         with closing(Outbox(path)) as outbox:
             try_id = outbox.adopted(request.run_id)
-            return outbox.pending() > 0, bool(try_id) and outbox.settled(try_id)
+            return outbox.pending() > 0, bool(try_id) and outbox.is_over(try_id)
     except sqlite3.Error:
         return False, False
 

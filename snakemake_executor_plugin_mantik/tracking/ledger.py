@@ -148,9 +148,7 @@ class Ledger:
         """
         known = self.job(try_id)
         if known is None:
-            first = self.job(follows) if follows else None
-            if first is not None and first.status not in ("", GOES_ON):
-                first = None
+            first = self._continued(follows) if follows else None
             before = self.before(try_id, job)
             attempt = before.attempt + 1 if before is not None else 1
             self._outbox.execute(
@@ -165,6 +163,16 @@ class Ledger:
             known = self.job(try_id)
             assert known is not None
         return known
+
+    def _continued(self, try_id: str) -> JobRow | None:
+        """Return a try if another one can continue its run; None if that run has ended."""
+        row = self._db.execute(
+            "SELECT * FROM jobs WHERE try = ? AND status IN ('', ?) AND NOT EXISTS"
+            " (SELECT 1 FROM jobs AS n WHERE n.follows = jobs.try AND n.status NOT IN ('', ?)"
+            " AND NOT n.behind)",
+            (try_id, GOES_ON, GOES_ON),
+        ).fetchone()
+        return _job(row) if row is not None else None
 
     def revive(self, job: JobRow) -> JobRow:
         """Reopen a try that was taken for over because it had not been submitted."""

@@ -54,6 +54,7 @@ CREATE INDEX jobs_workflow ON jobs (workflow);
 ALTER TABLE runs ADD COLUMN head TEXT NOT NULL DEFAULT '';
 CREATE INDEX runs_head ON runs (head);
 ALTER TABLE jobs ADD COLUMN follows TEXT NOT NULL DEFAULT '';
+CREATE INDEX jobs_follows ON jobs (follows);
 ALTER TABLE jobs ADD COLUMN behind INTEGER NOT NULL DEFAULT 0
 """,
 )
@@ -303,6 +304,15 @@ class Outbox:
             (EventKind.END, try_id),
         ).fetchone()
         return not row["all_of_it"] or bool(row["ended"])
+
+    def is_over(self, try_id: str) -> bool:
+        """Return whether the end of the run that was created for a try is published."""
+        row = self._db.execute(
+            "SELECT 1 FROM events JOIN runs USING (try) WHERE (try = ? OR head = ?) AND kind = ?"
+            " AND done IS NOT NULL AND NOT COALESCE(json_extract(events.data, '$.goes_on'), 0)",
+            (try_id, try_id, EventKind.END),
+        ).fetchone()
+        return row is not None
 
     # The worker
 

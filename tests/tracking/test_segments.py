@@ -2,6 +2,7 @@
 
 import json
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -95,7 +96,7 @@ def check(tracked: Tracked, status: str = "FINISHED") -> None:
     logged = tracked.client.get_metric_history(run.info.run_id, "mantik/running_seconds")
     assert [metric.step for metric in logged] == [0, 1, 2, 3]
     cpu = tracked.client.get_metric_history(run.info.run_id, "mantik/cpu_seconds")
-    assert all(a.value < b.value for a, b in zip(cpu, cpu[1:], strict=False))
+    assert all(a.value < b.value for a, b in pairwise(cpu))
     artifacts = tracked.artifacts(run)
     assert {"epoch-2", "epoch-4", "epoch-6", "mantik/log.txt"} <= set(artifacts)
     assert {f"mantik/segment-{n}/script.sh" for n in (1, 2, 3)} <= set(artifacts)

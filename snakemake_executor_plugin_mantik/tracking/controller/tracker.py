@@ -4,15 +4,13 @@ Nothing here may fail a job: a failure of tracking is reported once, and the job
 """
 
 import asyncio
-import hashlib
 import importlib.util
 import shlex
 import shutil
 import sqlite3
 import time
 from collections.abc import Callable, Collection, Mapping
-from functools import partial
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, Final
 
 from snakemake_executor_plugin_mantik.engine.observer import (
@@ -31,9 +29,9 @@ from snakemake_executor_plugin_mantik.tracking.controller.identities import Iden
 from snakemake_executor_plugin_mantik.tracking.controller.invocation import (
     Ending,
     Invocation,
-    end_unfinished,
     settle_invocations,
 )
+from snakemake_executor_plugin_mantik.tracking.controller.job_runs import JobRuns
 from snakemake_executor_plugin_mantik.tracking.controller.worker_client import (
     MADE_WAIT_S,
     WorkerClient,
@@ -44,7 +42,6 @@ from snakemake_executor_plugin_mantik.tracking.outbox import EventKind, Outbox, 
 from snakemake_executor_plugin_mantik.tracking.run import (
     TrackedRun,
     TrackingTarget,
-    run_tags,
     user_name,
 )
 from snakemake_executor_plugin_mantik.tracking.segments import segment_entry, sum_figures
@@ -57,7 +54,6 @@ _MISSING = (
     "MLproject runs are not tracked: MLflow is not installed here"
     " (pip install 'snakemake-executor-plugin-mantik[mlflow]')."
 )
-_ANEW: Final = "it was to go on in a next segment, but began anew"
 _STATUS: Final[Mapping[How, str]] = {
     "finished": "FINISHED",
     "failed": "FAILED",
@@ -115,10 +111,8 @@ class Tracker(Observer):
         self._worker = WorkerClient(workdir, log, notify, self._tracked, wait_s)
         self._identities = Identities(target, self._worker, paces or {})
         self._writing: set[asyncio.Task[None]] = set()
-        self._config_paths: dict[str, str] = {}
+        self._runs: JobRuns | None = None
         self._job_ids: dict[str, str] = {}
-        # The projects whose git tags are cached already; None is the workflow's directory.
-        self._asked: set[PurePosixPath | None] = set()
 
     # Before the engine starts and after it has ended
 
@@ -212,6 +206,10 @@ class Tracker(Observer):
                     self._outbox, self._workflow, self._target, self._workdir,
                     configs=self._configs, mask=self._mask,
                 )  # fmt: skip
+                self._runs = JobRuns(
+                    self._outbox, self._invocation, self._workflow, self._target, self._workdir,
+                    configs=self._configs, mask=self._mask, direct=bool(self._direct),
+                )  # fmt: skip
         return not self._off
 
     @property
@@ -250,8 +248,8 @@ class Tracker(Observer):
             if taken_up:
                 job = Ledger(self._box).take_up(job)
             self._changed()
-            if run is not None:
-                await self._add(run, record, job)
+            if run is not None and self._runs is not None:
+                self._tracked |= {await self._runs.add(run, record, job), record.id} - {""}
             if taken_up and record.site_jobs:  # it was submitted while the one before ran
                 self.submitted(record, record.site_jobs[-1], record.queue)
             if run is None:
@@ -278,78 +276,6 @@ class Tracker(Observer):
             store.worker_variables(workspace, record.id, identity),
             live=LiveView(store.copy_directory(record.id), store.GROWING),
         )
-
-    async def _add(self, run: TrackedRun, record: TryRecord, job: JobRow) -> None:
-        assert self._invocation is not None
-        earlier = self._box.run(job.follows) if job.follows else None
-        if earlier is not None:
-            self._continue(record, job, earlier)
-        elif self._box.run(record.id) is None:
-            # A job that begins anew does not go on from its last segment any more.
-            end_unfinished(self._box, "KILLED", _ANEW, job=record.job, but=record.id)
-            made = await self._tags(run, record)
-            # A later try is a run of its own, in the directory of the requested one.
-            requested = self._target.run_id
-            adopted = requested if requested and not self._box.adopted(requested) else ""
-            if requested and not adopted:
-                made |= {"mantik.run": requested}
-            # A requested run has no parent.
-            parent = "" if requested else await self._invocation.make()
-            self._tracked |= {parent} - {""}
-            before = Ledger(self._box).before(record.id, record.job)
-            data = {
-                "name": record.name,
-                "tags": made | {"mantik.attempt": str(job.attempt)},
-                "params": run.values(self._mask),
-                "experiment_id": self._target.experiment_id,
-                "experiment": self._target.experiment,
-                "config": self._config(record.site),
-                "parent": parent,
-                "retry_of": before.try_id if before is not None else "",
-                "run_id": adopted,
-                "direct": bool(self._direct),
-            }
-            self._box.add_run(record.id, self._target.uri, data)
-        self._tracked.add(record.id)
-
-    def _continue(self, record: TryRecord, job: JobRow, before: RunRecord) -> None:
-        """Track a segment in the run of the one before."""
-        data = {
-            "name": before.data["name"],
-            "experiment_id": before.data["experiment_id"],
-            "experiment": before.data["experiment"],
-            "config": self._config(record.site),
-            "direct": bool(self._direct),
-            "follows": before.try_id,
-        }
-        self._box.continue_run(record.id, before, data)
-        if not job.behind:
-            # A controller that could not write here may have left it out.
-            Ledger(self._box).ended(before.try_id, GOES_ON)
-            end = {"status": "", "time": time.time(), "words": "", "exit_code": None, "log": ""}
-            self._box.add(before.try_id, EventKind.END, end | {"goes_on": True})
-
-    async def _tags(self, run: TrackedRun, record: TryRecord) -> dict[str, str]:
-        assert self._workflow is not None
-        make = partial(run_tags, run, record, self._workdir, self._workflow.snakefile)
-        project = run.call.project if run.call is not None else None
-        if project in self._asked:
-            return make()
-        found = await asyncio.to_thread(make)
-        self._asked.add(project)
-        return found
-
-    def _config(self, site: str) -> str:
-        """Return the relative local path of a site's backend config without secrets."""
-        if site not in self._config_paths:
-            text = self._mask(self._configs.get(site, ""))
-            digest = hashlib.sha256(text.encode()).hexdigest()[:16]
-            path = f"{store.DIRECTORY}/configs/{digest}/backend-config.yaml"
-            if not (self._workdir / path).exists():
-                (self._workdir / path).parent.mkdir(parents=True, exist_ok=True)
-                (self._workdir / path).write_text(text, encoding="utf-8")
-            self._config_paths[site] = path
-        return self._config_paths[site]
 
     def submitting(self, record: TryRecord, spec: JobSpec, script: str) -> None:
         """Record the requested cores, and write the script for the run's artifacts."""

@@ -744,7 +744,7 @@ _m_write_meta() {
   printf '%s=%s\n' version 1 try "$_m_try" exit_code "$_m_code" failed_step "$_m_failed_step" \
     signal "$by" started "$_m_started" ended "$_m_ended" host "${_m_host//$'\n'/ }" \
     scheduler_job "${_m_scheduler_job//$'\n'/ }" site_job "${_m_site_job//$'\n'/ }" \
-    cpu "$_m_cpu" go_on "$_m_go_on" changed "$_m_changed" "$@" \
+    cpu "$_m_cpu" go_on "$_m_go_on" changed "$_m_changed" nodes "${SLURM_JOB_NODELIST-}" "$@" \
     > "$_m_work/marker/meta"
 }
 

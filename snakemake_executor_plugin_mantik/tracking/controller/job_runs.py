@@ -1,0 +1,129 @@
+"""Begin the runs of jobs in the outbox, or continue them with another segment."""
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import Final
+
+from snakemake_executor_plugin_mantik.journal import TryRecord
+from snakemake_executor_plugin_mantik.tracking import store
+from snakemake_executor_plugin_mantik.tracking.controller.invocation import (
+    Invocation,
+    end_unfinished,
+)
+from snakemake_executor_plugin_mantik.tracking.ledger import GOES_ON, JobRow, Ledger
+from snakemake_executor_plugin_mantik.tracking.outbox import EventKind, Outbox, RunRecord
+from snakemake_executor_plugin_mantik.tracking.run import TrackedRun, TrackingTarget, run_tags
+from snakemake_executor_plugin_mantik.tracking.workflow import TrackedWorkflow
+
+_ANEW: Final = "it was to go on in a next segment, but began anew"
+
+
+class JobRuns:
+    """Adds tries to the outbox. Belongs to the outbox's thread."""
+
+    def __init__(
+        self,
+        outbox: Outbox,
+        invocation: Invocation,
+        workflow: TrackedWorkflow,
+        target: TrackingTarget,
+        workdir: Path,
+        *,
+        configs: Mapping[str, str],
+        mask: Callable[[str], str],
+        direct: bool,
+    ) -> None:
+        """Prepare; the arguments are those of `Tracker`."""
+        self._outbox = outbox
+        self._invocation = invocation
+        self._snakefile = workflow.snakefile
+        self._target = target
+        self._workdir = workdir
+        self._configs = configs
+        self._mask = mask
+        self._direct = direct
+        self._config_paths: dict[str, str] = {}
+        # The projects whose git tags are cached already; None is the workflow's directory.
+        self._asked: set[PurePosixPath | None] = set()
+
+    async def add(self, run: TrackedRun, record: TryRecord, job: JobRow) -> str:
+        """Track a try, unless it is tracked; return the key of a workflow's run made for that.
+
+        Raises:
+            OSError, sqlite3.Error: something cannot be written.
+        """
+        before = self._outbox.run(job.follows) if job.follows else None
+        if before is not None:
+            self._continue(record, job, before)
+        elif self._outbox.run(record.id) is None:
+            return await self._begin(run, record, job)
+        return ""
+
+    async def _begin(self, run: TrackedRun, record: TryRecord, job: JobRow) -> str:
+        # A job that begins anew does not go on from its last segment any more.
+        end_unfinished(self._outbox, "KILLED", _ANEW, job=record.job, but=record.id)
+        made = await self._tags(run, record)
+        # A later try is a run of its own, in the directory of the requested one.
+        requested = self._target.run_id
+        adopted = requested if requested and not self._outbox.adopted(requested) else ""
+        if requested and not adopted:
+            made |= {"mantik.run": requested}
+        # A requested run has no parent.
+        parent = "" if requested else await self._invocation.make()
+        before = Ledger(self._outbox).before(record.id, record.job)
+        data = {
+            "name": record.name,
+            "tags": made | {"mantik.attempt": str(job.attempt)},
+            "params": run.values(self._mask),
+            "experiment_id": self._target.experiment_id,
+            "experiment": self._target.experiment,
+            "config": self._config(record.site),
+            "parent": parent,
+            "retry_of": before.try_id if before is not None else "",
+            "run_id": adopted,
+            "direct": self._direct,
+        }
+        self._outbox.add_run(record.id, self._target.uri, data)
+        return parent
+
+    def _continue(self, record: TryRecord, job: JobRow, before: RunRecord) -> None:
+        """Track a segment in the run of the one before."""
+        data = {
+            "name": before.data["name"],
+            "experiment_id": before.data["experiment_id"],
+            "experiment": before.data["experiment"],
+            "config": self._config(record.site),
+            "direct": self._direct,
+            "follows": before.try_id,
+        }
+        self._outbox.continue_run(record.id, before, data)
+        if not job.behind:
+            # A controller that could not write here may have left it out.
+            Ledger(self._outbox).ended(before.try_id, GOES_ON)
+            end = {"status": "", "time": time.time(), "words": "", "exit_code": None, "log": ""}
+            self._outbox.add(before.try_id, EventKind.END, end | {"goes_on": True})
+
+    async def _tags(self, run: TrackedRun, record: TryRecord) -> dict[str, str]:
+        make = partial(run_tags, run, record, self._workdir, self._snakefile)
+        project = run.call.project if run.call is not None else None
+        if project in self._asked:
+            return make()
+        found = await asyncio.to_thread(make)
+        self._asked.add(project)
+        return found
+
+    def _config(self, site: str) -> str:
+        """Return the relative local path of a site's backend config without secrets."""
+        if site not in self._config_paths:
+            text = self._mask(self._configs.get(site, ""))
+            digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+            path = f"{store.DIRECTORY}/configs/{digest}/backend-config.yaml"
+            if not (self._workdir / path).exists():
+                (self._workdir / path).parent.mkdir(parents=True, exist_ok=True)
+                (self._workdir / path).write_text(text, encoding="utf-8")
+            self._config_paths[site] = path
+        return self._config_paths[site]

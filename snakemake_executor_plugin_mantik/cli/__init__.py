@@ -54,6 +54,7 @@ def _app() -> typer.Typer:
     from snakemake_executor_plugin_mantik.cli.cancel import cancel
     from snakemake_executor_plugin_mantik.cli.check import check
     from snakemake_executor_plugin_mantik.cli.clean import clean
+    from snakemake_executor_plugin_mantik.cli.docs import docs
     from snakemake_executor_plugin_mantik.cli.evaluation import Evaluating
     from snakemake_executor_plugin_mantik.cli.get import get
     from snakemake_executor_plugin_mantik.cli.init import init
@@ -91,6 +92,7 @@ def _app() -> typer.Typer:
     app.command()(cancel)
     app.command()(clean)
     app.command()(track)
+    app.command()(docs)
     app.add_typer(runs.runs_app, name="runs")
     app.add_typer(schedule.schedule_app, name="schedule")
     app.add_typer(sandbox.sandbox_app, name="sandbox")

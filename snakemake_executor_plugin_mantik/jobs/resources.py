@@ -241,7 +241,7 @@ def _instead_of(extra: str) -> str:
     advice = [f"use {', '.join(known)} instead"] if known else []
     if others:
         advice.append(f"remove {', '.join(others)}, for which there is no resource")
-    return "; ".join(advice) or "use the resources that docs/resources.md lists"
+    return "; ".join(advice) or "use the resources that smk-mantik docs resources lists"
 
 
 def _with_tasks(base: Resources, rule: Mapping[str, object]) -> Resources:

@@ -213,7 +213,7 @@ def find_credentials(
 
 
 _WHAT_TO_SET: Final = (
-    "Set one of these sets of variables, or put them into the keyring (see docs/credentials.md)"
+    "Set one of these sets of variables, or put them into the keyring (smk-mantik docs credentials)"
 )
 
 

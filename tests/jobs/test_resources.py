@@ -106,7 +106,7 @@ def test_a_rule_wins(rule: dict[str, object], threads: int, changes: dict[str, A
             {"slurm_extra": "--gres=gpu:a100:2 -C ib  --exclusive -x n1"},
             ["Use `gpu`, `constraint` instead; remove --exclusive, -x"],
         ),
-        ({"slurm_extra": "more"}, ["docs/resources.md"]),
+        ({"slurm_extra": "more"}, ["smk-mantik docs resources"]),
         ({"gpu_model": "a100:2"}, ["gpu_model", "one kind"]),
         ({"gpu_model": "a100,h100"}, ["gpu_model", "one kind"]),
     ],

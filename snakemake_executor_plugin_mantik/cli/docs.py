@@ -1,0 +1,69 @@
+"""`smk-mantik docs`: show a page of the documentation, which every installation brings along."""
+
+import difflib
+import os
+import sys
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from snakemake_executor_plugin_mantik.cli import tables
+from snakemake_executor_plugin_mantik.common.errors import UserError
+
+_PACKAGE = "snakemake_executor_plugin_mantik"
+_DIRECTORY = "docs"
+_TITLES = {"intro": "Overview", "further": "User guide"}
+"""Of pages without a title, which are parts of pages elsewhere."""
+
+
+def docs(
+    page: Annotated[
+        str, typer.Argument(help="A page, such as credentials; default: list all pages.")
+    ] = "",
+) -> None:
+    """Show a page of the documentation."""
+    pages = documentation_pages()
+    if not page:
+        table = tables.new_table(("page", "title"))
+        for name, file in sorted(pages.items()):
+            tables.add_row(table, [name, _TITLES.get(name) or _title(file)])
+        tables.make_console().print(table)
+        return
+    name = page.removeprefix("docs/").removesuffix(".md")
+    if name not in pages:
+        near = difflib.get_close_matches(name, pages, 3)
+        raise UserError(
+            f"there is no page {page!r}",
+            do=f"Did you mean {' or '.join(near)}?" if near else "List them: smk-mantik docs",
+        )
+    text = pages[name].read_text(encoding="utf-8")
+    if not sys.stdout.isatty():
+        typer.echo(text)
+        return
+    from rich.markdown import Markdown
+
+    # Colours, and no pager for what fits on the screen.
+    os.environ.setdefault("LESS", "FRX")
+    console = tables.make_console()
+    with console.pager(styles=True):
+        console.print(Markdown(text))
+
+
+def documentation_pages() -> dict[str, Traversable]:
+    """Return the pages by name, such as `credentials` and `decisions/claims`."""
+    root: Traversable = files(_PACKAGE) / _DIRECTORY
+    if not root.is_dir():  # installed from a clone, for those who change it
+        root = Path(__file__).parents[2] / _DIRECTORY
+    found = {}
+    for directory, prefix in ((root, ""), (root / "decisions", "decisions/")):
+        for file in directory.iterdir():
+            if file.name.endswith(".md"):
+                found[f"{prefix}{file.name.removesuffix('.md')}"] = file
+    return found
+
+
+def _title(file: Traversable) -> str:
+    return file.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")

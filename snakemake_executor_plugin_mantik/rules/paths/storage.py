@@ -155,8 +155,8 @@ def local_mistake(job: Job) -> str | None:
         if is_ours(path) and not path.storage_object.retrieve:
             return (
                 f"runs on this machine and uses {find_dataset(path) or path.storage_object.query},"
-                " which stays at a site (let the rule run at the site, or use the profile with which"
-                " local rules fetch what they need: smk-mantik docs files-stay)"
+                " which stays at a site (let the rule run at the site, or use the profile with"
+                " which local rules fetch what they need: smk-mantik docs files-stay)"
             )
     return None
 

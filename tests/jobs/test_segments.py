@@ -2,9 +2,11 @@
 
 import hashlib
 import os
+import re
 import signal
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +16,7 @@ from snakemake_executor_plugin_mantik.jobs.spec import JobSpec, OutputFile, Pred
 from tests.support.trial import Trial, wait_until
 
 SEGMENT = Segment(2, 5, ("ckpt/",), runtime_s=3600, warn_s=120)
+DOCS = Path(__file__).parents[2] / "docs"
 ROW = OutputFile("ckpt/", "checkpoint", directory=True, keep=True)
 
 
@@ -218,3 +221,42 @@ def test_the_steps_of_srun_are_warned(trial: Trial, works: bool) -> None:
         assert "the steps of srun cannot be sent USR1" in ended.log
         assert (ended.sure.exit_code, ended.sure.go_on) == (137, "time_limit")
         assert not notes.exists()
+
+
+EXAMPLES = re.findall(
+    r"^```python\n(.*?)^```", (DOCS / "segments.md").read_text(), re.MULTILINE | re.DOTALL
+)
+EPOCH = """
+import time
+
+now = time.time()
+time.time = lambda: now
+
+
+def train_one_epoch():
+    global now
+    now += 60
+    with open("epochs", "a") as file:
+        print(epoch, file=file)
+
+
+"""
+"""What the example's loop calls: an epoch takes a minute, on a clock of its own."""
+
+
+def test_the_loop_of_the_docs_trains_each_epoch_once(trial: Trial) -> None:
+    for example in EXAMPLES[1:]:
+        compile(example, "docs/segments.md", "exec")
+    [loop] = [example for example in EXAMPLES if "MANTIK_DEADLINE" in example]
+    trial.write("train.py", EPOCH + loop)
+    codes = []
+    for number in range(10):
+        ended = trial.run(segment(trial, "python3 train.py && touch model", number=number, most=10))
+        codes.append(ended.sure.exit_code)
+        if codes[-1] != GO_ON_CODE:
+            break
+        assert (ended.sure.go_on, ended.sure.changed) == ("asked", True)
+    # Fewer than 60 epochs fit in each hour.
+    assert codes == [GO_ON_CODE] * 5 + [0], ended.log
+    epochs = (trial.workspace / "epochs").read_text().split()
+    assert epochs == [str(number) for number in range(300)]

@@ -4,6 +4,7 @@ import os
 
 import pytest
 
+from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
 from tests.support.workflows import Project, Running, tells, until
 
 TRAIN = """
@@ -70,13 +71,12 @@ def is_trained(project: Project, segments: int = 4) -> None:
     assert (place / "ckpt/epoch").read_text() == "8"
 
 
-def test_a_training_goes_on_past_its_walltime(both: Project) -> None:
+def test_a_training_goes_on_past_its_walltime(firecrest: Project) -> None:
     """The walltime ends the first segment, the others end themselves early."""
-    sandbox = both.place.name == "hpc2"
-    said = written(both, "25s" if sandbox else "60s").run("score.txt").ok().output
-    is_trained(both)
+    said = written(firecrest, "25s").run("score.txt").ok().output
+    is_trained(firecrest)
     tells(said, "segment 1 of 10 has ended (time limit)", "segment 2 of 10 has ended (it asked")
-    ran = [r for r in both.tries if r.rule == "train" and r.ran is not None]
+    ran = [r for r in firecrest.tries if r.rule == "train" and r.ran is not None]
     tries = [(r.segment, r.segments, r.reason) for r in ran]
     assert tries == [(n, 10, "") for n in range(4)], said
 
@@ -187,3 +187,73 @@ def test_mistakes_are_reported_before_anything_is_submitted(
     said = project.run("score.txt").failed()
     tells(said, "nothing submitted", words)
     assert not os.path.exists(project.workspace / "train.py")
+
+
+REFUSED = """
+    rule all:
+        input: "grouped.txt", "full.txt"
+
+    rule first:
+        output: "first.txt"
+        group: "both"
+        shell: "touch {output}"
+
+    rule grouped:
+        input: "first.txt"
+        output: "grouped.txt"
+        group: "both"
+        resources: runtime=10, mantik_continue=3, mantik_checkpoint="ckpt/"
+        shell: "touch {output}"
+
+    rule full:
+        output: "full.txt"
+        resources: runtime=10, mantik_continue=3, mantik_checkpoint="ckpt/"
+        run:
+            open(output[0], "w").close()
+"""
+
+
+def test_groups_and_jobs_with_a_snakemake_at_the_site_are_refused(project: Project) -> None:
+    project.write("Snakefile", REFUSED)
+    said = project.run().failed()
+    tells(
+        said,
+        "nothing submitted: invalid resource requests:",
+        "rule grouped has mantik_continue, but a job in a group cannot go on",
+        "Take it out of its group",
+        "rule full: the resource mantik_continue is not supported for a rule that has run:",
+        "Use shell:, or a script: that does not import Snakemake",
+    )
+    assert not project.workspace.exists()
+
+
+DOORS = """
+    rule grow:
+        output: update("state.txt"), touch("done")
+        resources:
+            runtime=10, mantik_continue=lambda wildcards, attempt: 3 + attempt,
+            mantik_continue_on="time_limit preempted node_fail"
+        shell:
+            "echo $MANTIK_SEGMENT of $MANTIK_SEGMENTS >> {output[0]};"
+            " case $MANTIK_SEGMENT in"
+            ' 0) touch "$MANTIK_CONTINUE_FILE" ;;'
+            " 1) sleep 600 ;;"
+            " 2) exit 85 ;;"
+            " esac"
+"""
+
+
+def test_an_updated_output_goes_through_every_door(project: Project, sandbox: Sandbox) -> None:
+    """The number of segments comes from a function; a file, a code and a dead node go on."""
+    project.write("Snakefile", DOORS)
+    project.write("state.txt", "mine\n")
+    running = project.start("--forceall", "--retries", "0")
+    place = project.workspace / "state.txt"
+    until(lambda: place.exists() and "1 of 4" in place.read_text(), "the second segment")
+    [record] = [r for r in project.tries if r.segment == 1 and not r.state.final]
+    jobs = sandbox.record("hpc1")["jobs"]
+    [number] = next(job["scheduler_ids"] for job in jobs if job["id"] in record.site_jobs)
+    sandbox.fail_node("hpc1", number)
+    said = running.end().ok().output
+    tells(said, "segment 1 of 4 has ended (it asked", "segment 2 of 4 has ended (node failure)")
+    assert project.read("state.txt") == "mine\n" + "".join(f"{n} of 4\n" for n in range(4))

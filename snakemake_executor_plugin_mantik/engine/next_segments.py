@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 
-from snakemake_executor_plugin_mantik.common.errors import MantikError, SiteError
+from snakemake_executor_plugin_mantik.common.errors import MantikError, SiteError, SiteUnreachable
 from snakemake_executor_plugin_mantik.engine.ahead import AheadJobs
 from snakemake_executor_plugin_mantik.engine.attempt import Attempt
 from snakemake_executor_plugin_mantik.engine.dispatch import Dispatcher
@@ -120,10 +120,20 @@ class NextSegments:
         attempt = Attempt.of(self._dispatcher.next_segment(before.record))
         whole, own = await self._dispatcher.observe(request, attempt, waits=True)
         makes = tuple(path.rstrip("/") for path in request.continuation.checkpoint)
-        await self._dispatcher.submit(
-            whole, attempt, files, own,
-            after=[Predecessor(before.record.paths, makes, GO_ON_CODE)], after_jobs=ids,
-        )  # fmt: skip
+
+        async def submit() -> None:
+            await self._dispatcher.submit(
+                whole, attempt, files, own,
+                after=[Predecessor(before.record.paths, makes, GO_ON_CODE)], after_jobs=ids,
+            )  # fmt: skip
+            if not attempt.ids and request.job not in self._stopped:
+                # The segments behind it need its id. Submitted again, it still runs once.
+                raise SiteUnreachable(
+                    f"the answer to the submission of {attempt.record.part} was lost",
+                    where=f"site {request.site}",
+                )
+
+        await self._retry(submit)
         with suppress(SiteError):
             # No controller may be there to do it when the server's default lifetime is over.
             await self._site.extend(attempt.ids, EXTEND_BY_S)

@@ -7,7 +7,7 @@ from typing import Any
 import snakemake
 
 from snakemake_executor_plugin_mantik.rules.units import job_display_name, job_identity
-from snakemake_executor_plugin_mantik.tracking.picturing import MAX_LISTED_JOBS
+from snakemake_executor_plugin_mantik.pictures.assemble import MAX_LISTED_JOBS
 from snakemake_executor_plugin_mantik.tracking.workflow import TrackedWorkflow
 
 
@@ -28,7 +28,7 @@ def _without_secret(workflow: Any, arguments: Sequence[str]) -> list[str]:
 
 
 def describe_pipeline(dag: Any) -> dict[str, object]:
-    """Return a workflow's jobs and their dependencies, as `tracking.picturing.picture` reads them.
+    """Return a workflow's jobs and their dependencies, as `pictures.assemble.make_picture` reads them.
 
     Above `MAX_LISTED_JOBS` jobs, return the dependencies of rules only: describing a job takes some
     20 µs. Call it in Snakemake's main thread, which alone changes the DAG.

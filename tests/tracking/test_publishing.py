@@ -15,7 +15,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE, PERMISSION_DENIED
 from mlflow.tracking import MlflowClient
 
-from snakemake_executor_plugin_mantik.tracking import pictures
+from snakemake_executor_plugin_mantik import pictures
 from snakemake_executor_plugin_mantik.tracking.ledger import Ledger
 from snakemake_executor_plugin_mantik.tracking.outbox import EventKind, Lane, Outbox
 from snakemake_executor_plugin_mantik.tracking.run import TAG_LENGTH, WAITING_REASON

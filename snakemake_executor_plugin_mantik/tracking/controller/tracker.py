@@ -138,7 +138,7 @@ class Tracker(Observer):
             self._broken(error)
 
     def set_pipeline(self, pipeline: Mapping[str, object]) -> None:
-        """Set the workflow's jobs and their dependencies (see `picturing.make_picture`).
+        """Set the workflow's jobs and their dependencies (see `pictures.assemble`).
 
         May be called again, and from any thread; the last call counts. Has no effect before there
         is something to track.

@@ -10,17 +10,27 @@ from mlflow.entities import Metric, RunTag
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
-from snakemake_executor_plugin_mantik.tracking import figures, pictures
-from snakemake_executor_plugin_mantik.tracking.ledger import Ledger
+from snakemake_executor_plugin_mantik import pictures
+from snakemake_executor_plugin_mantik.tracking import figures
+from snakemake_executor_plugin_mantik.tracking.ledger import GOES_ON, JobRow, Ledger
 from snakemake_executor_plugin_mantik.tracking.outbox import RunRecord
-from snakemake_executor_plugin_mantik.tracking.pictures import Picture
-from snakemake_executor_plugin_mantik.tracking.picturing import make_picture
+from snakemake_executor_plugin_mantik.pictures import Node, NodeState, Picture
+from snakemake_executor_plugin_mantik.pictures.assemble import PicturedTry, make_picture
 from snakemake_executor_plugin_mantik.tracking.store import try_directory
 from snakemake_executor_plugin_mantik.tracking.worker.experiments import is_refusal
 from snakemake_executor_plugin_mantik.tracking.workflow import ARTIFACT_FOLDER
 
 DETACHED: Final = "mantik.detached"
 """The tag that holds since when the workflow's jobs continue without a controller."""
+
+_STATES: Final[Mapping[str, NodeState]] = {
+    "SCHEDULED": NodeState.QUEUED,
+    "RUNNING": NodeState.RUNNING,
+    "FINISHED": NodeState.FINISHED,
+    "FAILED": NodeState.FAILED,
+    "KILLED": NodeState.KILLED,
+    GOES_ON: NodeState.FINISHED,
+}
 
 
 def begin_workflow_run(client: MlflowClient, run: RunRecord, workdir: Path) -> None:
@@ -55,9 +65,26 @@ def update_workflow_run(
         except MlflowException as error:  # it was not detached, but killed
             if not is_refusal(error):
                 raise
-    _draw(
-        client, run, make_picture(run.data["name"], ledger.pipeline(run.try_id), jobs, data["time"])
+    pipeline = ledger.pipeline(run.try_id)
+    tries = [_pictured(job) for job in jobs if not job.behind]
+    shown = make_picture(run.data["name"], pipeline, tries, data["time"])
+    _draw(client, run, shown)
+
+
+def _pictured(job: JobRow) -> PicturedTry:
+    node = Node(
+        id=job.try_id,
+        name=job.name,
+        rule=job.rule,
+        state=_STATES[job.state],
+        site=job.site,
+        prepared=job.created,
+        queued=job.queued,
+        started=job.started,
+        ended=job.ended,
+        note=job.note,
     )
+    return PicturedTry(job.members or (job.job,), node)
 
 
 def _draw(client: MlflowClient, run: RunRecord, shown: Picture) -> None:

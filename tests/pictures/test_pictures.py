@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from snakemake_executor_plugin_mantik.tracking.pictures import (
+from snakemake_executor_plugin_mantik.pictures import (
     Node,
     NodeState,
     Picture,
@@ -18,9 +18,9 @@ from snakemake_executor_plugin_mantik.tracking.pictures import (
     render_pipeline,
     render_timeline,
 )
-from snakemake_executor_plugin_mantik.tracking.pictures.layout import Bend, layer_graph
-from snakemake_executor_plugin_mantik.tracking.pictures.pipeline import MAX_JOB_BOXES
-from snakemake_executor_plugin_mantik.tracking.pictures.timeline import (
+from snakemake_executor_plugin_mantik.pictures.layout import Bend, layer_graph
+from snakemake_executor_plugin_mantik.pictures.pipeline import MAX_JOB_BOXES
+from snakemake_executor_plugin_mantik.pictures.timeline import (
     MOST_BARS,
     SOME_BARS,
     Axis,

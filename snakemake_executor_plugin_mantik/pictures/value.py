@@ -24,7 +24,8 @@ class Node:
         id: its name in edges; unique among the nodes.
         name: usually the rule with its wildcards.
         site: empty: this machine, or none yet.
-        queued, started, ended: seconds since the epoch, if known.
+        prepared, queued, started, ended, fetched: seconds since the epoch, if known: when it was
+            taken up, to be uploaded; was submitted; began; ended; and when its results were here.
         note: a line about how it ended (exit code, reason), shown in the tooltip.
     """
 
@@ -38,6 +39,8 @@ class Node:
     started: float | None = None
     ended: float | None = None
     note: str = ""
+    prepared: float | None = None
+    fetched: float | None = None
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,7 @@
-"""Draw the timeline by site: when each job waited and ran, or of many jobs, counts per rule."""
+"""Draw the timeline by site: the stages of each job, or of many jobs, counts per rule.
+
+The stages of a job are stage-in, queue, run and stage-out.
+"""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -8,7 +11,7 @@ from itertools import pairwise
 from typing import Final
 
 from snakemake_executor_plugin_mantik.common.humanize import humanize_duration
-from snakemake_executor_plugin_mantik.tracking.pictures.text import (
+from snakemake_executor_plugin_mantik.pictures.text import (
     GLYPHS,
     node_title,
     ran_s,
@@ -17,7 +20,7 @@ from snakemake_executor_plugin_mantik.tracking.pictures.text import (
     text_line,
     waited_s,
 )
-from snakemake_executor_plugin_mantik.tracking.pictures.value import Node, NodeState, Picture
+from snakemake_executor_plugin_mantik.pictures.value import Node, NodeState, Picture
 
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 _STEPS: Final = (
@@ -95,7 +98,7 @@ _MOST_NAMES: Final = 100
 _NAMES: Final = 205.0
 _PLOT: Final = 560.0
 _AFTER: Final = 195.0
-_TOP: Final = 20.0
+_TOP: Final = 46.0
 _ROW: Final = 20.0
 _THIN_ROW: Final = 7.0
 _HEAD: Final = 26.0
@@ -106,14 +109,20 @@ _LETTERS: Final = 29
 
 @dataclass(frozen=True)
 class Bar:
-    """A job: x and width of its waiting and running; the width is 0 if there was none."""
+    """A job: x and width of each of its stages; the width is 0 if there was none.
+
+    The stages are stage-in, waiting, running and stage-out. `name` and `told` stand before and
+    behind the bar, the latter at `end`.
+    """
 
     node: Node
     title: str
     y: float
     height: float
+    stage_in: tuple[float, float]
     waiting: tuple[float, float]
     running: tuple[float, float]
+    stage_out: tuple[float, float]
     end: float
     name: str
     told: str
@@ -152,19 +161,38 @@ def render_timeline(picture: Picture) -> str:
         drawing.bars(_outstanding(tries, picture.now), thin=False, what=", failed or longest")
     return render_template(
         "timeline.svg.j2",
+        keys=_legend(drawing),
         headings=drawing.headings, bars=drawing.drawn_bars, profiles=drawing.drawn_profiles,
-        ticks=axis.ticks(), bottom=drawing.y, height=drawing.y + 24, top=_TOP,
+        sign=_SIGN, ticks=axis.ticks(), bottom=drawing.y, height=drawing.y + 24, top=_TOP,
         width=_NAMES + _PLOT + _AFTER, left=_NAMES, right=_NAMES + _PLOT,
     )  # fmt: skip
 
 
+_SIGN: Final = 14.0
+_KEYS: Final = 178.0
+
+
+def _legend(drawing: "_Drawing") -> Sequence[tuple[str, float, str]]:
+    """Return the legend: the class of each sign, its x, and its words."""
+    keys = []
+    if drawing.drawn_bars:
+        keys += [
+            ("stage", "stage-in or -out"), ("wait", "in the queue"), ("run", "running")
+        ]  # fmt: skip
+    if drawing.drawn_profiles:
+        keys += [("many", "jobs that run"), ("line", "jobs in the queue"), ("mark", "failures")]
+    width = min(_KEYS, (_NAMES + _PLOT + _AFTER) / max(1, len(keys)))
+    return [(kind, n * width, words) for n, (kind, words) in enumerate(keys)]
+
+
 def _begin(node: Node) -> float | None:
-    return next((t for t in (node.queued, node.started, node.ended) if t is not None), None)
+    times = (node.prepared, node.queued, node.started, node.ended)
+    return next((t for t in times if t is not None), None)
 
 
 def _axis(tries: Sequence[Node], now: float) -> Axis:
     begins = [begin for node in tries if (begin := _begin(node)) is not None]
-    ends = [_end(node, now) for node in tries]
+    ends = [max(_end(node, now), node.fetched or 0) for node in tries]
     first, last = min(begins, default=now), max(ends, default=now)
     return Axis(first, max(last, first + 1), _NAMES, _PLOT)
 
@@ -218,6 +246,9 @@ class _Drawing:
     def _bar(self, node: Node, row: float, *, thin: bool) -> None:
         end = _end(node, self.now)
         left = end if node.started is None else node.started
+        queued = left if node.queued is None else node.queued
+        prepared = queued if node.prepared is None else node.prepared
+        fetched = end if node.fetched is None else node.fetched
         seconds = ran_s(node, self.now)
         told = [] if node.state is NodeState.FINISHED else [node.state.value]
         if seconds is not None:
@@ -228,8 +259,9 @@ class _Drawing:
         self.drawn_bars.append(
             Bar(
                 node, node_title(node, self.now), self.y + row * 0.12, row * 0.76,
-                self._stretch(left if node.queued is None else node.queued, left),
-                self._stretch(left, end), self.axis.at(end),
+                self._stretch(prepared, queued), self._stretch(queued, left),
+                self._stretch(left, end), self._stretch(end, fetched),
+                self.axis.at(max(end, fetched)),
                 "" if thin else shorten_text(node.name, _LETTERS),
                 "" if thin else f"{GLYPHS[node.state]} {', '.join(told)}",
             )

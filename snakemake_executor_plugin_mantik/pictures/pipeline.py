@@ -1,20 +1,23 @@
-"""Draw the pipeline from left to right: jobs as boxes, or rules if there are many jobs."""
+"""Draw the pipeline: jobs as boxes, or rules if there are many jobs.
+
+It goes from left to right, or downwards if it would be too wide otherwise.
+"""
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import median
 from typing import Final
 
 from snakemake_executor_plugin_mantik.common.humanize import humanize_duration
-from snakemake_executor_plugin_mantik.tracking.pictures.layout import (
+from snakemake_executor_plugin_mantik.pictures.layout import (
     Bend,
     Layout,
     Position,
     layer_graph,
 )
-from snakemake_executor_plugin_mantik.tracking.pictures.text import (
+from snakemake_executor_plugin_mantik.pictures.text import (
     GLYPHS,
     column_count,
     count_states,
@@ -24,7 +27,7 @@ from snakemake_executor_plugin_mantik.tracking.pictures.text import (
     render_template,
     shorten_text,
 )
-from snakemake_executor_plugin_mantik.tracking.pictures.value import Node, NodeState, Picture
+from snakemake_executor_plugin_mantik.pictures.value import Node, NodeState, Picture
 
 MAX_JOB_BOXES: Final = 60
 """The number of jobs above which the boxes are rules."""
@@ -35,11 +38,14 @@ _LETTER: Final = 7.2
 _LINE: Final = 16.0
 _SMALLEST: Final = 110.0
 _BETWEEN_COLUMNS: Final = 56.0
+_BETWEEN_ROWS: Final = 34.0
 _BETWEEN_BOXES: Final = 14.0
 _BEND: Final = 12.0
 _MARGIN: Final = 12.0
 _SEEN: Final = 5.0
 _PASSES: Final = 12
+_WIDEST: Final = 900.0
+"""The width from which a pipeline that goes downwards is preferred, if it is narrower."""
 
 _Size = Callable[[Position], float]
 
@@ -97,15 +103,10 @@ def render_pipeline(picture: Picture) -> str:
         boxes = _rules(picture)
         edges = picture.rule_edges or _between_rules(picture)
     layout = layer_graph([box.id for box in boxes], edges)
-    placed, ports = _placed({box.id: box for box in boxes}, layout)
-    return render_template(
-        "pipeline.svg.j2",
-        boxes=placed,
-        paths=[_path(route, ports) for route in layout.routes.values()],
-        width=max((box.x + box.width for box in placed), default=0) + _MARGIN,
-        height=max((box.y + box.height for box in placed), default=0) + _MARGIN,
-        line=_LINE,
-    )
+    drawing = _drawn(boxes, layout, down=False)
+    if drawing.width > _WIDEST:
+        drawing = min(drawing, _drawn(boxes, layout, down=True), key=lambda one: one.width)
+    return render_template("pipeline.svg.j2", drawing=drawing, line=_LINE)
 
 
 def _job(node: Node, now: float) -> Box:
@@ -158,31 +159,53 @@ def _box(
 # Positions
 
 _Ports = Mapping[Position, tuple[float, float, float]]
-"""For each position: x where edges enter, x where they leave, and y."""
+"""For each position: where edges enter and leave along the flow, and where it is across."""
 
 
-def _placed(boxes: Mapping[str, Box], layout: Layout) -> tuple[list[Box], _Ports]:
-    def size(place: Position) -> float:
-        return _BEND if isinstance(place, Bend) else boxes[place].height
+@dataclass(frozen=True)
+class _Drawing:
+    boxes: Sequence[Box]
+    paths: Sequence[str]
 
-    heights = _heights(layout, size)
+    @property
+    def width(self) -> float:
+        return max((box.x + box.width for box in self.boxes), default=0) + _MARGIN
+
+    @property
+    def height(self) -> float:
+        return max((box.y + box.height for box in self.boxes), default=0) + _MARGIN
+
+
+def _drawn(boxes: Sequence[Box], layout: Layout, *, down: bool) -> _Drawing:
+    """Place the boxes in columns from left to right, or in rows from the top `down`."""
+    by_id = {box.id: box for box in boxes}
+
+    def across(place: Position) -> float:
+        if isinstance(place, Bend):
+            return _BEND
+        return by_id[place].width if down else by_id[place].height
+
+    middles = _middles(layout, across)
     placed: list[Box] = []
     ports: dict[Position, tuple[float, float, float]] = {}
-    x = _MARGIN
+    at = _MARGIN
     for layer in layout.layers:
-        there = [boxes[place] for place in layer if not isinstance(place, Bend)]
-        width = max((box.width for box in there), default=0.0)
-        for place in layer:
-            ports[place] = (x, x + width, heights[place])
+        there = [by_id[place] for place in layer if not isinstance(place, Bend)]
+        depth = max((box.height if down else box.width for box in there), default=0.0)
+        ports |= {place: (at, at + depth, middles[place]) for place in layer}
         for box in there:
-            y = heights[box.id] - box.height / 2
-            placed.append(Box(box.id, box.lines, box.states, box.title, x, y, width, box.height))
-        x += width + _BETWEEN_COLUMNS
-    return placed, ports
+            if down:
+                x, y, width = middles[box.id] - box.width / 2, at, box.width
+                ports[box.id] = (at, at + box.height, middles[box.id])
+            else:
+                x, y, width = at, middles[box.id] - box.height / 2, depth
+            placed.append(replace(box, x=x, y=y, width=width))
+        at += depth + (_BETWEEN_ROWS if down else _BETWEEN_COLUMNS)
+    return _Drawing(placed, [_path(route, ports, down=down) for route in layout.routes.values()])
 
 
-def _heights(layout: Layout, size: _Size) -> dict[Position, float]:
-    """Return the height of each position's middle, near its neighbours and without overlaps."""
+def _middles(layout: Layout, size: _Size) -> dict[Position, float]:
+    """Return where each position's middle is across the flow, near its neighbours and without overlaps."""
     near = defaultdict[Position, list[Position]](list)
     for route in layout.routes.values():
         for one, other in pairwise(route):
@@ -198,13 +221,13 @@ def _heights(layout: Layout, size: _Size) -> dict[Position, float]:
             }
             at |= _apart(layer, wished, size)
     top = min((at[p] - size(p) / 2 for p in at), default=0.0)
-    return {place: height - top + _MARGIN for place, height in at.items()}
+    return {place: middle - top + _MARGIN for place, middle in at.items()}
 
 
 def _apart(
     layer: Sequence[Position], wished: Mapping[Position, float], size: _Size
 ) -> dict[Position, float]:
-    """Return heights in the layer's order, without overlaps and nearest to the wished ones.
+    """Return middles in the layer's order, without overlaps and nearest to the wished ones.
 
     Solves least squares by pooling neighbours that would overlap.
     """
@@ -224,15 +247,19 @@ def _apart(
     return {place: mean + offset[place] for mean, members in pools for place in members}
 
 
-def _path(route: Sequence[Position], ports: _Ports) -> str:
-    """Draw an edge as a path: curves between columns, a straight line through each."""
-    _, x, y = ports[route[0]]
-    drawn = [f"M{x:.1f} {y:.1f}"]
+def _path(route: Sequence[Position], ports: _Ports, *, down: bool) -> str:
+    """Draw an edge as a path: curves between layers, a straight line through each."""
+
+    def point(along: float, across: float) -> str:
+        return f"{across:.1f} {along:.1f}" if down else f"{along:.1f} {across:.1f}"
+
+    _, here, at = ports[route[0]]
+    drawn = [f"M{point(here, at)}"]
     for place in route[1:]:
-        left, right, height = ports[place]
-        middle = (x + left) / 2
-        drawn.append(f"C{middle:.1f} {y:.1f} {middle:.1f} {height:.1f} {left:.1f} {height:.1f}")
+        enters, leaves, to = ports[place]
+        middle = (here + enters) / 2
+        drawn.append(f"C{point(middle, at)} {point(middle, to)} {point(enters, to)}")
         if isinstance(place, Bend):
-            drawn.append(f"H{right:.1f}")
-        x, y = right, height
+            drawn.append(f"L{point(leaves, to)}")
+        here, at = leaves, to
     return "".join(drawn)

@@ -11,7 +11,7 @@ import jinja2
 
 from snakemake_executor_plugin_mantik.common.errors import printable
 from snakemake_executor_plugin_mantik.common.humanize import humanize_duration
-from snakemake_executor_plugin_mantik.tracking.pictures.value import Node, NodeState
+from snakemake_executor_plugin_mantik.pictures.value import Node, NodeState
 
 GLYPHS: Final[Mapping[NodeState, str]] = {
     NodeState.FINISHED: "✓",
@@ -92,6 +92,8 @@ def node_title(node: Node, now: float) -> str:
         facts.append(f"started {format_timestamp(node.started)}, ran {humanize_duration(seconds)}")
     if node.ended is not None:
         facts.append(f"ended {format_timestamp(node.ended)}")
+    if node.fetched is not None and node.ended is not None and node.fetched > node.ended:
+        facts.append(f"results here {humanize_duration(node.fetched - node.ended)} later")
     return "\n".join([*facts, text_line(node.note)] if node.note else facts)
 
 

@@ -134,9 +134,10 @@ class ActiveRun:
         """Close the engine, then the tracker. Skip work that a later run can do unless `tidy`."""
         if uses_provider(self.dag.workflow):
             catalog_of(self.checked.workdir).attach(None)
-        self.engine.close(tidy=tidy)
+        pipeline = describe_pipeline(self.dag)
+        self.engine.close(tidy=tidy, ending=how, pipeline=pipeline)
         if self.tracker.shows_pipeline:
-            self.tracker.set_pipeline(describe_pipeline(self.dag))
+            self.tracker.set_pipeline(pipeline)
         self.tracker.end(how)
         self.tracker.close(*(() if tidy else (0.0,)))
 

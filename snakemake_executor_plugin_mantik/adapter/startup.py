@@ -18,11 +18,16 @@ from snakemake_executor_plugin_mantik.adapter.checks import (
 )
 from snakemake_executor_plugin_mantik.adapter.job_log import JobLog
 from snakemake_executor_plugin_mantik.adapter.look_ahead import LookAhead
-from snakemake_executor_plugin_mantik.adapter.workflow_metadata import describe_workflow
+from snakemake_executor_plugin_mantik.adapter.workflow_metadata import (
+    describe_pipeline,
+    describe_run,
+    describe_workflow,
+)
 from snakemake_executor_plugin_mantik.common.errors import MantikError
 from snakemake_executor_plugin_mantik.common.humanize import humanize_duration
 from snakemake_executor_plugin_mantik.config.exclude import Exclude, Include
 from snakemake_executor_plugin_mantik.connections.connect import (
+    find_secrets,
     find_site_credentials,
     make_sites,
     make_tracker,
@@ -77,10 +82,12 @@ def start_run(workflow: Any, dag: Any, logger: Any, meter: TransferMeter) -> Act
     except BaseException:
         journal.close()
         raise
+    described = describe_workflow(workflow)
+    about = describe_run(described, workdir, find_secrets(configs, credentials))
     direct = checked.settings.direct
     tracker = make_tracker(
         configs, credentials, workdir, logger.info,
-        workflow=describe_workflow(workflow), direct=direct, wait_s=checked.settings.track_wait_s,
+        workflow=described, direct=direct, wait_s=checked.settings.track_wait_s,
     )  # fmt: skip
     which = checked.settings.tracked
     if which != "none":
@@ -90,6 +97,7 @@ def start_run(workflow: Any, dag: Any, logger: Any, meter: TransferMeter) -> Act
             logger.warning(direct_remark(os.environ))
         tracker.start(tracked=tracked, open_tries=sent_try_ids(journal.all_open_tries()))
     states = JobLog(logger.info, workdir)
+    journal.begin_run(about, describe_pipeline(dag))
     engine = Engine(
         sites,
         journal=journal,

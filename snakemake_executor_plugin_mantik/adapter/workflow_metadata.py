@@ -1,14 +1,18 @@
-"""Describe a whole workflow for MLflow, from Snakemake's objects."""
+"""Describe a whole workflow for the journal and for MLflow, from Snakemake's objects."""
 
+import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import snakemake
 
-from snakemake_executor_plugin_mantik.rules.units import job_display_name, job_identity
 from snakemake_executor_plugin_mantik.pictures.assemble import MAX_LISTED_JOBS
-from snakemake_executor_plugin_mantik.tracking.workflow import TrackedWorkflow
+from snakemake_executor_plugin_mantik.rules.units import job_display_name, job_identity
+from snakemake_executor_plugin_mantik.tracking.run import user_name, without_user
+from snakemake_executor_plugin_mantik.tracking.workflow import TrackedWorkflow, mask_command
 
 
 def describe_workflow(workflow: Any) -> TrackedWorkflow:
@@ -27,8 +31,25 @@ def _without_secret(workflow: Any, arguments: Sequence[str]) -> list[str]:
     return [word.replace(given, "…") if given else word for word in arguments]
 
 
+def describe_run(
+    workflow: TrackedWorkflow, workdir: Path, mask: Callable[[str], str]
+) -> dict[str, str]:
+    """Describe a run of Snakemake for the journal, without the secrets that `mask` replaces."""
+    return {
+        "name": workflow.name(workdir),
+        "command": mask_command(workflow.command, mask),
+        "snakefile": mask(without_user(workflow.snakefile)),
+        "directory": str(workdir),
+        "host": platform.node(),
+        "user": user_name(),
+        "snakemake": workflow.version,
+        "executor": version("snakemake-executor-plugin-mantik"),
+        "python": platform.python_version(),
+    }
+
+
 def describe_pipeline(dag: Any) -> dict[str, object]:
-    """Return a workflow's jobs and their dependencies, as `pictures.assemble.make_picture` reads them.
+    """Return a workflow's jobs and their dependencies, for `pictures.assemble.make_picture`.
 
     Above `MAX_LISTED_JOBS` jobs, return the dependencies of rules only: describing a job takes some
     20 µs. Call it in Snakemake's main thread, which alone changes the DAG.

@@ -44,6 +44,16 @@ def find_site_credentials(
     )
 
 
+def find_secrets(
+    configs: Mapping[str, LoadedConfig], credentials: Mapping[str, Credential]
+) -> Callable[[str], str]:
+    """Return a function that masks all secrets known here in a text."""
+    secrets = [*secret_values(os.environ), *credential_secrets(credentials.values())]
+    for loaded in configs.values():
+        secrets += secret_values(loaded.config.environment.variables)
+    return make_masker(secrets)
+
+
 def make_tracker(
     configs: Mapping[str, LoadedConfig],
     credentials: Mapping[str, Credential],
@@ -60,15 +70,12 @@ def make_tracker(
     `direct` has variables for jobs that log to the tracking server themselves; such jobs wait
     for MLflow to make their runs, at most `wait_s` seconds beyond what the site's pace delays them.
     """
-    secrets = [*secret_values(os.environ), *credential_secrets(credentials.values())]
-    for loaded in configs.values():
-        secrets += secret_values(loaded.config.environment.variables)
     texts = {n: c.path.read_text(errors="replace") for n, c in configs.items()}
     return Tracker(
         workdir,
         tracking_target(os.environ, workdir),
         texts,
-        mask=make_masker(secrets),
+        mask=find_secrets(configs, credentials),
         notify=lambda text: notify(printable(text)),
         workflow=workflow,
         direct=direct,

@@ -10,7 +10,7 @@ from snakemake_executor_plugin_mantik.engine.observer import JobExtras
 from snakemake_executor_plugin_mantik.engine.stage import Staged
 from snakemake_executor_plugin_mantik.jobs.markers import Marker
 from snakemake_executor_plugin_mantik.jobs.spec import LiveDirectory
-from snakemake_executor_plugin_mantik.journal import TryRecord, TryState
+from snakemake_executor_plugin_mantik.journal import TryRecord, TryState, Used
 from snakemake_executor_plugin_mantik.sites.base import JobState, Phase
 
 FIRST_CHECK_S = 5.0
@@ -176,6 +176,12 @@ class Attempt:
         if waited is None or marker.ended is None or self.sent_at is None:
             return None
         return min(time.time(), marker.ended + self.submitted_at - self.sent_at)
+
+    def used(self, marker: Marker | None) -> Used | None:
+        """Return what the job has used, as far as its marker reports it."""
+        if marker is None:
+            return None
+        return Used(marker.cpu, marker.memory, self.ended_at(marker))
 
 
 def runtime_of(marker: Marker) -> float:

@@ -16,7 +16,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from snakemake_executor_plugin_mantik.common.errors import MantikError, UserError, printable
+from snakemake_executor_plugin_mantik.common.errors import (
+    JournalError,
+    MantikError,
+    UserError,
+    printable,
+)
 from snakemake_executor_plugin_mantik.engine.adopt import ended_since_message
 from snakemake_executor_plugin_mantik.engine.cancel import CANCEL_WAIT_S
 from snakemake_executor_plugin_mantik.engine.observer import Observer
@@ -227,8 +232,14 @@ class Engine:
         """
         return self._call(self._cancel(AT_ONCE_S if at_once else CANCEL_WAIT_S)).result()
 
-    def close(self, *, tidy: bool = True) -> None:
-        """End the thread; jobs at the sites continue. With `tidy`, tidy up at the sites first."""
+    def close(
+        self, *, tidy: bool = True, ending: str = "", pipeline: Mapping[str, object] | None = None
+    ) -> None:
+        """End the thread; jobs at the sites continue. With `tidy`, tidy up at the sites first.
+
+        `ending` and `pipeline` say how the run has ended, for the journal; nothing if it has not
+        begun.
+        """
         if not self._thread.is_alive():
             return
         closing = self._call(self._close(tidy))
@@ -239,6 +250,9 @@ class Engine:
         finally:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
+            if pipeline is not None:
+                with suppress(JournalError):  # a full disk: what matters is recorded
+                    self._journal.end_run(ending, pipeline)
             self._journal.close()
 
     # In the engine's thread

@@ -340,7 +340,9 @@ class Dispatcher:
             attempt.submitted_at = time.time()
         self._observer.submitting(attempt.record, spec, submission.script)
         try:
-            site_job = await self._submitter.submit(attempt.record, submission, request.secrets)
+            site_job = await self._submitter.submit(
+                attempt.record, submission, request.secrets, spec.cores
+            )
         except SiteRejected as error:
             if attempt.sent and not await self._revoke(attempt.record):
                 return  # an earlier submission of it has started after all

@@ -284,7 +284,10 @@ class Finalizer:
         )  # fmt: skip
         log = str(path) if path.exists() else ""
         why = "asked" if reason is Reason.EXIT_CODE else reason.words
-        self._journal.ended(record.id, f"goes on ({why})", waited=waited, ran=ran, log=log)
+        self._journal.ended(
+            record.id, f"goes on ({why})", waited=waited, ran=ran, log=log,
+            used=attempt.used(marker),
+        )  # fmt: skip
         await self._canceller.done(record.id, attempt.ids)
         return GoesOn()
 
@@ -433,8 +436,9 @@ class Finalizer:
             ),
         )
         self._journal.ended(
-            attempt.record.id, "succeeded", waited=waited, ran=ran, log=str(log or "")
-        )
+            attempt.record.id, "succeeded", waited=waited, ran=ran, log=str(log or ""),
+            used=attempt.used(marker),
+        )  # fmt: skip
         return Outcome(
             request.number, attempt.record.id, True, log=log, site_job=attempt.joined_ids,
             stored=tuple(stored),
@@ -493,7 +497,7 @@ class Finalizer:
             self._observer.ended(attempt.record, end)
             self._journal.ended(
                 attempt.record.id, f"failed: {first}", waited=waited, ran=ran,
-                log=str(log or ""), reason=reason,
+                log=str(log or ""), reason=reason, used=attempt.used(marker),
             )  # fmt: skip
         try_id = "" if keep else attempt.record.id
         return Outcome(request.number, try_id, False, words, log, attempt.joined_ids, reason)

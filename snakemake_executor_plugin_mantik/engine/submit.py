@@ -12,9 +12,10 @@ from snakemake_executor_plugin_mantik.common.errors import (
 )
 from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
 from snakemake_executor_plugin_mantik.jobs.paths import SECRETS
+from snakemake_executor_plugin_mantik.jobs.resources import memory_per_node
 from snakemake_executor_plugin_mantik.jobs.script import render_script
-from snakemake_executor_plugin_mantik.jobs.spec import JobSpec
-from snakemake_executor_plugin_mantik.journal import Journal, TryRecord
+from snakemake_executor_plugin_mantik.jobs.spec import JobSpec, Resources
+from snakemake_executor_plugin_mantik.journal import Asked, Journal, TryRecord
 from snakemake_executor_plugin_mantik.sites.base import Site, Submission
 
 _NOT_DONE = (SiteBusy, SiteUnauthorized, SiteNotFound)
@@ -49,11 +50,16 @@ class Submitter:
         self._directories: dict[str, asyncio.Task[None]] = {}
 
     async def submit(
-        self, record: TryRecord, submission: Submission, secrets: Mapping[str, str]
+        self,
+        record: TryRecord,
+        submission: Submission,
+        secrets: Mapping[str, str],
+        cores: int | None = None,
     ) -> str | None:
         """Submit a try; return the site's id of it, or None if the submission's fate is unknown.
 
-        Submitting a try again is harmless: its claim lets it run once.
+        Submitting a try again is harmless: its claim lets it run once. `cores` is how many it
+        occupies, if known.
 
         Raises:
             SiteRejected: the site refuses it; the job does not exist.
@@ -69,7 +75,8 @@ class Submitter:
         def begin() -> None:
             # Not earlier: a request that still waits its turn is not made if this process dies.
             resources = submission.resources
-            self._journal.submitting(record.id, resources.queue or "", resources.runtime_s)
+            asked = _asked(resources, cores)
+            self._journal.submitting(record.id, resources.queue or "", resources.runtime_s, asked)
 
         try:
             site_job = await self._retry(
@@ -96,6 +103,11 @@ class Submitter:
         except BaseException:
             self._directories.pop(path, None)  # the next job tries again
             raise
+
+
+def _asked(resources: Resources, cores: int | None) -> Asked:
+    nodes, gpus = resources.nodes, resources.gpus_per_node
+    return Asked(cores, memory_per_node(resources), nodes, gpus and gpus * (nodes or 1))
 
 
 def _secret_assignments(secrets: Mapping[str, str]) -> bytes:

@@ -97,6 +97,8 @@ class Marker:
         log: the end of the log.
         log_bytes: size of the whole log.
         cpu: CPU seconds of all processes that the script waited for; None if unknown.
+        memory: the most memory at a time of its processes on the first node, in bytes, as sampled
+            (`memory.sh.j2`); None if unknown.
         go_on: why a job that may continue (`spec.Segment`) is to go on in a next segment: it
             `asked`, or its walltime ended (`time_limit`); empty if it is not to, by its script.
         changed: whether its checkpoint changed since the segment began.
@@ -120,6 +122,7 @@ class Marker:
     log: bytes = b""
     log_bytes: int = 0
     cpu: float | None = None
+    memory: int | None = None
     go_on: str = ""
     changed: bool = False
     _small: Mapping[str, bytes] = field(default_factory=dict, repr=False)
@@ -157,6 +160,7 @@ def read_marker(content: bytes, *, try_id: str, exit_code: int) -> Marker:
         scheduler_job=meta.get("scheduler_job", ""),
         site_job=meta.get("site_job", ""),
         cpu=_cpu(meta),
+        memory=int(meta["memory"]) if _is_number(meta.get("memory", "")) else None,
         go_on=meta.get("go_on", ""),
         changed=meta.get("changed") == "yes",
     )

@@ -157,6 +157,14 @@ def total_cpus(resources: Resources) -> int | None:
     return (resources.tasks or resources.nodes or 1) * resources.cpus_per_task
 
 
+def memory_per_node(resources: Resources) -> int | None:
+    """Return the requested memory of a node in MiB; None if the site's default applies."""
+    if resources.memory_mib_per_cpu is None:
+        return resources.memory_mib_per_node
+    cpus = total_cpus(resources) or resources.tasks or 1
+    return resources.memory_mib_per_cpu * -(-cpus // (resources.nodes or 1))
+
+
 def billed_cores(resources: Resources, of_node: int | None = None) -> int | None:
     """Return the cores that a site bills for a job; None if unknown.
 

@@ -20,7 +20,7 @@ from snakemake_executor_plugin_mantik.common.state_directory import STATE, make_
 from snakemake_executor_plugin_mantik.journal import backup
 from snakemake_executor_plugin_mantik.journal.records import LOST, StoredOutput, TryState
 
-JOURNAL_VERSION = 13
+JOURNAL_VERSION = 14
 STORED_SINCE = 10
 """The first version that knows stored outputs."""
 JOURNAL_FILE = "journal.sqlite"
@@ -133,6 +133,15 @@ CREATE TABLE kept (
 );
 """
 
+_ADDED_IN_14 = """
+ALTER TABLE tries ADD COLUMN asked TEXT NOT NULL DEFAULT '';
+ALTER TABLE tries ADD COLUMN used TEXT NOT NULL DEFAULT '';
+CREATE TABLE runs (
+    began REAL NOT NULL, ended REAL, ending TEXT NOT NULL DEFAULT '', about TEXT NOT NULL,
+    pipeline TEXT NOT NULL DEFAULT ''
+);
+"""
+
 _SCHEMA = f"""
 {_ADDED_IN_2}
 CREATE TABLE sites (
@@ -176,12 +185,13 @@ CREATE TABLE bundle_files (
 {_ADDED_IN_11}
 {_ADDED_IN_12}
 {_ADDED_IN_13}
+{_ADDED_IN_14}
 """
 
 _ADDED = {
     2: _ADDED_IN_2, 3: _ADDED_IN_3, 4: _ADDED_IN_4, 5: _ADDED_IN_5, 6: _ADDED_IN_6, 7: _ADDED_IN_7,
     8: _ADDED_IN_8, 9: _ADDED_IN_9, 10: _ADDED_IN_10,
-    11: _ADDED_IN_11, 12: _ADDED_IN_12, 13: _ADDED_IN_13,
+    11: _ADDED_IN_11, 12: _ADDED_IN_12, 13: _ADDED_IN_13, 14: _ADDED_IN_14,
 }  # fmt: skip
 
 

@@ -1,5 +1,6 @@
 """Read a journal without its lock, also beside the controller that writes it."""
 
+import json
 import sqlite3
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -13,10 +14,12 @@ from snakemake_executor_plugin_mantik.journal.database import (
     JOURNAL_FILE,
     JOURNAL_LOCK,
     STORED_SINCE,
+    JournalCopy,
 )
 from snakemake_executor_plugin_mantik.journal.files import all_stored
 from snakemake_executor_plugin_mantik.journal.records import (
     SiteRecord,
+    SnakemakeRun,
     StoredOutput,
     TryRecord,
     TryState,
@@ -109,6 +112,47 @@ def read_history(directory: Path, name: str = "") -> list[TryRecord]:
             return read_tries(db, named, (name, name))
     except sqlite3.DatabaseError as error:
         raise _unreadable(path, error) from error
+
+
+@dataclass(frozen=True)
+class WorkflowHistory:
+    """All that is known of a workflow's runs and jobs; the oldest come first.
+
+    Attributes:
+        members: the identities of the jobs of each try of a group, by the try's id.
+    """
+
+    runs: tuple[SnakemakeRun, ...]
+    tries: tuple[TryRecord, ...]
+    members: Mapping[str, tuple[str, ...]]
+    sites: Mapping[str, SiteRecord]
+
+
+def read_workflow(directory: Path) -> WorkflowHistory:
+    """Return all runs and tries of a workflow. Works beside a running controller.
+
+    `directory` is the workflow's state directory.
+
+    Raises:
+        JournalError: there is no journal, it cannot be read, or it has a newer version.
+    """
+    journal_path(directory)
+    with closing(JournalCopy(directory).db) as db:
+        members: dict[str, tuple[str, ...]] = {}
+        for row in db.execute("SELECT try, job FROM members"):
+            members[row["try"]] = (*members.get(row["try"], ()), row["job"])
+        sites = db.execute("SELECT site, url, workspace, config, place FROM sites")
+        return WorkflowHistory(
+            tuple(_run(row) for row in db.execute("SELECT * FROM runs ORDER BY rowid")),
+            tuple(read_tries(db, "", ())),
+            members,
+            {row["site"]: SiteRecord(**row) for row in sites},
+        )
+
+
+def _run(row: sqlite3.Row) -> SnakemakeRun:
+    parts = {name: json.loads(row[name] or "{}") for name in ("about", "pipeline")}
+    return SnakemakeRun(**dict(row) | parts)
 
 
 def is_controlled(directory: Path) -> bool:

@@ -16,10 +16,13 @@ from snakemake_executor_plugin_mantik.journal.files import FileLedger, mark_land
 from snakemake_executor_plugin_mantik.journal.history import read_tries
 from snakemake_executor_plugin_mantik.journal.records import (
     LEFT,
+    Asked,
     FileRecord,
     SiteRecord,
     TryRecord,
     TryState,
+    Used,
+    encode_fields,
     is_utf8,
 )
 from snakemake_executor_plugin_mantik.journal.segments import SegmentLedger
@@ -104,6 +107,26 @@ class Journal:
             where=str(self.path.parent),
             do="Free disk space here and start again: running jobs are taken up again",
         )
+
+    # Runs of Snakemake
+
+    def begin_run(self, about: Mapping[str, str], pipeline: Mapping[str, object]) -> None:
+        """Record that a Snakemake starts here; see `SnakemakeRun`. Only the last pipeline is kept."""
+        with self._database.write() as db:
+            db.execute("UPDATE runs SET pipeline = ''")
+            db.execute(
+                "INSERT INTO runs (began, about, pipeline) VALUES (?, ?, ?)",
+                (time.time(), json.dumps(dict(about)), json.dumps(pipeline)),
+            )
+
+    def end_run(self, ending: str, pipeline: Mapping[str, object]) -> None:
+        """Record how the Snakemake that started last has ended, and its final pipeline."""
+        with self._database.write() as db:
+            db.execute(
+                "UPDATE runs SET ended = ?, ending = ?, pipeline = ?"
+                " WHERE rowid = (SELECT MAX(rowid) FROM runs)",
+                (time.time(), ending, json.dumps(pipeline)),
+            )
 
     # Sites
 
@@ -354,17 +377,22 @@ class Journal:
             (site, site),
         )
 
-    def submitting(self, try_id: str, queue: str, runtime: float | None = None) -> None:
+    def submitting(
+        self, try_id: str, queue: str, runtime: float | None = None, asked: Asked | None = None
+    ) -> None:
         """Record that the try is about to be submitted. On disk when the method returns.
 
-        `runtime` is the walltime that it requests, in seconds.
+        `runtime` is the walltime that it requests, in seconds, and `asked` what else it does.
         """
         if try_id not in self._spared:
             for fact in self._try_facts("id = ?", try_id):
                 self._note(fact, lasting=True)
             self._spared.add(try_id)
         with self._database.lasting():
-            self._advance(try_id, TryState.SUBMITTING, queue=queue, runtime=runtime)
+            self._advance(
+                try_id, TryState.SUBMITTING, queue=queue, runtime=runtime,
+                asked=encode_fields(asked or Asked()),
+            )  # fmt: skip
 
     def submitted(self, try_id: str, site_job: str, sent: float | None = None) -> None:
         """Record that the site has acknowledged the try as `site_job`, at `sent` by its clock.
@@ -406,11 +434,12 @@ class Journal:
         ran: float | None,
         log: str,
         reason: str = "",
+        used: Used | None = None,
     ) -> None:
         """Record how the try has ended; it stays open, and its results may still be at the site."""
         self._advance(
             try_id, TryState.ENDED, outcome=outcome, waited=waited, ran=ran, log=log,
-            reason=reason, finished=time.time(),
+            reason=reason, finished=time.time(), used=encode_fields(used or Used()),
         )  # fmt: skip
 
     def spoiled(self, try_id: str) -> None:

@@ -2,8 +2,9 @@
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
+from typing import Any
 
 from snakemake_executor_plugin_mantik.jobs.paths import TryPaths
 
@@ -38,6 +39,37 @@ def job_name(rule: str, wildcards: Mapping[str, object]) -> str:
     return f"{rule} {details}" if details else rule
 
 
+@dataclass(frozen=True)
+class Asked:
+    """What a try requests of its site; None where the site's default applies.
+
+    Attributes:
+        cores: the cores that it occupies: those of whole nodes, where a job always gets them.
+        memory_mib: on each node.
+        nodes, gpus: of the whole job.
+    """
+
+    cores: int | None = None
+    memory_mib: int | None = None
+    nodes: int | None = None
+    gpus: int | None = None
+
+
+@dataclass(frozen=True)
+class Used:
+    """What a try has used, as its script measured it; None where it is unknown.
+
+    Attributes:
+        cpu_s: CPU seconds of all its processes.
+        memory_bytes: the most memory at a time on its first node.
+        ended: when it ended, in seconds since the epoch by this machine's clock.
+    """
+
+    cpu_s: float | None = None
+    memory_bytes: int | None = None
+    ended: float | None = None
+
+
 LOST = "lost"
 """In place of a place: the output does not exist."""
 
@@ -69,6 +101,8 @@ class TryRecord:
         follows: the id of the try whose checkpoint it goes on from; empty for none.
         goes_on: how another try can go on from its checkpoint (`engine.segments`); empty if none
             can.
+        asked, used: what it requested and used, as JSON (`what_asked`, `what_used`); empty if
+            unknown.
         place: the place that it was submitted to; empty in a journal of an older version until one
             of its sites is opened again.
     """
@@ -110,6 +144,16 @@ class TryRecord:
     segments: int = 0
     follows: str = ""
     goes_on: str = ""
+    asked: str = ""
+    used: str = ""
+
+    @property
+    def what_asked(self) -> Asked:
+        return Asked(**_known_fields(Asked, self.asked))
+
+    @property
+    def what_used(self) -> Used:
+        return Used(**_known_fields(Used, self.used))
 
     @property
     def makers(self) -> dict[str, str]:
@@ -148,9 +192,39 @@ class TryRecord:
         return TryPaths(self.bucket, self.id)
 
 
+def encode_fields(values: Asked | Used) -> str:
+    """Return the known fields of a value as JSON, for the journal."""
+    return json.dumps({name: value for name, value in asdict(values).items() if value is not None})
+
+
+def _known_fields(kind: type[Asked | Used], text: str) -> dict[str, Any]:
+    """Return the fields of a value from its JSON, without those of a newer version."""
+    names = {each.name for each in fields(kind)}
+    values = json.loads(text) if text else {}
+    return {name: value for name, value in values.items() if name in names}
+
+
 def sent_try_ids(records: Iterable[TryRecord]) -> list[str]:
     """Return the ids of the tries that a site may know and that are not final."""
     return [r.id for r in records if r.state is not TryState.PLANNED and not r.state.final]
+
+
+@dataclass(frozen=True)
+class SnakemakeRun:
+    """A run of Snakemake with jobs at sites; times are seconds since the epoch.
+
+    Attributes:
+        ended: None while it goes on, or if it was killed.
+        ending: how it ended, in a word; empty until then.
+        about: facts by their names, such as its command and versions, without secrets.
+        pipeline: of the last run, as `adapter.workflow_metadata` describes it; else empty.
+    """
+
+    began: float
+    ended: float | None = None
+    ending: str = ""
+    about: Mapping[str, str] = field(default_factory=dict)
+    pipeline: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

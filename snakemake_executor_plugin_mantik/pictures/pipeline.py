@@ -205,7 +205,7 @@ def _drawn(boxes: Sequence[Box], layout: Layout, *, down: bool) -> _Drawing:
 
 
 def _middles(layout: Layout, size: _Size) -> dict[Position, float]:
-    """Return where each position's middle is across the flow, near its neighbours and without overlaps."""
+    """Return each position's middle across the flow, near its neighbours, without overlaps."""
     near = defaultdict[Position, list[Position]](list)
     for route in layout.routes.values():
         for one, other in pairwise(route):

@@ -11,11 +11,11 @@ from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
 from snakemake_executor_plugin_mantik import pictures
+from snakemake_executor_plugin_mantik.pictures import Node, NodeState, Picture
+from snakemake_executor_plugin_mantik.pictures.assemble import PicturedTry, make_picture
 from snakemake_executor_plugin_mantik.tracking import figures
 from snakemake_executor_plugin_mantik.tracking.ledger import GOES_ON, JobRow, Ledger
 from snakemake_executor_plugin_mantik.tracking.outbox import RunRecord
-from snakemake_executor_plugin_mantik.pictures import Node, NodeState, Picture
-from snakemake_executor_plugin_mantik.pictures.assemble import PicturedTry, make_picture
 from snakemake_executor_plugin_mantik.tracking.store import try_directory
 from snakemake_executor_plugin_mantik.tracking.worker.experiments import is_refusal
 from snakemake_executor_plugin_mantik.tracking.workflow import ARTIFACT_FOLDER

@@ -35,6 +35,7 @@ _m_group=           # running process group
 _m_killed=          # 1 if the group outlived the grace period
 _m_code=            # exit code of the payload
 _m_cpu=             # user and system time of all processes that were waited for
+_m_memory=          # the most memory of all processes on this node, in bytes
 _m_failed_step=
 
 _m_say() { printf 'mantik: %s\n' "$*" >&2; }
@@ -204,21 +205,85 @@ _m_add_pack() {
   [ "$(stat -c %s -- "$piece")" = "$(( have - start + size ))" ] && [ -f "$_m_claim" ] &&
     truncate -s "$(( have + size ))" -- "$_m_claim.live"
 }
+# ---- heartbeat -----------------------------------------------------------------------------------
+# Samples the memory of this job on this node, in bytes, and keeps the most in the file `memory`.
+# Starts no process: a sample of a job with 10 processes costs about 2 ms. Where Slurm has made a
+# control group for the job, the kernel's number counts; else the sum of the resident memory of the
+# processes below the script, or the most that one of them ever had, if that is more. Processes that
+# srun starts are not below the script: with them and without a control group it is unknown.
+_m_sample_memory() {
+  local pid line key value file text most=0 sum=0 number=0
+  local -a left=("$$") lines=()
+  if [ -n "$_m_memory_stat" ] && mapfile -t lines < "$_m_memory_stat"; then
+    for line in "${lines[@]}"; do
+      key=${line%% *} value=${line##* }
+      case $key in anon | shmem | total_rss | total_shmem) (( sum += value )) ;; esac
+    done
+  else
+    while (( ${#left[@]} )); do
+      pid=${left[0]} left=("${left[@]:1}")
+      [ "$pid" != "$BASHPID" ] && mapfile -t lines < "/proc/$pid/status" || continue
+      text=" ${lines[*]} "
+      [[ $text != *" Name:"?srun" "* ]] && (( number++ < 256 )) || return
+      if [[ $text =~ VmHWM:[[:space:]]*([0-9]+) ]]; then
+        (( most = BASH_REMATCH[1] > most ? BASH_REMATCH[1] : most ))
+      fi
+      if [[ $text =~ VmRSS:[[:space:]]*([0-9]+) ]]; then (( sum += BASH_REMATCH[1] )); fi
+      for file in "/proc/$pid/task/"[0-9]*/children; do
+        read -r -a lines < "$file"
+        left+=("${lines[@]}")
+      done
+    done
+    (( sum = (most > sum ? most : sum) * 1024 ))
+  fi
+  if (( sum > _m_most )); then
+    _m_most=$sum
+    printf '%s\n' "$sum" > "$_m_work/memory"
+  fi
+} 2>/dev/null
+
+# Sets _m_memory_stat to the kernel's account of the job's memory in its control group, if any.
+_m_find_group() {
+  local line path root
+  _m_memory_stat= _m_most=0
+  [ -n "${SLURM_JOB_ID-}" ] || return
+  while IFS= read -r line; do
+    path=${line#*:*:}
+    case $line in
+      0::*"/job_$SLURM_JOB_ID/"* | *:memory:*"/job_$SLURM_JOB_ID/"*)
+        path=${path%%"/job_$SLURM_JOB_ID/"*}/job_$SLURM_JOB_ID
+        for root in /sys/fs/cgroup /sys/fs/cgroup/memory; do
+          if [ -r "$root$path/memory.stat" ]; then _m_memory_stat=$root$path/memory.stat; fi
+        done ;;
+    esac
+  done < /proc/self/cgroup
+} 2>/dev/null
 
 # Appends to the claim while the script runs. Reads from a pipe that only the script holds open: the
-# heartbeat ends at once when the script ends or is killed, and leaves no process behind. If a look
-# still runs when the next one is due, it continues, and the interval between looks doubles.
+# heartbeat ends at once when the script ends or is killed, and leaves no process behind. The first
+# samples come sooner: many jobs are short.
+# If a look still runs when the next one is due, it continues, and the interval between looks
+# doubles.
 _m_heartbeat() {
-  local beat=$SECONDS look=$SECONDS next looking=
+  local beat=$SECONDS sample=$SECONDS pause=1 next
+  local look=$SECONDS looking=
   trap '' TERM INT HUP USR1 USR2
+  _m_find_group
   while :; do
-    next=$(( beat + _m_heartbeat_s < look + _m_live_s ? beat + _m_heartbeat_s : look + _m_live_s ))
+    (( next = beat + _m_heartbeat_s ))
+    (( next = sample + pause < next ? sample + pause : next ))
+    (( next = look + _m_live_s < next ? look + _m_live_s : next ))
     next=$(( next - SECONDS ))
     read -r -t "$(( next > 0 ? next : 1 ))" _
     (( $? > 128 )) || break
     if (( SECONDS >= beat + _m_heartbeat_s )); then
       beat=$SECONDS
       [ -f "$_m_claim" ] && printf . >> "$_m_claim"
+    fi
+    if (( SECONDS >= sample + pause )); then
+      sample=$SECONDS
+      (( pause = 2 * pause < _m_heartbeat_s ? 2 * pause : _m_heartbeat_s ))
+      _m_sample_memory
     fi
     (( SECONDS >= look + _m_live_s )) || continue
     look=$SECONDS
@@ -621,7 +686,8 @@ _m_write_meta() {
   printf '%s=%s\n' version 1 try "$_m_try" exit_code "$_m_code" failed_step "$_m_failed_step" \
     signal "$by" started "$_m_started" ended "$_m_ended" host "${_m_host//$'\n'/ }" \
     scheduler_job "${_m_scheduler_job//$'\n'/ }" site_job "${_m_site_job//$'\n'/ }" \
-    cpu "$_m_cpu" "$@" \
+    cpu "$_m_cpu" memory "$_m_memory" \
+    "$@" \
     > "$_m_work/marker/meta"
 }
 
@@ -727,6 +793,7 @@ _m_main() {
   # `times` prints the shell's own times in the first line, those of its children in the second.
   { times > "$_m_work/marker/times" && { read -r; read -r _m_cpu; } < "$_m_work/marker/times"; } \
     2>/dev/null
+  { read -r _m_memory < "$_m_work/memory"; } 2>/dev/null
   _m_drop_untouched
   _m_make_marker
   exec {_m_beat}>&-

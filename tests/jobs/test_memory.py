@@ -35,8 +35,8 @@ def sampled(trial: Trial, command: str) -> str:
 
 def test_memory_is_unknown_where_srun_starts_processes(trial: Trial) -> None:
     start = "cp /bin/sleep srun; ./srun 600 & until grep -q srun /proc/$!/comm; do :; done"
-    later = "kill $!; wait $! 2> /dev/null; _m_sample_memory; cat memory"
-    command = f"{start}; _m_sample_memory; [ -e memory ] || echo unknown; {later}"
+    later = "kill $!; wait $! 2> /dev/null; (_m_sample_memory); cat memory"
+    command = f"{start}; (_m_sample_memory); [ -e memory ] || echo unknown; {later}"
     unknown, known = sampled(trial, command).split()
     assert unknown == "unknown"
     assert int(known) > 1 << 20

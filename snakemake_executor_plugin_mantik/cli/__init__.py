@@ -64,6 +64,7 @@ def _app() -> typer.Typer:
     from snakemake_executor_plugin_mantik.cli.plan import Passing, plan
     from snakemake_executor_plugin_mantik.cli.put import put
     from snakemake_executor_plugin_mantik.cli.render import render
+    from snakemake_executor_plugin_mantik.cli.report import report
     from snakemake_executor_plugin_mantik.cli.run import run
     from snakemake_executor_plugin_mantik.cli.schema import schema
     from snakemake_executor_plugin_mantik.cli.track import track
@@ -86,6 +87,7 @@ def _app() -> typer.Typer:
     app.command()(jobs)
     app.command()(watch)
     app.command()(logs)
+    app.command()(report)
     app.command(cls=Evaluating)(ls)
     app.command(cls=Evaluating)(get)
     app.command()(put)

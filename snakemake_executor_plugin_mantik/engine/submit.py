@@ -107,7 +107,13 @@ class Submitter:
 
 def _asked(resources: Resources, cores: int | None) -> Asked:
     nodes, gpus = resources.nodes, resources.gpus_per_node
-    return Asked(cores, memory_per_node(resources), nodes, gpus and gpus * (nodes or 1))
+    return Asked(
+        cores=cores,
+        memory_mib=memory_per_node(resources),
+        memory_mib_per_cpu=resources.memory_mib_per_cpu,
+        nodes=nodes,
+        gpus=gpus and gpus * (nodes or 1),
+    )
 
 
 def _secret_assignments(secrets: Mapping[str, str]) -> bytes:

@@ -111,7 +111,7 @@ class Journal:
     # Runs of Snakemake
 
     def begin_run(self, about: Mapping[str, str], pipeline: Mapping[str, object]) -> None:
-        """Record that a Snakemake starts here; see `SnakemakeRun`. Only the last pipeline is kept."""
+        """Record that a Snakemake starts here (`SnakemakeRun`). Only the last pipeline is kept."""
         with self._database.write() as db:
             db.execute("UPDATE runs SET pipeline = ''")
             db.execute(

@@ -46,11 +46,13 @@ class Asked:
     Attributes:
         cores: the cores that it occupies: those of whole nodes, where a job always gets them.
         memory_mib: on each node.
+        memory_mib_per_cpu: for each CPU, if it is requested in that way.
         nodes, gpus: of the whole job.
     """
 
     cores: int | None = None
     memory_mib: int | None = None
+    memory_mib_per_cpu: int | None = None
     nodes: int | None = None
     gpus: int | None = None
 

@@ -99,7 +99,8 @@ def node_title(node: Node, now: float) -> str:
 
 def render_template(name: str, **values: Any) -> str:
     """Render a template beside this module; escape values for HTML."""
-    return _environment().get_template(name).render(values, glyphs=GLYPHS, least=_LEAST)
+    template = template_environment(__package__).get_template(name)
+    return template.render(values, glyphs=GLYPHS, least=_LEAST)
 
 
 def _writable(value: Any) -> Any:
@@ -108,9 +109,10 @@ def _writable(value: Any) -> Any:
 
 
 @cache
-def _environment() -> jinja2.Environment:
+def template_environment(*packages: str) -> jinja2.Environment:
+    """Return an environment for templates in packages, which escapes values for HTML."""
     return jinja2.Environment(
-        loader=jinja2.PackageLoader(__package__, "."),
+        loader=jinja2.ChoiceLoader([jinja2.PackageLoader(package, ".") for package in packages]),
         autoescape=True,
         finalize=_writable,
         undefined=jinja2.StrictUndefined,

@@ -27,7 +27,12 @@ def sampled(trial: Trial, command: str) -> str:
     functions = render_script(spec).partition("# ---- heartbeat")[2].partition("_m_heartbeat()")[0]
     script = f"_m_work=. _m_most=0 _m_memory_stat=\n# {functions}\n{command}\n"
     ended = subprocess.run(
-        ["bash", "-c", script], cwd=trial.workspace, text=True, capture_output=True, timeout=100
+        ["bash", "-c", script],
+        check=False,
+        cwd=trial.workspace,
+        text=True,
+        capture_output=True,
+        timeout=100,
     )
     assert ended.stderr == ""
     return ended.stdout

@@ -1,0 +1,170 @@
+"""Gather what a report shows of a workflow from its journal."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from snakemake_executor_plugin_mantik.common.state_directory import STATE
+from snakemake_executor_plugin_mantik.jobs.reasons import Reason
+from snakemake_executor_plugin_mantik.journal import (
+    SiteRecord,
+    SnakemakeRun,
+    is_controlled,
+    read_workflow,
+)
+from snakemake_executor_plugin_mantik.pictures import NodeState, Picture
+from snakemake_executor_plugin_mantik.pictures.assemble import make_picture
+from snakemake_executor_plugin_mantik.report.tries import (
+    ReportedTry,
+    begun_since,
+    report_tries,
+)
+from snakemake_executor_plugin_mantik.report.usage import RuleUsage, usage_by_rule
+
+MOST_FAILURES: Final = 20
+"""The most failed jobs that are shown, and the most tries that later ones have replaced."""
+
+_TAIL_BYTES: Final = 4096
+_TAIL_LINES: Final = 30
+"""How much of the end of a failed job's output is shown."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A failed job.
+
+    Attributes:
+        number: of its tries.
+        why: the kind of reason, and how it ended, as two texts.
+        log: the path of its output here; empty if there is none.
+        tail: the end of that.
+    """
+
+    name: str
+    site: str
+    number: int
+    why: tuple[str, str]
+    log: str = ""
+    tail: str = ""
+
+
+@dataclass(frozen=True)
+class ReportFacts:
+    """What a report shows.
+
+    Attributes:
+        now: when it was made, in seconds since the epoch.
+        going_on: whether a Snakemake runs, or jobs may still run at a site.
+        run: the run of Snakemake that it is about, or the last one of several; None if unknown.
+        runs: how many runs of Snakemake it is about.
+        states: how many jobs are in which state.
+        failures: the first failed jobs; `failed` is how many there are.
+        repeated: the first tries that failed and were repeated; `repeats` is how many there are.
+        sites: by name; `queues` has the queues that were used there.
+        first, last: from when to when jobs were at sites; None without any.
+    """
+
+    title: str
+    now: float
+    going_on: bool
+    run: SnakemakeRun | None
+    runs: int
+    picture: Picture
+    states: Mapping[NodeState, int]
+    rules: Sequence[RuleUsage]
+    failures: Sequence[Failure]
+    failed: int
+    repeated: Sequence[Failure]
+    repeats: int
+    sites: Mapping[str, SiteRecord]
+    queues: Mapping[str, Sequence[str]]
+    first: float | None
+    last: float | None
+
+
+def gather_facts(workdir: Path, *, every: bool, mask: Callable[[str], str]) -> ReportFacts:
+    """Read what a report shows of a workflow; works beside a running Snakemake.
+
+    Args:
+        workdir: the workflow's working directory.
+        every: show all runs of Snakemake, not only the last one that had jobs at sites.
+        mask: removes secrets from a text of a job.
+
+    Raises:
+        JournalError: there is no journal, or it cannot be read.
+    """
+    state = workdir / STATE
+    controlled = is_controlled(state)
+    history = read_workflow(state)
+    tries = report_tries(history, controlled=controlled)
+    runs, shown = history.runs, tries
+    if not every:
+        for run in reversed(history.runs):
+            if some := begun_since(tries, run.began):
+                runs, shown = (run,), some
+                break
+    now = time.time()
+    pipeline = history.runs[-1].pipeline if runs[-1:] == history.runs[-1:] and runs else None
+    name = runs[-1].about.get("name", "") if runs else ""
+    picture = make_picture(
+        name or workdir.resolve().name, pipeline or None, (one.pictured for one in shown), now
+    )
+    failed = [one for one in shown if one.last and one.node.state is NodeState.FAILED]
+    repeated = [one for one in shown if not one.last and one.node.state is NodeState.FAILED]
+    states: dict[NodeState, int] = {}
+    for node in picture.nodes:
+        states[node.state] = states.get(node.state, 0) + 1
+    used = {one.record.site for one in shown}
+    begins = [one.record.submitted for one in shown if one.record.submitted is not None]
+    ends = [one.record.finished or now for one in shown if one.record.submitted is not None]
+    return ReportFacts(
+        title=picture.title,
+        now=now,
+        going_on=controlled or any(one.record.may_run for one in shown),
+        run=runs[-1] if runs else None,
+        runs=len(runs),
+        picture=picture,
+        states=states,
+        rules=usage_by_rule(shown, now),
+        failures=[_failure(one, workdir, mask, tail=True) for one in failed[:MOST_FAILURES]],
+        failed=len(failed),
+        repeated=[_failure(one, workdir, mask, tail=False) for one in repeated[:MOST_FAILURES]],
+        repeats=len(repeated),
+        sites={name: site for name, site in history.sites.items() if name in used},
+        queues={
+            name: sorted(
+                {o.record.queue for o in shown if o.record.site == name and o.record.queue}
+            )
+            for name in used
+        },
+        first=min(begins, default=None),
+        last=max(ends, default=None),
+    )
+
+
+def _failure(one: ReportedTry, workdir: Path, mask: Callable[[str], str], *, tail: bool) -> Failure:
+    record = one.record
+    reason = Reason(record.reason).words if record.reason else ""
+    words = record.outcome.removeprefix("failed: ")
+    return Failure(
+        record.name,
+        record.site,
+        one.number,
+        (reason, mask(words)),
+        record.log,
+        mask(_end_of(workdir / record.log)) if tail and record.log else "",
+    )
+
+
+def _end_of(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+            text = file.read(_TAIL_BYTES).decode(errors="replace")
+    except OSError:
+        return ""
+    lines = text.splitlines()
+    whole = lines if path.stat().st_size <= _TAIL_BYTES else lines[1:]
+    return "\n".join(whole[-_TAIL_LINES:])

@@ -153,9 +153,14 @@ def _failure(one: ReportedTry, workdir: Path, mask: Callable[[str], str], *, tai
         record.site,
         one.number,
         (reason, mask(words)),
-        record.log,
+        _shown(record.log, workdir),
         mask(_end_of(workdir / record.log)) if tail and record.log else "",
     )
+
+
+def _shown(log: str, workdir: Path) -> str:
+    path, here = Path(log), workdir.resolve()
+    return str(path.relative_to(here)) if path.is_relative_to(here) else log
 
 
 def _end_of(path: Path) -> str:

@@ -14,7 +14,7 @@ from snakemake_executor_plugin_mantik.pictures.text import (
     text_line,
 )
 from snakemake_executor_plugin_mantik.report.facts import ReportFacts
-from snakemake_executor_plugin_mantik.report.usage import ENOUGH, RuleUsage
+from snakemake_executor_plugin_mantik.report.usage import ENOUGH, RuleUsage, sum_known
 
 GENERATOR: Final = "smk-mantik report"
 """Marks a file as a report, which the next one may replace."""
@@ -23,6 +23,12 @@ MOST_RULES: Final = 100
 """The most rules in a table; those with the most core hours come first."""
 
 _UNKNOWN: Final = "–"
+
+_ENDINGS: Final[Mapping[str, str]] = {
+    "failed": "ended with failures",
+    "killed": "was interrupted",
+    "detached": "left its jobs running",
+}
 
 _ABOUT: Final[Mapping[str, str]] = {
     "command": "Command",
@@ -82,12 +88,22 @@ def render_report(facts: ReportFacts) -> str:
         advised=[usage for usage in facts.rules if usage.advice or usage.remarks],
         left_out=len(facts.rules) - len(shown),
         sites=sites,
-        hours=[(u.rule, [u.core_hours.get(s) for s in sites]) for u in shown],
-        site_hours=[sum(u.core_hours.get(site, 0.0) for u in facts.rules) for site in sites],
+        hours=[
+            (
+                u.rule,
+                [_hours(u.core_hours[s]) if s in u.core_hours else "" for s in sites],
+                _hours(u.all_core_hours),
+            )
+            for u in shown
+        ],
+        site_hours=[
+            _hours(sum_known(u.core_hours.get(site) for u in facts.rules)) for site in sites
+        ],
+        all_hours=_hours(sum_known(u.all_core_hours for u in facts.rules)),
+        gpus=any(usage.gpus for usage in shown),
         pipeline=render_pipeline(facts.picture),
         timeline=render_timeline(facts.picture),
         glyphs=GLYPHS,
-        format_hours=_hours,
         enough=ENOUGH,
         made=format_timestamp(facts.now),
     )
@@ -99,8 +115,7 @@ def _status(facts: ReportFacts) -> str:
         return "It is still going on: this is a snapshot."
     if run is None or not run.ended:
         return "Its Snakemake did not report its end." if run is not None else ""
-    words = {"detached": "left its jobs running", "killed": "was interrupted"}
-    return f"Snakemake {words.get(run.ending, run.ending)} at {format_timestamp(run.ended)}."
+    return f"Snakemake {_ENDINGS.get(run.ending, run.ending)} at {format_timestamp(run.ended)}."
 
 
 def _about(facts: ReportFacts) -> Sequence[tuple[str, str]]:
@@ -121,7 +136,7 @@ def _ordered(states: Mapping[NodeState, int]) -> Sequence[tuple[NodeState, int]]
 
 def _tiles(facts: ReportFacts) -> Sequence[tuple[str, str, str]]:
     """Return the summary: a value, what it is, and a line below."""
-    hours = sum(sum(usage.core_hours.values()) for usage in facts.rules)
+    hours = sum_known(usage.all_core_hours for usage in facts.rules)
     jobs = sum(facts.states.values())
     tries = sum(usage.tries for usage in facts.rules)
     tiles = [(f"{jobs:,}", "jobs" if jobs != 1 else "job", f"{tries:,} submitted to sites")]
@@ -144,7 +159,7 @@ def _tiles(facts: ReportFacts) -> Sequence[tuple[str, str, str]]:
 
 def _cpu_share(rules: Iterable[RuleUsage]) -> float | None:
     """Return the share of the requested CPU time that was used, by the rules' core hours."""
-    known = [(u.cpu_share, sum(u.core_hours.values())) for u in rules if u.cpu_share is not None]
+    known = [(u.cpu_share, u.all_core_hours or 0.0) for u in rules if u.cpu_share is not None]
     whole = sum(hours for _, hours in known)
     return sum(share * hours for share, hours in known) / whole if whole else None
 
@@ -170,7 +185,7 @@ def _row(usage: RuleUsage) -> UsageRow:
         meters,
         _time(usage.typical) or _UNKNOWN,
         _time(usage.queued) or _UNKNOWN,
-        _hours(sum(usage.core_hours.values())),
+        _hours(usage.all_core_hours),
     )
 
 
@@ -196,7 +211,7 @@ def _time(seconds: float | None) -> str:
 
 def _hours(hours: float | None) -> str:
     if not hours:
-        return "0" if hours is not None else ""
+        return "0" if hours is not None else _UNKNOWN
     if hours < 0.01:
         return "< 0.01"
     return f"{hours:,.2f}" if hours < 10 else f"{hours:,.0f}"

@@ -23,6 +23,8 @@ def render_profile(rules: Sequence[RuleUsage]) -> str:
         if usage.advice:
             values[usage.rule] = {advice.resource: advice.value for advice in usage.advice}
             words += [f"# {usage.rule}: {advice.words}\n" for advice in usage.advice]
+    if not values:  # Snakemake refuses an empty set-resources
+        return f"{_HEAD}# There is nothing to change.\n{{}}\n"
     text = StringIO()
     yaml = YAML()
     yaml.default_flow_style = False

@@ -66,9 +66,10 @@ class ReportedTry:
         end = now if self.node.state is NodeState.RUNNING else self.node.ended
         return max(0.0, end - self.node.started) if end is not None else None
 
-    def core_hours(self, now: float) -> float:
-        """Return its cores times its hours; 0 where either is unknown."""
-        return (self.asked.cores or 0) * (self.ran(now) or 0.0) / 3600
+    def core_hours(self, now: float) -> float | None:
+        """Return its cores times its hours so far; None if its cores are unknown."""
+        ran = self.ran(now) or 0.0
+        return self.asked.cores * ran / 3600 if self.asked.cores is not None else None
 
 
 def report_tries(history: WorkflowHistory, *, controlled: bool) -> list[ReportedTry]:

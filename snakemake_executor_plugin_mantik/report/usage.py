@@ -70,7 +70,7 @@ class RuleUsage:
         memory_used, longest: the most bytes and seconds that a try used.
         typical: the median of their run times in seconds.
         queued: the median of their waiting times in seconds.
-        core_hours: of all tries, by site.
+        core_hours: of all tries, by site; None at a site where no try's cores are known.
         advice: what to request next time.
         remarks: other advice.
     """
@@ -89,9 +89,20 @@ class RuleUsage:
     typical: float | None
     queued: float | None
     gpus: int | None
-    core_hours: Mapping[str, float]
+    core_hours: Mapping[str, float | None]
     advice: tuple[Advice, ...]
     remarks: tuple[str, ...]
+
+    @property
+    def all_core_hours(self) -> float | None:
+        """The core hours of all tries at all sites, as far as they are known."""
+        return sum_known(self.core_hours.values())
+
+
+def sum_known(values: Iterable[float | None]) -> float | None:
+    """Return the sum of the known values; None if none is known."""
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
 
 
 def usage_by_rule(tries: Iterable[ReportedTry], now: float) -> list[RuleUsage]:
@@ -103,7 +114,7 @@ def usage_by_rule(tries: Iterable[ReportedTry], now: float) -> list[RuleUsage]:
     for one in tries:
         by_rule.setdefault(one.record.rule, []).append(one)
     found = [_usage(rule, of_rule, now) for rule, of_rule in by_rule.items()]
-    return sorted(found, key=lambda usage: (-sum(usage.core_hours.values()), usage.rule))
+    return sorted(found, key=lambda usage: (-(usage.all_core_hours or 0.0), usage.rule))
 
 
 def _usage(rule: str, tries: Sequence[ReportedTry], now: float) -> RuleUsage:
@@ -111,9 +122,10 @@ def _usage(rule: str, tries: Sequence[ReportedTry], now: float) -> RuleUsage:
     for one in tries:
         if one.last:
             states[one.node.state] = states.get(one.node.state, 0) + 1
-    hours: dict[str, float] = {}
+    hours: dict[str, float | None] = {}
     for one in tries:
-        hours[one.record.site] = hours.get(one.record.site, 0.0) + one.core_hours(now)
+        site = one.record.site
+        hours[site] = sum_known([hours.get(site), one.core_hours(now)])
     over = [one for one in tries if one.record.ran]
     ran = [one.record.ran for one in over if one.record.ran]
     busy = [one.used.cpu_s / one.record.ran for one in over if one.used.cpu_s and one.record.ran]

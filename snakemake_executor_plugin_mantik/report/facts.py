@@ -1,6 +1,7 @@
 """Gather what a report shows of a workflow from its journal."""
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,7 +61,8 @@ class ReportFacts:
         run: the run of Snakemake that it is about, or the last one of several; None if unknown.
         runs: how many runs of Snakemake it is about.
         states: how many jobs are in which state.
-        failures: the first failed jobs; `failed` is how many there are.
+        failures: some failed jobs; `failed` is how many there are, and `reasons` counts them by
+            rule and reason, the most first.
         repeated: the first tries that failed and were repeated; `repeats` is how many there are.
         sites: by name; `queues` has the queues that were used there.
         first, last: from when to when jobs were at sites; None without any.
@@ -76,6 +78,7 @@ class ReportFacts:
     rules: Sequence[RuleUsage]
     failures: Sequence[Failure]
     failed: int
+    reasons: Sequence[tuple[str, str, int]]
     repeated: Sequence[Failure]
     repeats: int
     sites: Mapping[str, SiteRecord]
@@ -128,8 +131,9 @@ def gather_facts(workdir: Path, *, every: bool, mask: Callable[[str], str]) -> R
         picture=picture,
         states=states,
         rules=usage_by_rule(shown, now),
-        failures=[_failure(one, workdir, mask, tail=True) for one in failed[:MOST_FAILURES]],
+        failures=[_failure(one, workdir, mask, tail=True) for one in _varied(failed)],
         failed=len(failed),
+        reasons=[(*kind, n) for kind, n in Counter(map(_kind, failed)).most_common()],
         repeated=[_failure(one, workdir, mask, tail=False) for one in repeated[:MOST_FAILURES]],
         repeats=len(repeated),
         sites={name: site for name, site in history.sites.items() if name in used},
@@ -142,6 +146,22 @@ def gather_facts(workdir: Path, *, every: bool, mask: Callable[[str], str]) -> R
         first=min(begins, default=None),
         last=max(ends, default=None),
     )
+
+
+def _kind(one: ReportedTry) -> tuple[str, str]:
+    reason = one.record.reason
+    return one.record.rule, Reason(reason).words if reason else Reason.UNKNOWN.words
+
+
+def _varied(failed: Sequence[ReportedTry]) -> Sequence[ReportedTry]:
+    """Return some failed tries in their order, of each rule and reason about as many."""
+    seen: Counter[tuple[str, str]] = Counter()
+    ranks = []
+    for position, one in enumerate(failed):
+        ranks.append((seen[_kind(one)], position))
+        seen[_kind(one)] += 1
+    chosen = sorted(position for _, position in sorted(ranks)[:MOST_FAILURES])
+    return [failed[position] for position in chosen]
 
 
 def _failure(one: ReportedTry, workdir: Path, mask: Callable[[str], str], *, tail: bool) -> Failure:

@@ -73,11 +73,14 @@ class ReportedTry:
 
 
 def report_tries(history: WorkflowHistory, *, controlled: bool) -> list[ReportedTry]:
-    """Return all tries of a workflow that were more than planned, the oldest first.
+    """Return all tries of a workflow, the oldest first.
 
+    Leaves out segments that wait for the one before to end, or were not needed after it.
     `controlled` says whether a Snakemake runs that watches them.
     """
-    last = {record.job: record.id for record in history.tries}
+    by_id = {record.id: record for record in history.tries}
+    shown = [r for r in history.tries if not _is_behind(r, by_id.get(r.follows))]
+    last = {record.job: record.id for record in shown}
     return [
         ReportedTry(
             job.record,
@@ -88,8 +91,14 @@ def report_tries(history: WorkflowHistory, *, controlled: bool) -> list[Reported
             last[job.record.job] == job.record.id,
             _node(job),
         )
-        for job in overview_jobs(history.tries, controlled=controlled)
+        for job in overview_jobs(shown, controlled=controlled)
     ]
+
+
+def _is_behind(record: TryRecord, before: TryRecord | None) -> bool:
+    if before is None or record.started is not None or record.ran is not None:
+        return False
+    return not before.outcome or record.outcome == "cancelled"
 
 
 def begun_since(tries: Sequence[ReportedTry], moment: float) -> list[ReportedTry]:

@@ -97,7 +97,8 @@ def test_all_kinds_of_tries_are_shown(
     segment = sent(journal, "s", "long", segment=2, segments=10)
     journal.ended(segment.id, "goes on (time limit)", waited=1.0, ran=7200.0, log="")
     journal.done(segment.id)
-    sent(journal, "s", "long", segment=3, segments=10, follows=segment.id)
+    fourth = sent(journal, "s", "long", segment=3, segments=10, follows=segment.id)
+    sent(journal, "s", "long", segment=4, segments=10, follows=fourth.id)
     ahead = sent(journal, "b", makers={"a.txt": "elsewhere"})
     journal.started(sent(journal, "c").id, ahead.created)
     journal.left_behind(sent(journal, "d").id, "/old")
@@ -116,6 +117,7 @@ def test_all_kinds_of_tries_are_shown(
     bars = section(root, "timeline")
     for part in ("long x=s (segment 3 of 10)", "long x=s (segment 4 of 10)", "left in /old"):
         assert part in bars
+    assert "segment 5" not in bars, "it waits behind the fourth"
     boxes = section(root, "pipeline")
     for part in ("one", "two", "all", "✗ failed", "✓ finished", "▶ running", "… queued"):
         assert part in boxes

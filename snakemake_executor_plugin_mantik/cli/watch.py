@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -13,11 +14,18 @@ from rich.live import Live
 
 from snakemake_executor_plugin_mantik.cli import tables
 from snakemake_executor_plugin_mantik.cli.options import Sites, Workdir
-from snakemake_executor_plugin_mantik.cli.watch_table import watch_view
+from snakemake_executor_plugin_mantik.cli.watch_table import (
+    MOST_TRANSFERS,
+    watch_order,
+    watch_view,
+)
 from snakemake_executor_plugin_mantik.common.errors import json_text
 from snakemake_executor_plugin_mantik.common.state_directory import STATE
+from snakemake_executor_plugin_mantik.engine.progress_file import read_transfers
+from snakemake_executor_plugin_mantik.engine.transfer_meter import TransferView
 from snakemake_executor_plugin_mantik.journal import JOURNAL_FILE, is_controlled, read_history
 from snakemake_executor_plugin_mantik.watching.overview import (
+    Condition,
     JobOverview,
     last_tries,
     overview_jobs,
@@ -29,7 +37,7 @@ _REFRESH_S: Final = 1.0
 """Seconds between two pictures; each looks here whether the journal has changed."""
 
 _LOOK_S: Final = 30.0
-"""Seconds between two requests to a site."""
+"""Seconds between two looks at the sites."""
 
 _OTHER_LINES: Final = 6
 """Lines of a terminal that are not for jobs: title, totals, notes, and the cursor's own."""
@@ -47,8 +55,9 @@ def watch(
     """Follow the jobs of a workflow: what each does, since when, and why it waits.
 
     Works beside a running Snakemake, which asks the sites anyway. Without one, asks each site that
-    has jobs itself, with one request each half minute. Ends when no job is left to watch, or with
-    Ctrl-C; the jobs go on.
+    has jobs itself, with one request each half minute. In both cases, reads the last line of one
+    running job at each site in that time. Ends when no job is left to watch, or with Ctrl-C; the
+    jobs go on.
     """
     console = tables.make_console()
     with suppress(KeyboardInterrupt):
@@ -85,11 +94,21 @@ class _Watched:
         return [job for job in found if job.record.id in shown]
 
     @property
+    def transfers(self) -> list[TransferView]:
+        """What the controller transfers just now."""
+        return read_transfers(self._directory / STATE) if self.controlled else []
+
+    @property
     def notes(self) -> list[str]:
         """Lines about the view itself."""
         if self.controlled:
-            return []
+            return [*self._visitors.unread.values()]
         away = [*self._visitors.away.values()]
+        away += [
+            words
+            for site, words in self._visitors.unread.items()
+            if site not in self._visitors.away
+        ]
         if not any(record.may_run for record in self._records):
             return away
         return ["No Snakemake runs here: start it to go on. Jobs at the sites run on.", *away]
@@ -103,6 +122,7 @@ class _Watched:
                 total.site: {c.value: number for c, number in total.jobs.items()}
                 for total in site_totals(jobs)
             },
+            "transfers": [asdict(transfer) for transfer in self.transfers],
             "away": {} if self.controlled else self._visitors.away,
             "jobs": [job.as_json(now) for job in jobs],
         }
@@ -129,8 +149,9 @@ async def _once(directory: Path, given: Sequence[str], *, as_json: bool) -> None
             return
         console = tables.make_console()
         view = watch_view(
-            jobs, now=time.time(), width=console.width, directory=directory, notes=watched.notes
-        )
+            jobs, now=time.time(), width=console.width, directory=directory, notes=watched.notes,
+            transfers=watched.transfers,
+        )  # fmt: skip
         console.print(view)
 
 
@@ -142,11 +163,20 @@ async def _live(directory: Path, given: Sequence[str]) -> None:
         due = 0.0
 
         def view(*, last: bool = False) -> RenderableType:
-            rows = None if last else console.height - _OTHER_LINES
+            transfers = watched.transfers
+            others = _OTHER_LINES + min(len(transfers), MOST_TRANSFERS)
             return watch_view(
-                jobs, now=time.time(), width=console.width, rows=rows, directory=directory,
-                notes=watched.notes,
+                jobs, now=time.time(), width=console.width, directory=directory,
+                rows=None if last else console.height - others,
+                notes=watched.notes, transfers=transfers, last_lines=visitors.last_lines,
             )  # fmt: skip
+
+        async def ask() -> None:
+            if not watched.controlled:
+                await visitors.look()
+            running = [job for job in jobs if job.condition is Condition.RUNNING]
+            shown = watch_order(running)[: max(1, console.height - _OTHER_LINES)]
+            await visitors.read_logs([job.record for job in shown])
 
         jobs = watched.look()
         try:
@@ -154,9 +184,9 @@ async def _live(directory: Path, given: Sequence[str]) -> None:
                 while True:
                     jobs = watched.look()
                     live.update(view(), refresh=True)
-                    if not watched.controlled and look is None and time.monotonic() >= due:
+                    if look is None and time.monotonic() >= due:
                         due = time.monotonic() + _LOOK_S
-                        look = asyncio.create_task(visitors.look())
+                        look = asyncio.create_task(ask())
                     await asyncio.sleep(_REFRESH_S)
                     if look is not None and look.done():
                         look.result()

@@ -11,18 +11,21 @@ from rich.text import Text
 
 from snakemake_executor_plugin_mantik.cli import tables
 from snakemake_executor_plugin_mantik.common.errors import one_line
-from snakemake_executor_plugin_mantik.common.humanize import humanize_duration
+from snakemake_executor_plugin_mantik.common.humanize import humanize_duration, humanize_size
+from snakemake_executor_plugin_mantik.engine.transfer_meter import TransferView
 from snakemake_executor_plugin_mantik.watching.overview import (
     Condition,
     JobOverview,
     site_totals,
 )
+from snakemake_executor_plugin_mantik.watching.site_looks import TAIL_BYTES, find_last_line
 
 _WIDE: Final = 110
-"""Columns from which on the table has the queue, the moment and the walltime."""
+"""Columns from which on the table has the queue, the moment, the walltime, and the number of jobs
+that wait for a job at its site."""
 
-_TAIL_BYTES: Final = 4096
-"""Bytes at the end of a log in which its last line is looked for."""
+MOST_TRANSFERS: Final = 4
+"""Most lines about transfers."""
 
 _ORDER: Final = (
     Condition.RUNNING, Condition.OVER, Condition.WAITING, Condition.OPEN, Condition.SUBMITTING,
@@ -52,18 +55,21 @@ def watch_view(
     rows: int | None = None,
     directory: Path = Path(),
     notes: Iterable[str] = (),
+    transfers: Sequence[TransferView] = (),
+    last_lines: Mapping[str, str] | None = None,
 ) -> RenderableType:
-    """Return the table of jobs with the totals per site below it.
+    """Return the table of jobs with the totals per site and the transfers below it.
 
     Active jobs come first, then the last ones that have ended. `rows` limits their number; a line
     counts the others. `notes` are lines about the view itself. `directory` is the workflow's.
+    `last_lines` are those that running tries have written, by their ids.
     """
-    ordered = sorted(jobs, key=lambda job: (_ORDER.index(job.condition), _recent(job)))
+    ordered = watch_order(jobs)
     shown = ordered if rows is None else ordered[: max(1, rows)]
-    table = _table(width)
+    table = _table(width, ahead=any(job.awaited_by for job in shown))
     for job in shown:
-        cells = _cells(job, now, directory)
-        names = ("job", "site", "queue", "state", "since", "for", "walltime", "note")
+        cells = _cells(job, now, directory, last_lines or {})
+        names = ("job", "site", "queue", "state", "since", "for", "walltime", "next", "note")
         known: Mapping[str, str] = dict(zip(names, cells, strict=True))
         style = _STYLES.get(job.condition, "")
         texts = [Text(one_line(known[str(c.header)]).strip(), style) for c in table.columns]
@@ -71,23 +77,53 @@ def watch_view(
     lines = [Text(total.words) for total in site_totals(jobs)]
     if left := len(ordered) - len(shown):
         lines.insert(0, Text(f"… and {left} more"))
+    lines += _transfers(transfers)
     lines += [Text(one_line(note), "dim") for note in notes]
     return Group(table, *([Text("")] if lines else []), *lines)
 
 
-def _table(width: int) -> Table:
+def watch_order(jobs: Iterable[JobOverview]) -> list[JobOverview]:
+    """Return jobs in the order of the table's rows."""
+    return sorted(jobs, key=lambda job: (_ORDER.index(job.condition), _recent(job)))
+
+
+def _transfers(transfers: Sequence[TransferView]) -> list[Text]:
+    """Return a line for each of the first transfers, the last of which counts the others."""
+    shown = transfers if len(transfers) <= MOST_TRANSFERS else transfers[: MOST_TRANSFERS - 1]
+    lines = [_transfer(transfer) for transfer in shown]
+    if left := transfers[len(shown) :]:
+        size, moved = sum(each.size for each in left), sum(each.moved for each in left)
+        lines.append(
+            f"… and {len(left)} more transfers: {humanize_size(moved)} of {humanize_size(size)}"
+        )
+    return [Text(one_line(line), no_wrap=True, overflow="ellipsis") for line in lines]
+
+
+def _transfer(transfer: TransferView) -> str:
+    said = f"{transfer.site}: {transfer.direction} of {transfer.what},"
+    said += f" {humanize_size(transfer.moved)} of {humanize_size(transfer.size)}"
+    if transfer.rate:
+        left = humanize_duration((transfer.size - transfer.moved) / transfer.rate)
+        said += f", {humanize_size(transfer.rate)}/s, {left} left"
+    return said
+
+
+def _table(width: int, *, ahead: bool) -> Table:
     table = Table(
         box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0),
         expand=width < tables.ONE_LINE,
     )  # fmt: skip
     wide = width >= _WIDE
-    names = ["job", "site", "queue", "state", "since", "for", "walltime", "note"]
-    for name in names if wide else [n for n in names if n not in ("queue", "since", "walltime")]:
+    names = ["job", "site", "queue", "state", "since", "for", "walltime", "next", "note"]
+    narrow = [name for name in names if name not in ("queue", "since", "walltime", "next")]
+    for name in names if wide else narrow:
+        if name == "next" and not ahead:
+            continue
         table.add_column(
             name,
             no_wrap=True,
             overflow="ellipsis",
-            justify="right" if name in ("since", "for", "walltime") else "left",
+            justify="right" if name in ("since", "for", "walltime", "next") else "left",
             max_width=_job_width(width) if name == "job" else None,
             ratio=1 if name == "note" else None,  # it takes what the others leave
         )
@@ -98,7 +134,9 @@ def _job_width(width: int) -> int:
     return max(12, width // 3)
 
 
-def _cells(job: JobOverview, now: float, directory: Path) -> tuple[str, ...]:
+def _cells(
+    job: JobOverview, now: float, directory: Path, last_lines: Mapping[str, str]
+) -> tuple[str, ...]:
     record = job.record
     running = job.condition is Condition.RUNNING
     since = job.running_since if running else job.waiting_since
@@ -116,16 +154,17 @@ def _cells(job: JobOverview, now: float, directory: Path) -> tuple[str, ...]:
         _moment(since, now) if since else "",
         humanize_duration(spent) if spent is not None else "",
         walltime,
-        _note(job, directory),
+        str(len(job.awaited_by) or ""),
+        _note(job, directory, last_lines.get(job.record.id, "")),
     )
 
 
-def _note(job: JobOverview, directory: Path) -> str:
+def _note(job: JobOverview, directory: Path, line: str) -> str:
     """Return what the state alone does not say: a reason, an end, or the last line of the log."""
     again = f"try {job.number}" if job.number > 1 else ""
     said = job.words.removeprefix(job.condition.value).removeprefix(": ")
     if job.condition is Condition.RUNNING:
-        said = ""
+        said = line
     elif job.condition is Condition.FAILED:
         said = job.record.outcome.removeprefix("failed: ")
     elif job.condition is Condition.SUCCEEDED:
@@ -137,11 +176,10 @@ def last_line(log: Path) -> str:
     """Return the last line of a log that is not blank; empty if there is none."""
     try:
         with log.open("rb") as file:
-            file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
-            text = file.read().decode(errors="replace")
+            file.seek(max(0, log.stat().st_size - TAIL_BYTES))
+            return find_last_line(file.read())
     except OSError:
         return ""
-    return next((line for line in reversed(text.splitlines()) if line.strip()), "")
 
 
 def _recent(job: JobOverview) -> float:

@@ -27,6 +27,7 @@ from snakemake_executor_plugin_mantik.engine.cancel import CANCEL_WAIT_S
 from snakemake_executor_plugin_mantik.engine.observer import Observer
 from snakemake_executor_plugin_mantik.engine.place import Places
 from snakemake_executor_plugin_mantik.engine.plan import Planner
+from snakemake_executor_plugin_mantik.engine.progress_file import publish_transfers
 from snakemake_executor_plugin_mantik.engine.request import JobNumber, JobRequest, Outcome
 from snakemake_executor_plugin_mantik.engine.site_runner import JOB_STATES, SiteRunner
 from snakemake_executor_plugin_mantik.engine.transfer_meter import TransferMeter
@@ -98,10 +99,10 @@ class Engine:
 
         self._notify = notify_printable
         self._journal = journal
+        self._meter = meter or TransferMeter()
+        self._state = state
         self._places = Places(
-            WorkflowContext(
-                journal, workdir, state, self._notify, self._give_up, meter or TransferMeter()
-            ),
+            WorkflowContext(journal, workdir, state, self._notify, self._give_up, self._meter),
             self._site,
         )
         self._opened: dict[int, asyncio.Task[SiteFacts]] = {}
@@ -258,6 +259,8 @@ class Engine:
     # In the engine's thread
 
     async def _open_all(self, names: Sequence[str]) -> None:
+        publishing = publish_transfers(self._meter, self._state)
+        self._watching.append(asyncio.create_task(publishing))
         results = await asyncio.gather(
             *(self._site(name) for name in names), return_exceptions=True
         )

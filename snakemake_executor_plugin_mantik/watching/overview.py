@@ -1,6 +1,6 @@
 """What is known of each job: its condition, since when, and why it waits. Pure functions."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -77,6 +77,7 @@ class JobOverview:
             kept once it runs.
         pending: the scheduler's reason why it waits.
         behind: names of the jobs that it waits for at its site.
+        awaited_by: names of the jobs that wait for it there.
         sight: what the last look at the site has shown; None without one.
     """
 
@@ -87,6 +88,7 @@ class JobOverview:
     running_since: float | None = None
     pending: str = ""
     behind: tuple[str, ...] = ()
+    awaited_by: tuple[str, ...] = ()
     sight: Sight | None = None
 
     def waited(self, now: float) -> float | None:
@@ -139,6 +141,7 @@ class JobOverview:
             "pending_words": explain_pending(self.pending) if self.pending else "",
             "cannot_start": record.hindrance,
             "behind": list(self.behind),
+            "awaited_by": list(self.awaited_by),
             "waiting_since": self.waiting_since,
             "running_since": self.running_since,
             "finished": record.finished,
@@ -201,6 +204,10 @@ def overview_jobs(
     `sights` are by the tries' ids.
     """
     open_names = {r.id: r.name for r in records if r.may_run}
+    awaiting: defaultdict[str, dict[str, None]] = defaultdict(dict)
+    for record in records:
+        for maker in record.makers.values() if record.may_run else ():
+            awaiting[maker][record.name] = None
     numbers: Counter[str] = Counter()
     found = []
     for record in records:
@@ -218,6 +225,7 @@ def overview_jobs(
                 running_since=record.started or known,
                 pending=sight.pending if sight is not None and sight.pending else record.pending,
                 behind=behind,
+                awaited_by=tuple(awaiting[record.id]) if record.may_run else (),
                 sight=sight,
             )
         )

@@ -1,6 +1,9 @@
 """The table of `smk-mantik watch`, in a narrow and a wide terminal."""
 
+import asyncio
 import io
+import time
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -10,6 +13,15 @@ from rich.console import Console
 from snakemake_executor_plugin_mantik.cli import tables
 from snakemake_executor_plugin_mantik.cli.watch import watch
 from snakemake_executor_plugin_mantik.cli.watch_table import last_line, watch_view
+from snakemake_executor_plugin_mantik.engine.progress_file import (
+    publish_transfers,
+    read_transfers,
+)
+from snakemake_executor_plugin_mantik.engine.transfer_meter import (
+    Direction,
+    TransferMeter,
+    TransferView,
+)
 from snakemake_executor_plugin_mantik.journal import Journal, read_history
 from snakemake_executor_plugin_mantik.watching.overview import overview_jobs
 
@@ -46,12 +58,22 @@ def workflow(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def shown(directory: Path, width: int, rows: int | None = None) -> list[str]:
+def shown(
+    directory: Path,
+    width: int,
+    rows: int | None = None,
+    transfers: Sequence[TransferView] = (),
+    line: str = "",
+) -> list[str]:
     records = read_history(directory / STATE)
     jobs = overview_jobs(records, controlled=True)
     console = Console(width=width, record=True, file=io.StringIO())
     now = (records[2].submitted or 0.0) + 60.0 + 7200.0
-    console.print(watch_view(jobs, now=now, width=width, rows=rows, directory=directory))
+    view = watch_view(
+        jobs, now=now, width=width, rows=rows, directory=directory,
+        transfers=transfers, last_lines={records[2].id: line},
+    )  # fmt: skip
+    console.print(view)
     lines = console.export_text().rstrip("\n").split("\n")
     assert all(len(line) <= width for line in lines)
     return [" ".join(line.split()) for line in lines]
@@ -85,12 +107,71 @@ def test_what_does_not_fit_is_counted(workflow: Path) -> None:
     assert lines[-1] == "juwels: 1 running, 1 succeeded, 1 failed"
 
 
+def test_what_is_on_its_way_and_what_a_running_job_writes(workflow: Path) -> None:
+    big = TransferView(Direction.UPLOAD, "juwels", "data/set.tar", 3 << 30, 1 << 30, 35 << 20)
+    small = [TransferView(Direction.DOWNLOAD, "alps", f"{n}.txt", 4096, 0, None) for n in range(5)]
+    lines = shown(workflow, 140, transfers=[big, *small], line="epoch 7\x1b[2J loss 0.1")
+    assert lines[1].endswith(" 2 h 50% of 4 h epoch 7[2J loss 0.1")
+    assert lines[-4:] == [
+        "juwels: upload of data/set.tar, 1.0 GiB of 3.0 GiB, 35.0 MiB/s, 59 s left",
+        "alps: download of 0.txt, 0 B of 4.0 KiB",
+        "alps: download of 1.txt, 0 B of 4.0 KiB",
+        "… and 3 more transfers: 0 B of 12.0 KiB",
+    ]
+    narrow = shown(workflow, 60, transfers=[big])
+    assert narrow[-1].startswith("juwels: upload of data/set.tar, 1.0 GiB")
+
+
+def test_transfers_are_read_from_the_controller_while_they_last(tmp_path: Path) -> None:
+    async def play() -> None:
+        publishing = asyncio.create_task(publish_transfers(meter, tmp_path))
+        with meter.measure(Direction.IMPORT, "alps", "a.bin", 5000, moved=1000):
+            while not read_transfers(tmp_path):
+                await asyncio.sleep(0.05)
+            assert read_transfers(tmp_path) == meter.views()
+        while read_transfers(tmp_path):
+            await asyncio.sleep(0.05)
+        with meter.measure(Direction.UPLOAD, "alps", "b.bin", 5000):
+            while not read_transfers(tmp_path):
+                await asyncio.sleep(0.05)
+            publishing.cancel()
+            await asyncio.wait([publishing])
+        assert list(tmp_path.iterdir()) == []
+
+    meter = TransferMeter()
+    assert read_transfers(tmp_path) == []
+    asyncio.run(play())
+    for text in ('{"at": 5, "transfers": []}', "[", '{"at": "x"}', f'{{"at": {time.time()}}}'):
+        (tmp_path / "transfers.json").write_text(text)
+        assert read_transfers(tmp_path) == []
+
+
+def test_how_many_jobs_wait_for_one(tmp_path: Path) -> None:
+    with closing(Journal(tmp_path / STATE)) as journal:
+        first = make(journal, "prepare")
+        for name in ("train a", "train b"):
+            record = journal.new_try(
+                site="juwels", job=name, rule="train", name=name, fingerprint="f",
+                makers={"x": first},
+            )  # fmt: skip
+            journal.submitting(record.id, "booster", 14400)
+    jobs = overview_jobs(read_history(tmp_path / STATE), controlled=True)
+    assert jobs[0].awaited_by == ("train a", "train b")
+    console = Console(width=140, record=True, file=io.StringIO())
+    console.print(watch_view(jobs, now=jobs[0].record.created, width=140, directory=tmp_path))
+    lines = [" ".join(line.split()) for line in console.export_text().split("\n")]
+    assert lines[0] == "job site queue state since for walltime next note"
+    assert any(line.endswith("4 h 2") and line.startswith("prepare") for line in lines), lines
+
+
 def test_the_last_line_of_a_log_that_is_gone_or_empty(tmp_path: Path) -> None:
     assert last_line(tmp_path / "gone") == ""
     (tmp_path / "empty").write_bytes(b"\n")
     assert last_line(tmp_path / "empty") == ""
     (tmp_path / "long").write_bytes(b"x" * 5000 + b"\xff\nend")
     assert last_line(tmp_path / "long") == "end"
+    (tmp_path / "bar").write_bytes(b"begin\r\n 10%|#\r 20%|##\r\r\n")
+    assert last_line(tmp_path / "bar") == " 20%|##"
 
 
 def test_on_a_terminal_it_follows_until_nothing_is_left_to_watch(

@@ -10,6 +10,7 @@ import pytest
 
 from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
 from tests.support.command import smk_mantik
+from tests.support.terminal import Terminal
 from tests.support.workflows import UNTRACKED, WAIT_S, Project, tells, until
 
 SNAKEFILE = """
@@ -61,6 +62,19 @@ def test_jobs_and_logs_are_seen_at_all_times(either: Project, sandbox: Sandbox) 
 
     # By rule and wildcards, by id, and the rule's own log file; of a job that runs.
     until(lambda: "step 1" in smk_mantik(either, "logs", first["job"]).ok().output, "its output")
+    # In a terminal beside the controller, with what a job that runs has written.
+    terminal = Terminal(
+        [sys.executable, "-m", "snakemake_executor_plugin_mantik", "watch"],
+        columns=140 if name == "hpc2" else 80,
+        cwd=either.directory,
+        env=either.environment | {"TERM": "xterm"},
+    )
+    try:
+        until(lambda: any("step 1 of" in line for line in terminal.screen), "the last line")
+        terminal.type(b"\x03")
+        assert terminal.end() == 0
+    finally:
+        terminal.close()
     by_id = smk_mantik(either, "logs", first["site_jobs"][0]).ok().output
     assert by_id == f"step 1 of {first['job'][-1]}\n"
     until(lambda: "more" in smk_mantik(either, "logs", "--log", first["id"]).ok().output, "a log")

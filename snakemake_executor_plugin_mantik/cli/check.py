@@ -13,7 +13,8 @@ import typer
 
 from snakemake_executor_plugin_mantik.cli.check_site import Finding, check_connection
 from snakemake_executor_plugin_mantik.common.errors import ConfigError, Mistake, printable
-from snakemake_executor_plugin_mantik.config.model import BackendConfig, EnvironmentConfig
+from snakemake_executor_plugin_mantik.config.environment_keys import EnvironmentConfig
+from snakemake_executor_plugin_mantik.config.model import BackendConfig
 from snakemake_executor_plugin_mantik.config.reading import (
     LoadedConfig,
     check_site_name,

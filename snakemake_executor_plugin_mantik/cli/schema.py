@@ -5,7 +5,8 @@ from typing import Any
 
 import typer
 
-from snakemake_executor_plugin_mantik.config.model import LOGIN_HOOKS, BackendConfig
+from snakemake_executor_plugin_mantik.config.environment_keys import LOGIN_HOOKS
+from snakemake_executor_plugin_mantik.config.model import BackendConfig
 
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 """The dialect of pydantic's schemas."""

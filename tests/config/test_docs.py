@@ -5,10 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from snakemake_executor_plugin_mantik.config.model import (
+from snakemake_executor_plugin_mantik.config.environment_keys import (
     ApptainerConfig,
-    BackendConfig,
     EnvironmentConfig,
+)
+from snakemake_executor_plugin_mantik.config.model import (
+    BackendConfig,
     FirecrestConfig,
     ResourcesConfig,
 )

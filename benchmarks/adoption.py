@@ -69,7 +69,7 @@ def leave(
     tries, submissions = [], []
     for number in range(jobs):
         asked, paths = request(number, site), TryPaths(number // BUCKET_SIZE, str(uuid.uuid4()))
-        digest = fingerprint_of(asked.made_of({}, planner.environment, {}))
+        digest = fingerprint_of(asked.made_of({}, planner.environment(), {}))
         tries.append(
             (paths.try_id, site, paths.bucket, asked.job, asked.rule, asked.name, digest,
              TryState.SUBMITTED, time.time(), time.time())

@@ -67,7 +67,8 @@ class ActiveRun:
         self.requested.add(request.number)
         for member in members:
             if directive := why_full_job(member):
-                self._full[request.number] = request.site
+                if not request.environment:  # a record is about `Environment`
+                    self._full[request.number] = request.site
                 self._report_full_job(member.rule.name, directive, request.site)
         self.measured[request.number] = [
             (member, Path(path).absolute())

@@ -191,7 +191,7 @@ def check_workflow(workflow: Any, dag: Any, options: Any, logger: Any) -> Checke
         logger.info(remark)
     _check_projects(jobs, configs)
     state = Path(workflow.persistence.path) / STATE_DIRECTORY
-    environments = {n: Planner(c.config, None, workdir).environment for n, c in configs.items()}
+    environments = {n: Planner(c.config, None, workdir).environment() for n, c in configs.items()}
     missing_snakemake = MissingSnakemake(state, environments)
     missing_snakemake.refuse(jobs)
     planners = {
@@ -374,10 +374,11 @@ def check_jobs(
             used[site] = None
             where = f"{where} at {site}" if len(planners) > 1 else where
             requested = planners[site].resources(given, threads)
+            environment = resources.choose_environment(given, planners[site].config)
             if going_on is not None:
                 going_on.check_walltime(requested.runtime_s)
             if engine is not None:
-                engine.facts_fit(site, given, threads)
+                engine.facts_fit(site, given, threads, environment)
         except UserError as error:
             what = str(error).removeprefix(f"{where}: ")
             mistakes[f"{where}: {what}"] = None

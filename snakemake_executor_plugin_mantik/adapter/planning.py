@@ -29,6 +29,7 @@ from snakemake_executor_plugin_mantik.jobs.spec import Environment
 from snakemake_executor_plugin_mantik.rules import Job, preflight
 from snakemake_executor_plugin_mantik.rules.kinds.group_resources import unit_request
 from snakemake_executor_plugin_mantik.rules.paths.job_paths import JobPaths
+from snakemake_executor_plugin_mantik.rules.resources import choose_environment
 from snakemake_executor_plugin_mantik.rules.units import list_members, unit_name
 from snakemake_executor_plugin_mantik.rules.wrapping import deployment
 from snakemake_executor_plugin_mantik.rules.wrapping.environ import workflow_variables
@@ -178,6 +179,7 @@ class _Look:
         if not job.is_group():  # each member of a group may have its own
             own = deployment.read_own(job, self.checked.context.deployment)
         requested = planner.resources(given, threads)
+        name = choose_environment(given, planner.config)
         going_on = checks.find_continuation(job)
         result = replace(
             result,
@@ -186,7 +188,7 @@ class _Look:
             segments=going_on.most if going_on is not None else 1,
             environment=deployment.describe_own(own)
             if own
-            else _words(job_environment(planner.config, self.checked.workdir)),
+            else _words(job_environment(planner.config, self.checked.workdir, name=name), name),
         )
         rules = {member.rule.name for member in list_members(job)}
         mistaken = {rule: self.checked.mistakes[rule] for rule in rules & {*self.checked.mistakes}}
@@ -216,10 +218,14 @@ class _Look:
         )
 
 
-def _words(environment: Environment) -> str:
-    parts = [f"modules {' '.join(environment.modules)}"] if environment.modules else []
+def _words(environment: Environment, name: str) -> str:
+    parts = [name] if name else []
+    parts += [f"modules {' '.join(environment.modules)}"] if environment.modules else []
+    parts += [option.removeprefix("--") for option in environment.slurm_options]
     if environment.apptainer:
         parts.append(f"Apptainer {environment.apptainer.image}")
+    if environment.container:
+        parts.append(f"{environment.container.plugin} {environment.container.source}")
     if environment.python:
         parts.append(f"Python {environment.python}")
     return ", ".join(parts)

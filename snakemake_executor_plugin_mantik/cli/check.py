@@ -108,8 +108,9 @@ def examine(spec: str, project: Path) -> CheckReport:
     report.warnings = list(report.loaded.warnings)
     if complaint and plain:  # the file is valid, but a run needs NAME=FILE
         report.warnings.append(f"{file}: {complaint}")
-    commands = _unreadable_hooks(report.loaded.config.environment)
-    report.warnings += [f"{file}: {warning}" for warning in commands]
+    for of, environment in report.loaded.config.all_environments.items():
+        commands = _unreadable_hooks(environment, f"Environments.{of}" if of else "Environment")
+        report.warnings += [f"{file}: {warning}" for warning in commands]
     return report
 
 
@@ -117,11 +118,24 @@ def _summary(config: BackendConfig) -> str:
     """Describe a config in one line: `UNICORE, queue booster, Apptainer env/train.sif`."""
     machine = f"firecREST, machine {config.firecrest.machine}" if config.firecrest else "UNICORE"
     parts = [machine, f"queue {config.resources.queue}"]
-    if config.environment.apptainer:
-        parts.append(f"Apptainer {config.environment.apptainer.path}")
-    if config.environment.python:
-        parts.append(f"Python {config.environment.python}")
+    parts += _software(config.environment)
+    if config.environments:
+        parts.append(f"environments {', '.join(config.environments)}")
     return ", ".join(parts)
+
+
+def _software(environment: EnvironmentConfig) -> Iterator[str]:
+    if environment.apptainer:
+        yield f"Apptainer {environment.apptainer.path}"
+    if environment.container_engine:
+        engine = environment.container_engine
+        yield f"ContainerEngine {engine.name or engine.file}"
+    if environment.pyxis:
+        yield f"Pyxis {environment.pyxis.image}"
+    if environment.uenv:
+        yield f"Uenv {','.join(environment.uenv.image)}"
+    if environment.python:
+        yield f"Python {environment.python}"
 
 
 def _notify(report: CheckReport) -> None:
@@ -152,7 +166,7 @@ _READ_S: Final = 10.0
 _HOOKS: Final = ("before_on_login", "before_on_compute", "after_on_compute", "after_on_login")
 
 
-def _unreadable_hooks(environment: EnvironmentConfig) -> Iterator[str]:
+def _unreadable_hooks(environment: EnvironmentConfig, where: str) -> Iterator[str]:
     """Yield a warning for each command that is not valid bash; none if bash is not installed.
 
     `bash -n` only reads and runs nothing. Each command is checked by itself, since each has to be
@@ -162,7 +176,7 @@ def _unreadable_hooks(environment: EnvironmentConfig) -> Iterator[str]:
     for hook in _HOOKS if bash else ():
         for number, command in enumerate(getattr(environment, hook), 1):
             if complaint := _complaint(str(bash), command):
-                key = f"Environment.{EnvironmentConfig.model_fields[hook].alias}"
+                key = f"{where}.{EnvironmentConfig.model_fields[hook].alias}"
                 yield f"{key}: command {number} is not valid bash: {complaint}"
 
 

@@ -19,9 +19,11 @@ from snakemake_executor_plugin_mantik.common.errors import (
     SiteError,
     SiteRejected,
     SiteUnauthorized,
+    UserError,
 )
 from snakemake_executor_plugin_mantik.common.humanize import humanize_duration
 from snakemake_executor_plugin_mantik.config.environment import image_upload
+from snakemake_executor_plugin_mantik.config.environment_keys import EnvironmentConfig
 from snakemake_executor_plugin_mantik.config.known_sites import find_known_site
 from snakemake_executor_plugin_mantik.config.reading import LoadedConfig
 from snakemake_executor_plugin_mantik.engine.messages import unchecked_message
@@ -91,18 +93,21 @@ def check_connection(loaded: LoadedConfig, project: Path) -> list[Finding]:
         resources = planner.resources({}, 1)
     except MantikError as error:
         return [*findings, Finding("site", "wrong", str(error))]
-    findings += asyncio.run(_ask(site, loaded, resources, credential.origin))
-    findings += _image(loaded, project)
+    findings += asyncio.run(_ask(site, planner, loaded, resources, credential.origin))
+    findings += _images(loaded, project)
     return findings
 
 
-async def _ask(site: Site, loaded: LoadedConfig, resources: Resources, used: str) -> list[Finding]:
+async def _ask(
+    site: Site, planner: Planner, loaded: LoadedConfig, resources: Resources, used: str
+) -> list[Finding]:
     findings: list[Finding] = []
     topic = "server"
     try:
         async with asyncio.timeout(ANSWER_WAIT_S):
             facts = await site.open()
             findings += _facts(facts, loaded, resources)
+            findings += _mounts(facts, planner)
             details = await _details(site, findings)
             findings += _scheduler(loaded.config.site.scheduler, details.scheduler)
             findings += _account(resources.account, details)
@@ -304,25 +309,50 @@ async def _workspace(site: Site, workspace: str) -> list[Finding]:
     return found
 
 
-def _image(loaded: LoadedConfig, project: Path) -> Iterator[Finding]:
-    image = image_upload(loaded.config, project)
-    if image is None:
-        return
-    built_for, site = _read_architecture(image[0]), find_known_site(loaded.config)
+def _mounts(facts: SiteFacts, planner: Planner) -> Iterator[Finding]:
+    """Yield each environment whose container would not see the workspace."""
+    for name in planner.config.all_environments:
+        try:
+            planner.mounts_fit(name, facts)
+        except UserError as error:
+            yield Finding("mounts", "wrong", f"{error.where}: {error.what}. {error.do}.")
+
+
+def _images(loaded: LoadedConfig, project: Path) -> Iterator[Finding]:
+    """Yield findings about the images of all environments."""
+    for environment in loaded.config.all_environments.values():
+        if (image := image_upload(environment, project)) is not None:
+            yield _architecture(image[0], loaded)
+        if (other := _unread_image(environment)) is not None:
+            site = find_known_site(loaded.config)
+            nodes = f"; {site.title} has {site.architecture}" if site is not None else ""
+            yield Finding("image", "note", f"{other}: its processors cannot be checked{nodes}")
+
+
+def _unread_image(environment: EnvironmentConfig) -> str | None:
+    """Describe an image that a plugin of Slurm fetches or that lies at the site."""
+    if environment.container_engine is not None:
+        engine = environment.container_engine
+        return f"ContainerEngine {engine.name or engine.file}"
+    if environment.pyxis is not None:
+        return f"Pyxis {environment.pyxis.image}"
+    return f"Uenv {','.join(environment.uenv.image)}" if environment.uenv is not None else None
+
+
+def _architecture(image: Path, loaded: LoadedConfig) -> Finding:
+    """Compare the processors that an Apptainer image is built for with those of a known site."""
+    built_for, site = _read_architecture(image), find_known_site(loaded.config)
     if built_for is None:
-        text = f"{image[0]} does not name a processor architecture: is it a SIF file?"
-        yield Finding("image", "warning", text)
-    elif site is None:
-        text = (
-            f"{image[0]} is for {built_for} processors; the API does not report those of the nodes"
-        )
-        yield Finding("image", "note", text)
-    elif built_for == site.architecture:
-        text = f"{image[0]} is for {built_for} processors, like those of {site.title}"
-        yield Finding("image", "ok", text)
-    else:
-        text = f"{image[0]} is for {built_for} processors, {site.title} has {site.architecture}"
-        yield Finding("image", "wrong", f"{text} ({site.source}); build it for {site.architecture}")
+        text = f"{image} does not name a processor architecture: is it a SIF file?"
+        return Finding("image", "warning", text)
+    if site is None:
+        text = f"{image} is for {built_for} processors; the API does not report those of the nodes"
+        return Finding("image", "note", text)
+    if built_for == site.architecture:
+        text = f"{image} is for {built_for} processors, like those of {site.title}"
+        return Finding("image", "ok", text)
+    text = f"{image} is for {built_for} processors, {site.title} has {site.architecture}"
+    return Finding("image", "wrong", f"{text} ({site.source}); build it for {site.architecture}")
 
 
 _MAGIC: Final = b"SIF_MAGIC\0"

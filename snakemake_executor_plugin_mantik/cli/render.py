@@ -3,6 +3,7 @@
 import json
 import os
 import re
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,6 +11,7 @@ import typer
 
 from snakemake_executor_plugin_mantik.cli.check import WRONG, examine
 from snakemake_executor_plugin_mantik.common.errors import UserError
+from snakemake_executor_plugin_mantik.config.environment import unknown_environment
 from snakemake_executor_plugin_mantik.config.exclude import Exclude, Include
 from snakemake_executor_plugin_mantik.config.reading import LoadedConfig
 from snakemake_executor_plugin_mantik.engine.plan import Planner
@@ -22,10 +24,13 @@ _UNLIMITED = 1 << 62
 _INLINE = "as shown below"
 
 
-def render(
+def render(  # noqa: PLR0917 - options of a command line
     file: Annotated[str, typer.Argument(metavar="FILE", help="Backend config, FILE or NAME=FILE.")],
     command: Annotated[str, typer.Option("--command", help="The command of the job.")],
     project: Annotated[Path, typer.Option("--project", help="The project folder.")] = Path(),
+    environment: Annotated[
+        str, typer.Option("--environment", help="One of the config's Environments, by its name.")
+    ] = "",
     unicore_version: Annotated[
         str, typer.Option("--unicore-version", help="Render for this version, such as 11.0.0.")
     ] = "",
@@ -41,7 +46,12 @@ def render(
         raise typer.Exit(WRONG)
     # A preview is possible in spite of a wrong name of the site, so that is only a warning.
     warnings = [*report.warnings, *map(str, report.mistakes)]
-    made = render_preview(report.loaded, warnings, project, command, unicore_version)
+    if environment not in report.loaded.config.all_environments:
+        raise unknown_environment(environment, report.loaded.config, "--environment")
+    made = render_preview(
+        report.loaded, warnings, project, command,
+        unicore_version=unicore_version, environment=environment,
+    )  # fmt: skip
     for warning in made.warnings:
         typer.echo(f"warning: {warning}", err=True)
     if as_json:
@@ -51,9 +61,17 @@ def render(
 
 
 def render_preview(
-    loaded: LoadedConfig, warnings: list[str], project: Path, command: str, unicore_version: str
+    loaded: LoadedConfig,
+    warnings: list[str],
+    project: Path,
+    command: str,
+    *,
+    unicore_version: str = "",
+    environment: str = "",
 ) -> Preview:
     """Return a preview of the submission and the uploads from the project folder.
+
+    `environment` is the name of the config's environment; empty for its default.
 
     Raises:
         UserError: `unicore_version` is wrong or does not apply, or the job cannot be submitted.
@@ -78,21 +96,21 @@ def render_preview(
         file_limit=config.site.source_file_limit_bytes, total_limit=_UNLIMITED,
         include=Include(config.site.include),
     )  # fmt: skip
-    image = planner.image
-    found = [*warnings, *_sizes(loaded, chosen, image and image[1])]
-    size = None if image is None or not image[0].is_file() else image[0].stat().st_size
+    files = planner.environment_files(environment)
+    found = [*warnings, *_sizes(loaded, chosen, [path for _, path in files])]
+    size = files[0][0].stat().st_size if files and files[0][0].is_file() else None
     return make_preview(
-        planner, loaded.name, command,
+        planner, loaded.name, command, environment=environment,
         uploads=chosen.paths, image_size=size, warnings=found, unicore_version=unicore_version,
     )  # fmt: skip
 
 
-def _sizes(loaded: LoadedConfig, chosen: sources.Sources, image: str | None) -> list[str]:
+def _sizes(loaded: LoadedConfig, chosen: sources.Sources, files: Collection[str]) -> list[str]:
     """Warn about files that seem to hold secrets, or are too large alone or together."""
     site, warnings = loaded.config.site, []
     if chosen.withheld:
         warnings.append(chosen.withheld)
-    left = [path for path in chosen.too_large if path != image]
+    left = [path for path in chosen.too_large if path not in files]
     if left:
         warnings.append(
             f"{len(left)} files above Site.SourceFileLimit are not uploaded unless a rule names"

@@ -1,11 +1,12 @@
 """`smk-mantik schema`: print the JSON Schema of backend configs, for editors."""
 
 import json
+from itertools import combinations
 from typing import Any
 
 import typer
 
-from snakemake_executor_plugin_mantik.config.environment_keys import LOGIN_HOOKS
+from snakemake_executor_plugin_mantik.config.environment_keys import IMAGE_KEYS, LOGIN_HOOKS
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
 
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -19,11 +20,25 @@ def schema() -> None:
     keys = described["$defs"]["ResourcesConfig"]["properties"]
     keys["Memory"] = {**keys["MemoryPerNode"], "title": "Memory", "deprecated": True}
     # pydantic's schema lacks the rules between keys.
-    described["$defs"]["EnvironmentConfig"]["not"] = {"required": ["Apptainer", "Python"]}
+    excluded = [*combinations(IMAGE_KEYS, 2), ("Apptainer", "Python")]
+    described["$defs"]["EnvironmentConfig"]["not"] = {
+        "anyOf": [{"required": list(pair)} for pair in excluded]
+    }
+    named = described["properties"]["Environments"]
+    named["additionalProperties"] = {"$ref": "#/$defs/EnvironmentConfig"}
+    described["$defs"]["ContainerEngineConfig"]["oneOf"] = [
+        {"required": ["File"]},
+        {"required": ["Name"]},
+    ]
     described["$defs"]["ResourcesConfig"]["not"] = {"required": ["Memory", "MemoryPerNode"]}
     on_login = {"anyOf": [{"required": [hook]} for hook in LOGIN_HOOKS]}
     described["if"] = {"required": ["Firecrest"]}
-    described["then"] = {"properties": {"Environment": {"not": on_login}}}
+    described["then"] = {
+        "properties": {
+            "Environment": {"not": on_login},
+            "Environments": {"additionalProperties": {"not": on_login}},
+        }
+    }
     described["oneOf"] = [{"required": ["UnicoreApiUrl"]}, {"required": ["Firecrest"]}]
     typer.echo(json.dumps(_without_null(described), indent=2, ensure_ascii=False))
 

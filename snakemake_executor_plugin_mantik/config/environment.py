@@ -1,18 +1,27 @@
 """Convert a backend config to values of `jobs.spec`.
 
-No I/O, except that links on the path of a local image are followed.
+No I/O, except that links on the path of a local image are followed, and local Environment
+Definition Files are read.
 """
 
+import difflib
 import hashlib
 import os
 import posixpath
 from pathlib import Path, PurePosixPath
 from typing import Final
 
+from snakemake_executor_plugin_mantik.common.errors import UserError
+from snakemake_executor_plugin_mantik.config.edf import Edf, EdfError, read_edf
+from snakemake_executor_plugin_mantik.config.environment_keys import (
+    ApptainerConfig,
+    EnvironmentConfig,
+)
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
 from snakemake_executor_plugin_mantik.jobs.paths import IMAGES
 from snakemake_executor_plugin_mantik.jobs.spec import (
     Apptainer,
+    Container,
     Environment,
     Resources,
     ScriptLimits,
@@ -23,7 +32,7 @@ _SRUN_CPUS: Final = "SRUN_CPUS_PER_TASK"
 
 
 def job_environment(
-    config: BackendConfig, project: Path, cpus_per_task: int | None = None
+    config: BackendConfig, project: Path, cpus_per_task: int | None = None, name: str = ""
 ) -> Environment:
     """Return the environment of a job of this site.
 
@@ -32,14 +41,16 @@ def job_environment(
         project: the project folder, which paths of local images are relative to.
         cpus_per_task: the CPUs of a task, if a rule overrides those of the config;
             `SRUN_CPUS_PER_TASK` gets this value unless the config's Variables set it.
+        name: the name of the environment in the config; empty for `Environment`.
     """
-    environment = config.environment
+    environment = config.named_environment(name)
     cpus = cpus_per_task if cpus_per_task is not None else config.resources.cpus_per_node
     variables = {_SRUN_CPUS: str(cpus)} if cpus is not None else {}
     apptainer = None
     if environment.apptainer:
         apptainer = Apptainer(
-            image=_image_path(config, project), options=environment.apptainer.options
+            image=_image_path(environment.apptainer, project),
+            options=environment.apptainer.options,
         )
     return Environment(
         apptainer=apptainer,
@@ -50,6 +61,48 @@ def job_environment(
         before_on_compute=environment.before_on_compute,
         after_on_compute=environment.after_on_compute,
         after_on_login=environment.after_on_login,
+        container=_container(environment, project),
+        slurm_options=_slurm_options(environment),
+    )
+
+
+def _container(environment: EnvironmentConfig, project: Path) -> Container | None:
+    engine, pyxis = environment.container_engine, environment.pyxis
+    if engine is not None:
+        source = engine.name or _workspace_path(str(engine.file), project)
+        return Container(
+            "ContainerEngine", source, is_file=engine.name is None, options=engine.options
+        )
+    if pyxis is not None:
+        is_file = pyxis.image.startswith(("/", "./"))
+        source = _workspace_path(pyxis.image, project) if is_file else pyxis.image
+        return Container("Pyxis", source, is_file, pyxis.mounts, pyxis.options)
+    return None
+
+
+def _slurm_options(environment: EnvironmentConfig) -> tuple[str, ...]:
+    uenv = environment.uenv
+    if uenv is None:
+        return ()
+    view = [f"--view={','.join(uenv.view)}"] if uenv.view else []
+    return (f"--uenv={','.join(uenv.image)}", *view)
+
+
+def _workspace_path(path: str, project: Path) -> str:
+    """Return a path at the site as it is, and the path in the workspace of a local one."""
+    return path if path.startswith("/") else image_path(path, project)
+
+
+def unknown_environment(name: str, config: BackendConfig, where: str) -> UserError:
+    """Return the error for an environment that a config does not have."""
+    known = list(config.environments)
+    close = difflib.get_close_matches(name, known, n=1)
+    likely = f" (did you mean {close[0]}?)" if close else ""
+    has = f"the config has {', '.join(known)}" if known else "the config has no Environments"
+    return UserError(
+        f"there is no environment {name!r}{likely}; {has}",
+        where=where,
+        do="Correct the name, or add it to Environments in the backend config",
     )
 
 
@@ -92,21 +145,58 @@ def script_limits(config: BackendConfig) -> ScriptLimits:
     )
 
 
-def image_upload(config: BackendConfig, project: Path) -> tuple[Path, str] | None:
-    """Return the image to upload: its path on this machine, and its path in the workspace.
+def image_upload(environment: EnvironmentConfig, project: Path) -> tuple[Path, str] | None:
+    """Return the local Apptainer image: its path on this machine, and its path in the workspace.
 
     None if there is no image, or if it is at the site already or has a URL (`Type: remote`).
     """
-    apptainer = config.environment.apptainer
+    apptainer = environment.apptainer
     if apptainer is None or apptainer.type == "remote":
         return None
-    return project / apptainer.path, _image_path(config, project)
+    return project / apptainer.path, _image_path(apptainer, project)
 
 
-def _image_path(config: BackendConfig, project: Path) -> str:
+def environment_uploads(
+    environment: EnvironmentConfig, project: Path
+) -> tuple[tuple[Path, str], ...]:
+    """Return the files of an environment to upload: paths on this machine and in the workspace.
+
+    Raises:
+        UserError: a local Environment Definition File is invalid.
+    """
+    if (image := image_upload(environment, project)) is not None:
+        return (image,)
+    paths: list[str] = []
+    if (edf := local_edf(environment)) is not None:
+        paths = [edf, *read_local_edf(edf, project).files]
+    elif environment.pyxis is not None and environment.pyxis.image.startswith("./"):
+        paths = [environment.pyxis.image]
+    return tuple((project / path, image_path(path, project)) for path in paths)
+
+
+def local_edf(environment: EnvironmentConfig) -> str | None:
+    """Return the path of the Environment Definition File if it lies here, as written."""
+    engine = environment.container_engine
+    path = engine.file if engine is not None else None
+    return None if path is None or path.startswith("/") else path
+
+
+def read_local_edf(path: str, project: Path) -> Edf:
+    """Read an Environment Definition File on this machine.
+
+    Raises:
+        UserError: it, or one that it inherits from, is invalid.
+    """
+    try:
+        return read_edf(path, project)
+    except EdfError as error:
+        raise UserError(
+            str(error), where="Environment.ContainerEngine.File", do="Correct the file"
+        ) from None
+
+
+def _image_path(apptainer: ApptainerConfig, project: Path) -> str:
     """Return the image's path, absolute at the site or relative to the workspace, or its URL."""
-    apptainer = config.environment.apptainer
-    assert apptainer is not None
     if apptainer.type == "remote":
         return apptainer.path
     return image_path(apptainer.path, project)

@@ -1,5 +1,6 @@
 """The keys of `Environment` in a backend config: what a job's command runs in. Without I/O."""
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Final, Literal
 
@@ -14,10 +15,17 @@ from snakemake_executor_plugin_mantik.config.values import (
     describe_value,
     not_allowed,
     parse_text,
+    read_list,
     words_schema,
 )
+from snakemake_executor_plugin_mantik.jobs.resources import is_single_word
 
 _IMAGE_TYPES: Final = ("local", "remote")
+_EDF_NAME: Final = re.compile(r"[A-Za-z0-9_+-][A-Za-z0-9_.+-]*")
+SLURM_KEYS: Final = ("ContainerEngine", "Pyxis", "Uenv")
+"""Keys of environments that plugins of Slurm make."""
+IMAGE_KEYS: Final = ("Apptainer", *SLURM_KEYS)
+"""Keys of environments of which a job has at most one."""
 LOGIN_HOOKS: Final = ("PreRunCommandOnLoginNode", "PostRunCommandOnLoginNode")
 
 
@@ -82,6 +90,137 @@ class ApptainerConfig(ConfigSection):
             )
 
 
+def _edf_name(value: object) -> str:
+    name = parse_text(value, "a name")
+    if not _EDF_NAME.fullmatch(name):
+        raise ValueError(
+            "has to be the name of a definition in EDF_PATH or ~/.edf at the site, without .toml;"
+            f" use File for a path; found {describe_value(name)}"
+        )
+    return name.removesuffix(".toml")
+
+
+def _software(value: object) -> tuple[str, ...]:
+    """Return the names of a text with commas, or of a list."""
+    if not isinstance(value, str | list | tuple):
+        raise not_allowed("a name or a list of names", value)
+    names = value.split(",") if isinstance(value, str) else read_list(value, parse_text)
+    found = tuple(parse_text(name) for name in names)
+    for name in found:
+        if not is_single_word(name) or "," in name:
+            raise ValueError(
+                f"may hold no blanks, quotes and commas in a name, found {describe_value(name)}"
+            )
+    return found
+
+
+def _container_image(value: object) -> str:
+    image = _path(value) if str(value).startswith("./") else parse_text(value, "an image")
+    if not is_single_word(image.replace("#", "")):
+        raise ValueError(f"may hold no blanks and quotes, found {describe_value(image)}")
+    if image.startswith(("~", "$")):
+        raise ValueError(
+            "has to be an image's name, an absolute path at the site, or the path of a file here"
+            f" that begins with ./; found {describe_value(image)}"
+        )
+    return image
+
+
+def _mounts(value: object) -> tuple[str, ...]:
+    if not isinstance(value, list | tuple):
+        raise not_allowed("a list of SOURCE:DESTINATION", value)
+    found = tuple(read_list(value, parse_text))
+    for mount in found:
+        source, *rest = mount.split(":")
+        if not source.startswith(("/", "./", "$")) or not 1 <= len(rest) <= 2 or "," in mount:
+            raise ValueError(
+                "has to be a list of SOURCE:DESTINATION, optionally with :FLAGS, of absolute paths"
+                f" without commas; found {describe_value(mount)}"
+            )
+    return found
+
+
+class ContainerEngineConfig(ConfigSection):
+    """An environment of the Container Engine, which `srun` starts."""
+
+    file: _ProjectPath | None = Field(
+        default=None,
+        alias="File",
+        description="The Environment Definition File: relative to the project folder (uploaded "
+        "once), or absolute at the site.",
+    )
+    name: (
+        Annotated[
+            str, BeforeValidator(_edf_name), WithJsonSchema({"type": "string", "minLength": 1})
+        ]
+        | None
+    ) = Field(
+        default=None,
+        alias="Name",
+        description="The name of an Environment Definition File at the site, in EDF_PATH or "
+        "~/.edf.",
+    )
+    options: CommandWords = Field(
+        default=(),
+        alias="Options",
+        description="Further options of srun; variables in them are expanded on the node.",
+    )
+
+    @classmethod
+    def between(cls, data: Mapping[str, Any]) -> Iterator[tuple[Keys, str]]:
+        if ("File" in data) == ("Name" in data):
+            both = ", but both are given" if "File" in data else ""
+            yield (), f"either File or Name must be provided{both}"
+
+
+class PyxisConfig(ConfigSection):
+    """A container image that `srun` starts with NVIDIA's plugin pyxis."""
+
+    image: Annotated[
+        str, BeforeValidator(_container_image), WithJsonSchema({"type": "string", "minLength": 1})
+    ] = Field(
+        alias="Image",
+        description="The image: a name with its registry (nvcr.io#nvidia/pytorch:24.01-py3), an "
+        "absolute path at the site, or a file here that begins with ./ and is uploaded once.",
+    )
+    mounts: Annotated[
+        tuple[str, ...],
+        BeforeValidator(_mounts),
+        WithJsonSchema({"type": "array", "items": {"type": "string"}}),
+    ] = Field(
+        default=(),
+        alias="Mounts",
+        description="Directories that the container sees, as SOURCE:DESTINATION[:FLAGS]; the "
+        "workspace is always among them. Variables are expanded on the node.",
+    )
+    options: CommandWords = Field(
+        default=(),
+        alias="Options",
+        description="Further options of srun, such as --no-container-mount-home; variables in "
+        "them are expanded on the node.",
+    )
+
+
+_NAMES: Final = WithJsonSchema(
+    {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
+)
+
+
+class UenvConfig(ConfigSection):
+    """A software stack that uenv mounts for the whole job."""
+
+    image: Annotated[tuple[str, ...], BeforeValidator(_software), _NAMES] = Field(
+        alias="Image",
+        description="The uenv (prgenv-gnu/24.11:v1, a path of a squashfs file at the site, "
+        "optionally with :MOUNTPOINT), or a list of several.",
+    )
+    view: Annotated[tuple[str, ...], BeforeValidator(_software), _NAMES] = Field(
+        default=(),
+        alias="View",
+        description="The view to load, or a list; without one, PATH stays as it is.",
+    )
+
+
 class _PythonEnvironment(ConfigSection):
     path: _ProjectPath = Field(alias="Path")
 
@@ -113,6 +252,19 @@ class EnvironmentConfig(ConfigSection):
 
     apptainer: ApptainerConfig | None = Field(
         default=None, alias="Apptainer", description="Run the command in an Apptainer image."
+    )
+    container_engine: ContainerEngineConfig | None = Field(
+        default=None,
+        alias="ContainerEngine",
+        description="Run the command in an environment of CSCS's Container Engine.",
+    )
+    pyxis: PyxisConfig | None = Field(
+        default=None,
+        alias="Pyxis",
+        description="Run the command in a container image, started by Slurm's plugin pyxis.",
+    )
+    uenv: UenvConfig | None = Field(
+        default=None, alias="Uenv", description="Mount a software stack with CSCS's uenv."
     )
     python: (
         Annotated[
@@ -172,8 +324,10 @@ class EnvironmentConfig(ConfigSection):
 
     @classmethod
     def between(cls, data: Mapping[str, Any]) -> Iterator[tuple[Keys, str]]:
-        if "Apptainer" in data and "Python" in data:
+        images = [key for key in IMAGE_KEYS if key in data]
+        given = [*images, *(["Python"] if images == ["Apptainer"] and "Python" in data else [])]
+        if len(given) > 1:
             yield (
                 (),
-                "Only one execution environment is allowed, but Apptainer and Python are given",
+                f"Only one execution environment is allowed, but {' and '.join(given)} are given",
             )

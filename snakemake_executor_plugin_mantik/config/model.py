@@ -4,13 +4,24 @@ Aliases are the keys of the documents (`PascalCase`), see docs/backend-config.md
 the unit that a value is normalised to. `reading.read_backend_config` reads files.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Final, Literal
 
-from pydantic import AliasChoices, BeforeValidator, Field
+from pydantic import (
+    AliasChoices,
+    BeforeValidator,
+    Field,
+    ValidationError,
+    WithJsonSchema,
+)
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
-from snakemake_executor_plugin_mantik.config.environment_keys import LOGIN_HOOKS, EnvironmentConfig
+from snakemake_executor_plugin_mantik.config.environment_keys import (
+    LOGIN_HOOKS,
+    SLURM_KEYS,
+    EnvironmentConfig,
+)
 from snakemake_executor_plugin_mantik.config.exclude import read_patterns
 from snakemake_executor_plugin_mantik.config.section import ConfigSection, Keys
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
@@ -22,10 +33,13 @@ from snakemake_executor_plugin_mantik.config.values import (
     Name,
     Positive,
     list_schema,
+    not_allowed,
     parse_integer,
+    refuse_values,
 )
 from snakemake_executor_plugin_mantik.jobs.pbs import pbs_features
 
+_ENVIRONMENT_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 _SSH: Final = "SSH is not supported; use UnicoreApiUrl or Firecrest"
 
 
@@ -106,6 +120,36 @@ class ResourcesConfig(ConfigSection):
         return {key: data[key] for key in data if key != "Memory"} if both else data
 
 
+def _environments(value: object) -> dict[str, EnvironmentConfig]:
+    if not isinstance(value, Mapping):
+        raise not_allowed("a mapping of names to environments", value)
+    found: dict[str, EnvironmentConfig] = {}
+    mistakes: list[tuple[Keys, str]] = []
+    for key, item in value.items():
+        name = str(key)
+        if not _ENVIRONMENT_NAME.fullmatch(name):
+            mistakes.append(((name,), "is no name: use a letter, then letters, digits, - and _"))
+            continue
+        try:
+            found[name] = EnvironmentConfig.model_validate(item)
+        except ValidationError as error:
+            mistakes += [((name, *map(str, e["loc"])), e["msg"]) for e in error.errors()]
+    refuse_values(mistakes)
+    return found
+
+
+def _written_environments(data: Mapping[str, Any]) -> Iterator[tuple[Keys, Mapping[str, Any]]]:
+    """Yield each environment of a document as written, with its keys."""
+    named = data.get("Environments")
+    several = named if isinstance(named, Mapping) else {}
+    for keys, value in (
+        (("Environment",), data.get("Environment")),
+        *((("Environments", str(name)), item) for name, item in several.items()),
+    ):
+        if isinstance(value, Mapping):
+            yield keys, value
+
+
 def _scheduler(data: Mapping[str, Any]) -> str:
     site = data.get("Site")
     return str(site.get("Scheduler", "")).strip().lower() if isinstance(site, Mapping) else ""
@@ -147,6 +191,22 @@ class BackendConfig(ConfigSection):
         alias="Environment",
         description="The environment of a job's command, and commands to run before and after it.",
     )
+    environments: Annotated[
+        dict[str, EnvironmentConfig],
+        BeforeValidator(_environments),
+        WithJsonSchema(
+            {
+                "type": "object",
+                "propertyNames": {"pattern": f"^{_ENVIRONMENT_NAME.pattern}$"},
+                "additionalProperties": {"type": "object"},
+            }
+        ),
+    ] = Field(
+        default_factory=dict,
+        alias="Environments",
+        description="Further environments by name, each with the keys of Environment. A rule uses "
+        "one instead of Environment with resources: mantik_environment=NAME.",
+    )
     resources: ResourcesConfig = Field(
         alias="Resources", description="What a job requests, unless its rule overrides it."
     )
@@ -161,6 +221,19 @@ class BackendConfig(ConfigSection):
         alias="Site",
         description="Time-outs, limits and paths of the site; never credentials.",
     )
+
+    def named_environment(self, name: str) -> EnvironmentConfig:
+        """Return the environment of a name; an empty name stands for `Environment`.
+
+        Raises:
+            KeyError: there is no such environment.
+        """
+        return self.environments[name] if name else self.environment
+
+    @property
+    def all_environments(self) -> Mapping[str, EnvironmentConfig]:
+        """Return all environments by name; that of `Environment` is empty."""
+        return {"": self.environment, **self.environments}
 
     @property
     def api(self) -> Literal["unicore", "firecrest"]:
@@ -183,17 +256,24 @@ class BackendConfig(ConfigSection):
         if "UnicoreApiUrl" in data and "Firecrest" in data:
             yield ("UnicoreApiUrl",), f"{either}, but both are given"
         yield from _not_for_pbs(data)
+        scheduler = _scheduler(data)
+        for keys, environment in _written_environments(data):
+            for key in SLURM_KEYS if scheduler in {"pbs", "none"} else ():
+                if key in environment:
+                    yield (
+                        (*keys, key),
+                        f"needs Slurm, which starts it, but Site: Scheduler is {scheduler}",
+                    )
         if "Firecrest" not in data or "UnicoreApiUrl" in data:
             return
         if _scheduler(data) == "none":
             yield ("Site", "Scheduler"), "cannot be none for firecREST; use slurm or pbs"
-        environment = data.get("Environment")
-        if isinstance(environment, Mapping):
+        for keys, environment in _written_environments(data):
             for hook in LOGIN_HOOKS:
                 if hook in environment:
                     instead = hook.replace("Login", "Compute")
                     yield (
-                        ("Environment", hook),
+                        (*keys, hook),
                         f"is not supported by firecREST, which runs nothing on a login node; "
                         f"use {instead} instead if possible",
                     )

@@ -16,6 +16,7 @@ from snakemake_executor_plugin_mantik.config.documents import (
     find_duplicates,
     read_document,
 )
+from snakemake_executor_plugin_mantik.config.edf import EdfError, read_edf
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
 
 KINDS: Final = {".yaml": "yaml", ".yml": "yaml", ".json": "json"}
@@ -206,7 +207,22 @@ def _missing_files(raw: Mapping[str, Any], project: Path) -> Iterator[tuple[str,
 
     Take them from the raw document, so that they are reported together with all other mistakes.
     """
-    image = _entry(raw, "Environment", "Apptainer")
+    named = _entry(raw, "Environments")
+    several = named if isinstance(named, Mapping) else {}
+    yield from _missing_software(_entry(raw, "Environment"), "Environment", project)
+    for name, environment in several.items():
+        yield from _missing_software(environment, f"Environments.{name}", project)
+    path = _entry(raw, "Site", "CAFile")
+    if _is_path(path) and not _is_file(project / str(path).strip()):
+        yield (
+            "Site.CAFile",
+            f"the file {str(path)!r} was not found; the path is relative to the project folder",
+        )
+
+
+def _missing_software(environment: Any, key: str, project: Path) -> Iterator[tuple[str, str]]:
+    """Yield mistakes about the local files of one environment."""
+    image = _entry(environment, "Apptainer")
     kind = _entry(image, "Type") if isinstance(image, Mapping) and "Type" in image else "local"
     path = _entry(image, "Path")
     local = isinstance(kind, str) and kind.strip().lower() == "local"
@@ -217,16 +233,23 @@ def _missing_files(raw: Mapping[str, Any], project: Path) -> Iterator[tuple[str,
         and not _is_file(project / str(path).strip())
     ):
         yield (
-            "Environment.Apptainer.Path",
+            f"{key}.Apptainer.Path",
             f"the image {str(path)!r} was not found; the path is relative to the project folder "
             f"{project} (for an image at the site, set Type: remote)",
         )
-    path = _entry(raw, "Site", "CAFile")
-    if _is_path(path) and not _is_file(project / str(path).strip()):
+    path = _entry(environment, "Pyxis", "Image")
+    if isinstance(path, str) and path.startswith("./") and not _is_file(project / path.strip()):
         yield (
-            "Site.CAFile",
-            f"the file {str(path)!r} was not found; the path is relative to the project folder",
+            f"{key}.Pyxis.Image",
+            f"the image {path!r} was not found; the path is relative to the project folder "
+            f"{project}",
         )
+    path = _entry(environment, "ContainerEngine", "File")
+    if _is_path(path) and not str(path).strip().startswith("/"):
+        try:
+            read_edf(str(path).strip(), project)
+        except EdfError as error:
+            yield f"{key}.ContainerEngine.File", str(error)
 
 
 def _is_path(value: object) -> bool:
@@ -257,10 +280,14 @@ def _warnings(raw: Any, config: BackendConfig) -> Iterator[str]:
         yield "Resources.Memory: is read as MemoryPerNode; use that name"
     if config.unicore_api_url and not config.unicore_api_url.endswith("/rest/core"):
         yield "UnicoreApiUrl: does not end with /rest/core, the path of UNICORE's REST API"
-    for name in config.environment.variables:
+    for keys, name in (
+        (f"Environments.{of}" if of else "Environment", variable)
+        for of, environment in config.all_environments.items()
+        for variable in environment.variables
+    ):
         if _SECRET.search(name):
             yield (
-                f"Environment.Variables.{name}: looks like a secret, and everyone who can read the "
+                f"{keys}.Variables.{name}: looks like a secret, and everyone who can read the "
                 "job can read it here; name it under envvars: in the Snakefile instead"
             )
     if resources.total_cpus and resources.nodes and resources.cpus_per_node:

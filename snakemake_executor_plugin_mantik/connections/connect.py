@@ -50,7 +50,8 @@ def find_secrets(
     """Return a function that masks all secrets known here in a text."""
     secrets = [*secret_values(os.environ), *credential_secrets(credentials.values())]
     for loaded in configs.values():
-        secrets += secret_values(loaded.config.environment.variables)
+        for environment in loaded.config.all_environments.values():
+            secrets += secret_values(environment.variables)
     return make_masker(secrets)
 
 

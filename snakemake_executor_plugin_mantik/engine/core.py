@@ -151,14 +151,17 @@ class Engine:
         self._source_choice = sources
         self._call(self._open_all(names)).result()
 
-    def facts_fit(self, site: str, resources: Mapping[str, object], threads: int) -> None:
-        """Check that an opened site allows the resources of a job.
+    def facts_fit(
+        self, site: str, resources: Mapping[str, object], threads: int, environment: str = ""
+    ) -> None:
+        """Check that an opened site allows the resources and the environment of a job.
 
         Raises:
             UserError: it does not.
         """
         runner = self._runners[site]
         runner.planner.fits(runner.planner.resources(resources, threads), runner.facts)
+        runner.planner.mounts_fit(environment, runner.facts)
 
     def workspace(self, site: str) -> str:
         """Return the absolute path of the workspace at a site; open the site if necessary.

@@ -104,8 +104,9 @@ class Dispatcher:
                 if path in request.storable:
                     self._require_here(path)
                 wanted.append((path, None))
-        if (image := self._planner.image) is not None and not request.own_environment:
-            wanted.append((image[1], image[0]))
+        if not request.own_environment:
+            files = self._planner.environment_files(request.environment)
+            wanted += [(path, local) for local, path in files]
         wanted += [(u.path, u.local) for u in request.uploads if u.content is None]
         made = [(u.path, u.content) for u in request.uploads if u.content is not None]
         return [*await self._local.look_at(wanted), *stored, *starmap(LocalFile.holding, made)]
@@ -138,7 +139,8 @@ class Dispatcher:
 
     def _made_of(self, request: JobRequest, inputs: Mapping[str, str]) -> dict[str, str]:
         """Return the parts of a job's fingerprint (`JobRequest.made_of`)."""
-        return request.made_of(inputs, self._planner.environment, self._code(request, inputs))
+        environment = self._planner.environment(request.environment)
+        return request.made_of(inputs, environment, self._code(request, inputs))
 
     def _code(self, request: JobRequest, inputs: Container[str]) -> dict[str, str]:
         """Return the checksums of the sources that a job's command names, without its inputs."""

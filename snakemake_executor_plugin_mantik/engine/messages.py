@@ -85,6 +85,11 @@ _STEPS = {
         "Correct Environment: Apptainer in the backend config, or load the module that provides"
         " apptainer",
     ),
+    "container": (
+        "when it started the container",
+        "Correct Environment: ContainerEngine or Pyxis in the backend config, or the mounts; its"
+        " output names the cause",
+    ),
     "own": (
         "when it made or looked for the rule's own environment",
         "Correct the cause that its output names, or conda:, container: or envmodules: of the rule",

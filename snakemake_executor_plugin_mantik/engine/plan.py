@@ -1,4 +1,7 @@
-"""Plan tries: turn a request and a site's config into a JobSpec, without I/O."""
+"""Plan tries: turn a request and a site's config into a JobSpec.
+
+No I/O, except that local Environment Definition Files are read.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -7,10 +10,13 @@ from typing import Final
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.common.humanize import humanize_duration, humanize_size
+from snakemake_executor_plugin_mantik.config.edf import may_mount
 from snakemake_executor_plugin_mantik.config.environment import (
-    image_upload,
+    environment_uploads,
     job_environment,
     job_resources,
+    local_edf,
+    read_local_edf,
     script_limits,
 )
 from snakemake_executor_plugin_mantik.config.known_sites import node_cores
@@ -44,6 +50,9 @@ class Planner:
     account: str | None
     project: Path
     _resources: dict[object, Resources] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+    _read: dict[str, tuple[tuple[tuple[Path, str], ...], tuple[str, ...] | None]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
@@ -83,15 +92,47 @@ class Planner:
         for misfit in find_misfits(resources, facts):
             raise UserError(misfit.what, do=misfit.do)
 
-    @property
-    def environment(self) -> str:
-        """Return the environment as text: a job whose environment changed is another job."""
-        return repr(job_environment(self.config, self.project))
+    def mounts_fit(self, environment: str, facts: SiteFacts) -> None:
+        """Check that the container of an environment sees the workspace, as far as is known here.
 
-    @property
-    def image(self) -> tuple[Path, str] | None:
-        """Return the local path of the image in use and its path in the workspace, if any."""
-        return image_upload(self.config, self.project)
+        Raises:
+            UserError: it does not.
+        """
+        mounts = self._software(environment)[1]
+        if mounts is None or may_mount(mounts, facts.workspace, facts.user):
+            return
+        path = local_edf(self.config.named_environment(environment))
+        raise UserError(
+            f"the container would not see the workspace {facts.workspace}: none of the mounts"
+            f" contains it ({', '.join(mounts)})",
+            where=str(path),
+            do="Add its file system to mounts in this file, as SOURCE:SOURCE",
+        )
+
+    def environment(self, name: str = "") -> str:
+        """Return an environment as text: a job whose environment changed is another job."""
+        return job_environment(self.config, self.project, name=name).text
+
+    def environment_files(self, name: str = "") -> tuple[tuple[Path, str], ...]:
+        """Return the files of an environment to upload: local paths and paths in the workspace.
+
+        Raises:
+            UserError: a local Environment Definition File is invalid.
+        """
+        return self._software(name)[0]
+
+    def _software(self, name: str) -> tuple[tuple[tuple[Path, str], ...], tuple[str, ...] | None]:
+        """Return the files of an environment and its mounts, read once.
+
+        The mounts are those of a local Environment Definition File, or None if not all are known.
+        """
+        if name not in self._read:
+            environment = self.config.named_environment(name)
+            path = local_edf(environment)
+            edf = read_local_edf(path, self.project) if path is not None else None
+            files = environment_uploads(environment, self.project)
+            self._read[name] = files, edf.mounts if edf is not None and edf.whole else None
+        return self._read[name]
 
     def cores(self, resources: Resources) -> int | None:
         """Return the cores that a job occupies and that its site bills; None if unknown."""
@@ -114,9 +155,11 @@ class Planner:
         what it goes on from.
         """
         resources = self.resources(request.resources, request.threads)
-        environment = job_environment(self.config, self.project, resources.cpus_per_task)
+        environment = job_environment(
+            self.config, self.project, resources.cpus_per_task, request.environment
+        )
         if request.own_environment:
-            environment = replace(environment, apptainer=None)
+            environment = replace(environment, apptainer=None, container=None)
         segment, outputs, kept = plan_segment(request, record, resources.runtime_s, resumed)
         return JobSpec(
             paths=record.paths,

@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
 
+from snakemake_executor_plugin_mantik.config.environment_keys import EnvironmentConfig
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
 from snakemake_executor_plugin_mantik.engine.plan import Planner
 from snakemake_executor_plugin_mantik.engine.request import JobRequest
@@ -26,6 +27,10 @@ TRY: Final = "00000000-0000-4000-8000-000000000000"
 
 WORKSPACE: Final = "/WORKSPACE"
 """Placeholder for the workspace's path at the site."""
+
+
+EnvironmentKind = Literal["apptainer", "containerengine", "pyxis", "uenv", "python", "none"]
+"""The key of the backend config's environment, in lower case."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +51,7 @@ class Preview:
     site: str
     api: Literal["unicore", "firecrest"]
     resources: Mapping[str, str | int | None]
-    environment: Literal["apptainer", "python", "none"]
+    environment: EnvironmentKind
     image_type: Literal["local", "remote"] | None
     variables: Mapping[str, str]
     submission: Mapping[str, Any]
@@ -64,6 +69,7 @@ def make_preview(
     site: str,
     command: str,
     *,
+    environment: str = "",
     uploads: Collection[str] = (),
     image_size: int | None = None,
     warnings: Collection[str] = (),
@@ -71,7 +77,8 @@ def make_preview(
 ) -> Preview:
     """Return the preview for a rule that has only a command.
 
-    `uploads` are the sources that would be uploaded, and `image_size` is the size of the local
+    `environment` is the name of the config's environment; empty for its default. `uploads` are the
+    sources that would be uploaded, and `image_size` is the size of the local
     image in bytes, if one is in use. `unicore_version` is that of the server, where known.
 
     Raises:
@@ -79,36 +86,42 @@ def make_preview(
         SiteRejected: the site's API cannot express it.
     """
     config = planner.config
-    spec = _spec(planner, site, command, image_size)
+    spec = _spec(planner, site, command, environment, image_size)
     submission, script = _submission(config, make_submission(spec), spec.workspace, unicore_version)
-    image = planner.image
+    of_config = config.named_environment(environment)
+    files = [path for _, path in planner.environment_files(environment)]
     return Preview(
         site=site,
         api=config.api,
         resources=_resources(spec),
-        environment=_environment(config),
-        image_type=config.environment.apptainer.type if config.environment.apptainer else None,
+        environment=_environment(of_config),
+        image_type=of_config.apptainer.type if of_config.apptainer else None,
         variables={**spec.variables, **spec.environment.variables},
         submission=submission,
         script=script,
-        uploads=tuple(sorted({*uploads, *([image[1]] if image else [])})),
+        uploads=tuple(sorted({*uploads, *files})),
         warnings=tuple(warnings),
     )
 
 
-def _spec(planner: Planner, site: str, command: str, image_size: int | None) -> JobSpec:
+def _spec(
+    planner: Planner, site: str, command: str, environment: str, image_size: int | None
+) -> JobSpec:
     name = "render"
     request = JobRequest(  # noqa: S604 - the shell of the job
         number=0, job=name, rule=name, name=name, site=site, command=command,
         shell="bash",
-        resources={}, threads=1, variables={}, inputs=(), outputs=(),
+        resources={}, threads=1, variables={}, inputs=(), outputs=(), environment=environment,
     )  # fmt: skip
     record = TryRecord(
         id=TRY, site=site, bucket=0, job=name, rule=name, name=name, fingerprint="",
         state=TryState.PLANNED,
     )  # fmt: skip
-    image = planner.image
-    inputs = (InputFile(image[1], image_size),) if image else ()
+    files = planner.environment_files(environment)
+    inputs = tuple(
+        InputFile(path, image_size if number == 0 else None)
+        for number, (_, path) in enumerate(files)
+    )
     configured = planner.config.site.workspace or ""
     workspace = configured if configured.startswith("/") else WORKSPACE
     facts = SiteFacts(workspace, server="")
@@ -131,10 +144,15 @@ def _resources(spec: JobSpec) -> dict[str, str | int | None]:
     }
 
 
-def _environment(config: BackendConfig) -> Literal["apptainer", "python", "none"]:
-    if config.environment.apptainer:
-        return "apptainer"
-    return "python" if config.environment.python else "none"
+def _environment(environment: EnvironmentConfig) -> EnvironmentKind:
+    kinds: Mapping[EnvironmentKind, object] = {
+        "apptainer": environment.apptainer,
+        "containerengine": environment.container_engine,
+        "pyxis": environment.pyxis,
+        "uenv": environment.uenv,
+        "python": environment.python,
+    }
+    return next((kind for kind, given in kinds.items() if given is not None), "none")
 
 
 def _submission(

@@ -80,6 +80,7 @@ class JobRequest:
         benchmark: how to measure the command, if at all; the first of its commands is `command`.
         umask: file mode mask of this process, so that the job's files get the modes that they would
             get here; None for the site's own.
+        environment: the name of the config's environment that it runs in; empty for its default.
         own_environment: whether the command makes its environment itself; the image of the backend
             config is then not used.
         secrets: values of the workflow's `envvars:`; never in a script, a log or the journal.
@@ -113,6 +114,7 @@ class JobRequest:
     uploads: tuple[Upload, ...] = ()
     benchmark: Benchmark | None = None
     umask: int | None = None
+    environment: str = ""
     own_environment: bool = False
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
     parameters: str = ""

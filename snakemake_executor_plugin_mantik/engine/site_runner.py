@@ -397,7 +397,8 @@ class SiteRunner:
             if taken:
                 self.ahead.accepted(request)
         if outcome.try_id:
-            let_end = bool(self.planner.config.environment.after_on_login)
+            environment = self.planner.config.named_environment(request.environment)
+            let_end = bool(environment.after_on_login)
             await self.canceller.done(
                 outcome.try_id, outcome.site_job.split(), let_end=let_end,
                 succeeded=outcome.succeeded,

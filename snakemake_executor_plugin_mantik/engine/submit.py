@@ -37,6 +37,7 @@ def make_submission(spec: JobSpec) -> Submission:
         before_on_login=spec.environment.before_on_login,
         after_on_login=spec.environment.after_on_login,
         login_shell=bool(spec.environment.modules),
+        slurm_options=spec.environment.slurm_options,
     )
 
 

@@ -16,7 +16,7 @@ from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.jobs import live_packs
 from snakemake_executor_plugin_mantik.jobs.paths import IMPORTED, bundle_done_path, bundle_path
 from snakemake_executor_plugin_mantik.jobs.segments import GO_ON_CODE
-from snakemake_executor_plugin_mantik.jobs.spec import Apptainer, JobSpec, Segment
+from snakemake_executor_plugin_mantik.jobs.spec import Apptainer, Container, JobSpec, Segment
 from snakemake_executor_plugin_mantik.jobs.templates import load_template
 
 PREDECESSORS: Final = "predecessors"
@@ -36,6 +36,7 @@ STEPS: Final = (
     "python",  # activate the virtual environment
     "temporary",  # set the variables for temporary files
     "image",  # find Apptainer and its image
+    "container",  # find srun, and start the container with it
     "own",  # set up the rule's own environment; the command reports this in MANTIK_STATE
 )
 """The steps before the command, in order, except that variables are set before modules are loaded;
@@ -105,6 +106,7 @@ def render_script(spec: JobSpec) -> str:
             if file.stored
         ],
         mounts=_mounts(spec),
+        container=environment.container and _container(environment.container, spec),
         storage_link=spec.storage_link and link_words(spec.storage_link),
         bundles=[
             {"path": shlex.quote(bundle_path(name)), "done": shlex.quote(bundle_done_path(name))}
@@ -209,6 +211,46 @@ def _apptainer(apptainer: Apptainer | None, workspace: str) -> dict[str, object]
         "bind": shlex.quote(re.sub(r"([\\,:])", r"\\\1", workspace)),
         # APPTAINER_PWD would override --cwd, and APPTAINER_CWD --pwd.
         "set_directory": not any(w.startswith(("--cwd", "--pwd")) for w in apptainer.options),
+    }
+
+
+def _container(container: Container, spec: JobSpec) -> dict[str, object]:
+    """Return the values for `container.sh.j2`.
+
+    Raises `UserError` if pyxis cannot mount the workspace or a dataset because of its name.
+    """
+    source = _readable(container.source) if container.is_file else container.source
+    if container.is_file and not source.startswith("/"):
+        source = f"{spec.workspace.rstrip('/')}/{source.removeprefix('./')}"
+    words = [f"--environment={source}"]
+    mounts: list[str] = []
+    if container.plugin == "Pyxis":
+        words = [f"--container-image={source}"]
+        mounts = [quote_expandable(mount) for mount in container.mounts]
+        # The workspace comes last, so that no other mount covers it.
+        own = [*(f"{path}:{path}:ro" for path in spec.datasets), spec.workspace]
+        for path in (*spec.datasets, spec.workspace):
+            if set(path) & set(",:"):
+                raise UserError(
+                    f"pyxis cannot mount {path}: its name has a comma or a colon",
+                    where="Environment.Pyxis",
+                    do="Use another path (Site: Workspace in the backend config)",
+                )
+        own[-1] = f"{spec.workspace}:{spec.workspace}"
+        mounts += [shell_quote(mount, "a mount") for mount in own]
+    options = [quote_expandable(word) for word in container.options]
+    own_names = {*spec.variables, *spec.environment.variables}
+    return {
+        "words": " ".join(shell_quote(word, "the container") for word in words),
+        "mounts": ",".join(mounts),
+        "options": "".join(f" {word}" for word in options),
+        "file": shell_quote(source, "the container") if container.is_file else "",
+        "names": " ".join(sorted(own_names)),
+        "inside": shlex.quote(f"./{spec.paths.work}/inside"),
+        "started": shlex.quote(f"./{spec.paths.work}/started"),
+        "codes": shlex.quote(f"./{spec.paths.work}/code"),
+        "code": shlex.quote(f"{spec.paths.work}/srun"),
+        "own_tmp": shlex.quote(f"{spec.paths.work}/scratch"),
     }
 
 

@@ -59,13 +59,35 @@ class Apptainer:
 
 
 @dataclass(frozen=True)
+class Container:
+    """A container that `srun` starts, by a plugin of Slurm.
+
+    Attributes:
+        plugin: the key of the backend config that stands for the plugin: `ContainerEngine` takes
+            an Environment Definition File, `Pyxis` an image.
+        source: name of what the plugin starts, or a path, relative to the workspace or absolute.
+        is_file: whether `source` is a path.
+        mounts: mounts of pyxis, as `SOURCE:DESTINATION[:FLAGS]`; variables are expanded on the
+            node. An Environment Definition File has its own.
+        options: further options of `srun`, as those of `Apptainer`.
+    """
+
+    plugin: Literal["ContainerEngine", "Pyxis"]
+    source: str
+    is_file: bool = False
+    mounts: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Environment:
     """The environment that a command runs in, and the commands to run before and after it.
 
-    At most one of `apptainer` and `python` is set. `python` is a virtual environment's directory,
-    relative to the workspace or absolute at the site. The commands are bash and run in the order of
-    the fields, with the job's command in the middle. The site itself runs the commands on the login
-    node.
+    At most one of `apptainer` and `container` is set, and only one of `apptainer` and `python`.
+    `python` is a virtual environment's directory, relative to the workspace or absolute at the
+    site. The commands are bash and run in the order of the fields, with the job's command in the
+    middle. The site itself runs the commands on the login node. `slurm_options` are options of
+    sbatch that mount software for the whole job.
     """
 
     apptainer: Apptainer | None = None
@@ -76,6 +98,17 @@ class Environment:
     before_on_compute: tuple[str, ...] = ()
     after_on_compute: tuple[str, ...] = ()
     after_on_login: tuple[str, ...] = ()
+    container: Container | None = field(default=None, repr=False)
+    slurm_options: tuple[str, ...] = field(default=(), repr=False)
+
+    @property
+    def text(self) -> str:
+        """Return all of it as text: a job whose environment changed is another job.
+
+        What older versions did not have is added at the end, so that their jobs stay the same.
+        """
+        more = [repr(part) for part in (self.container, self.slurm_options) if part]
+        return " ".join([repr(self), *more])
 
 
 @dataclass(frozen=True)

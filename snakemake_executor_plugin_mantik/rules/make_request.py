@@ -17,6 +17,7 @@ from snakemake_executor_plugin_mantik.rules.paths.source_files import is_source_
 from snakemake_executor_plugin_mantik.rules.paths.storage import is_unstaged, may_stay
 from snakemake_executor_plugin_mantik.rules.payload import make_payload
 from snakemake_executor_plugin_mantik.rules.resources import (
+    choose_environment,
     choose_site,
     given_resources,
     job_continuation,
@@ -78,6 +79,7 @@ def make_request(
         uploads=tuple({upload.path: upload for run in payloads for upload in run.uploads}.values()),
         outputs=runs.outputs,
         umask=read_umask(),
+        environment=choose_environment(resources, context.sites[site].config),
         own_environment=payloads[0].own_environment,
         secrets=dict(secrets),
         parameters=job_parameters(job),

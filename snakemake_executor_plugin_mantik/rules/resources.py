@@ -11,6 +11,10 @@ from snakemake.resources import Resources
 from snakemake_interface_common.exceptions import WorkflowError
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
+from snakemake_executor_plugin_mantik.config.environment import unknown_environment
+from snakemake_executor_plugin_mantik.config.environment_keys import EnvironmentConfig
+from snakemake_executor_plugin_mantik.config.model import BackendConfig
+from snakemake_executor_plugin_mantik.config.reading import LoadedConfig
 from snakemake_executor_plugin_mantik.jobs.reasons import FAILURES, Reason, parse_reasons
 from snakemake_executor_plugin_mantik.jobs.resources import suggest_resource
 from snakemake_executor_plugin_mantik.jobs.segments import (
@@ -25,12 +29,15 @@ from snakemake_executor_plugin_mantik.jobs.segments import (
 from snakemake_executor_plugin_mantik.rules import Job
 
 SITE_RESOURCE = "mantik_site"
+ENVIRONMENT_RESOURCE = "mantik_environment"
+"""Names one of the environments in the config of the rule's site. By default, `Environment`."""
 RETRY_RESOURCE = "mantik_retry_on"
 """Names the reasons of failure after which a job is retried. By default, all of them."""
 TRACK_RESOURCE = "mantik_track"
 """Sets whether a rule's jobs become MLflow runs. By default, `--mantik-track` decides."""
 _OURS = {
     SITE_RESOURCE: "Choose the site",
+    ENVIRONMENT_RESOURCE: "Choose the environment",
     RETRY_RESOURCE: "Limit retries to reasons",
     TRACK_RESOURCE: "Choose whether jobs are tracked",
     CONTINUE: "Let a job go on past its walltime",
@@ -155,6 +162,31 @@ def choose_site(resources: dict[str, object], sites: Mapping[str, object]) -> st
         where=f"the resource {SITE_RESOURCE}",
         do="Correct the name, or add the site's config with --mantik-backend-config",
     )
+
+
+def choose_environment(resources: Mapping[str, object], config: BackendConfig) -> str:
+    """Return the name of the config's environment that a rule names; empty for the default.
+
+    Raises:
+        UserError: there is no such environment.
+    """
+    wanted = resources.get(ENVIRONMENT_RESOURCE)
+    if wanted is None or isinstance(wanted, TBDString):
+        return ""
+    if wanted not in config.environments:
+        raise unknown_environment(str(wanted), config, f"the resource {ENVIRONMENT_RESOURCE}")
+    return str(wanted)
+
+
+def config_environment(job: Job, sites: Mapping[str, LoadedConfig]) -> EnvironmentConfig:
+    """Return the environment of the backend config in which a job runs.
+
+    Raises:
+        UserError: the job names an unknown site or environment.
+    """
+    given, _ = split_undetermined(given_resources(job))
+    config = sites[choose_site(given, sites)].config
+    return config.named_environment(choose_environment(given, config))
 
 
 def refuse_misspelt(names: Iterable[str]) -> None:

@@ -16,6 +16,7 @@ from typing import Final
 from urllib.parse import unquote
 
 from snakemake_executor_plugin_mantik.common.errors import Mistake, UserError
+from snakemake_executor_plugin_mantik.config.environment import environment_uploads
 from snakemake_executor_plugin_mantik.config.exclude import Exclude, Include
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
 from snakemake_executor_plugin_mantik.mlproject.single_rule import RESULTS
@@ -266,9 +267,11 @@ def _leave(origin: Path) -> set[str]:
 def _named(origin: Path, config: BackendConfig) -> Iterator[str]:
     """Yield files to copy even if excluded: the MLproject file, and files the config names."""
     yield from (p.name for p in origin.iterdir() if p.name.lower() == _MLPROJECT and p.is_file())
-    apptainer = config.environment.apptainer
-    image = apptainer.path if apptainer is not None and apptainer.type == "local" else None
-    for path in (image, config.site.ca_file):
+    paths = [config.site.ca_file]
+    for environment in config.all_environments.values():
+        files = environment_uploads(environment, origin)
+        paths += [os.path.relpath(local, origin) for local, _ in files]
+    for path in paths:
         if path and not os.path.isabs(path) and (origin / path).is_file():
             yield str(path)
 

@@ -95,6 +95,8 @@ class Submission:
         script: the complete bash script; exits with 0 in any case if `after_on_login` is set.
         before_on_login, after_on_login: commands run on the login node, outside the job.
         login_shell: whether the script needs what a login shell has (environment modules).
+        slurm_options: further options of sbatch, as `--option=value`; a site with another scheduler
+            refuses them.
         after: the scheduler's ids of the jobs that have to end, in whatever way, before it starts.
     """
 
@@ -105,6 +107,7 @@ class Submission:
     before_on_login: tuple[str, ...] = ()
     after_on_login: tuple[str, ...] = ()
     login_shell: bool = False
+    slurm_options: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
 
 

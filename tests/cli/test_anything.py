@@ -156,7 +156,7 @@ def test_apptainer_gets_the_words_of_its_options(
         config.write_text(json.dumps(document))
         report = examine(str(config), Path(folder))
         assert report.loaded is not None, report.mistakes
-        script = render_preview(report.loaded, [], Path(folder), "true", "").script
+        script = render_preview(report.loaded, [], Path(folder), "true").script
         script = script.replace("[ -e /i.sif ]", "true")
         told = Path(folder, "words")
         path = f"{programs}:{os.environ['PATH']}"
@@ -187,7 +187,7 @@ def test_a_process_sees_what_the_file_says(variables: dict[str, str]) -> None:
         config.write_text(json.dumps(document))
         report = examine(str(config), Path(folder))
         assert report.loaded is not None, report.mistakes
-        shown = render_preview(report.loaded, [], Path(folder), "cat /proc/self/environ", "")
+        shown = render_preview(report.loaded, [], Path(folder), "cat /proc/self/environ")
         assert shown.variables == variables
         subprocess.run(
             ["bash", "-c", shown.script], env={"PATH": os.environ["PATH"]}, check=True, timeout=60
@@ -223,7 +223,7 @@ def test_a_process_sees_any_name_that_is_not_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(document))
     report = examine(str(tmp_path / "config.json"), tmp_path)
     assert report.loaded is not None, report.mistakes
-    script = render_preview(report.loaded, [], tmp_path, "cat /proc/self/environ", "").script
+    script = render_preview(report.loaded, [], tmp_path, "cat /proc/self/environ").script
     subprocess.run(["bash", "-c", script], env={"PATH": os.environ["PATH"]}, check=True, timeout=60)
     log = (workspace / ".mantik/work/0" / TRY / "log").read_bytes()
     seen = dict(item.decode().partition("=")[::2] for item in log.split(b"\0") if item)

@@ -244,7 +244,7 @@ def test_images_are_held_against_the_processors_of_known_sites(site: Any, tmp_pa
     for code, name in ((b"02", "amd64"), (b"04", "arm64")):
         head = struct.pack("32s10s3s3s", b"#!/usr/bin/env run\n", b"SIF_MAGIC", b"01", code)
         (tmp_path / "i.sif").write_bytes(head)
-        (found,) = check_site._image(loaded, tmp_path)
+        (found,) = check_site._images(loaded, tmp_path)
         fits = "ok" if name == site.architecture else "wrong"
         assert found.verdict == (fits if site.url else "note")
         assert name in found.text

@@ -28,7 +28,7 @@ def image(path: str, kind: str = "local") -> BackendConfig:
 def test_an_image_keeps_its_place_in_the_project() -> None:
     made = image("env/./train.sif")
     assert job_environment(made, PROJECT).apptainer == Apptainer("env/train.sif", ("--nv",))
-    assert image_upload(made, PROJECT) == (
+    assert image_upload(made.environment, PROJECT) == (
         Path("/home/p/env/train.sif"),
         "env/train.sif",
     )
@@ -37,13 +37,13 @@ def test_an_image_keeps_its_place_in_the_project() -> None:
 def test_a_remote_image_is_not_sent() -> None:
     made = image("/p/train.sif", "remote")
     assert job_environment(made, PROJECT).apptainer == Apptainer("/p/train.sif", ("--nv",))
-    assert image_upload(made, PROJECT) is None
-    assert image_upload(config(), PROJECT) is None
+    assert image_upload(made.environment, PROJECT) is None
+    assert image_upload(config().environment, PROJECT) is None
 
 
 @pytest.mark.parametrize("path", ["../shared/train.sif", "/abs/train.sif", "a/../../train.sif"])
 def test_an_image_of_another_folder_gets_a_place_of_ours(path: str) -> None:
-    upload = image_upload(image(path), PROJECT)
+    upload = image_upload(image(path).environment, PROJECT)
     assert upload is not None
     assert upload[0] == PROJECT / path
     assert upload[1].startswith(".mantik/images/")
@@ -65,7 +65,7 @@ def test_an_image_in_the_project_has_its_place_there_however_it_is_written(
     project.symlink_to(real)
     (real / "env" / "i.sif").symlink_to("/elsewhere.sif")
     made = image(form.format(project=project, real=real))
-    upload = image_upload(made, project)
+    upload = image_upload(made.environment, project)
     assert upload is not None
     assert upload[0].parent.resolve() == real / "env"
     assert upload[1] == "env/i.sif"
@@ -73,7 +73,9 @@ def test_an_image_in_the_project_has_its_place_there_however_it_is_written(
 
 
 def test_two_images_of_one_name_do_not_meet() -> None:
-    one, two = (image_upload(image(path), Path("/p")) for path in ("../a/i.sif", "../b/i.sif"))
+    one, two = (
+        image_upload(image(path).environment, Path("/p")) for path in ("../a/i.sif", "../b/i.sif")
+    )
     assert one is not None
     assert two is not None
     assert one[1] != two[1]

@@ -62,7 +62,7 @@ def job(tmp_path: Path) -> SimpleNamespace:
 
 def payload(job: Any, *methods: DeploymentMethod, command: str = "echo") -> Payload:
     config: Any = SimpleNamespace(
-        config=SimpleNamespace(environment=SimpleNamespace(apptainer=None))
+        config=SimpleNamespace(named_environment=lambda _: SimpleNamespace(apptainer=None))
     )
     context = RuleContext({"site": config}, job.folder, frozenset(methods))
     return wrap_deployment(Payload(command, "zsh"), job, context)

@@ -48,7 +48,7 @@ from snakemake_executor_plugin_mantik.rules.make_request import make_request as 
 from snakemake_executor_plugin_mantik.rules.paths.job_paths import JobPaths, find_job_paths
 from snakemake_executor_plugin_mantik.rules.paths.storage import is_unstaged
 from snakemake_executor_plugin_mantik.rules.payload import why_full_job
-from snakemake_executor_plugin_mantik.rules.resources import given_resources
+from snakemake_executor_plugin_mantik.rules.resources import choose_environment, given_resources
 from snakemake_executor_plugin_mantik.rules.units import (
     job_display_name,
     job_identity,
@@ -119,10 +119,13 @@ def make_group_request(
     known = hashlib.sha256(json.dumps(sorted(each.job for each in jobs)).encode()).hexdigest()
     report = f"{_REPORTS}/{known[:32]}"
     config = context.sites[of_group.site].config
+    name = choose_environment(of_group.resources, config)
+    environment = config.named_environment(name)
+    image = bool(environment.apptainer or environment.container_engine or environment.pyxis)
     program = render_group(
         _program(
             group, members, runs,
-            wanted=of_group, files=files, settled=frozenset(config.environment.variables),
+            wanted=of_group, files=files, settled=frozenset(environment.variables),
             report=report,
         )
     ).encode("utf-8", "surrogateescape")  # fmt: skip
@@ -143,7 +146,8 @@ def make_group_request(
         uploads=(Upload(path, content=program), *uploads.values()),
         outputs=(*files.outputs, OutputFile(report, "log")),
         umask=read_umask(),
-        own_environment=_own_environment(group, payloads, image=bool(config.environment.apptainer)),
+        environment=name,
+        own_environment=_own_environment(group, payloads, image=image),
         secrets=dict(secrets),
         parameters=json.dumps([job_parameters(member) for member in members]),
         forced=forced,

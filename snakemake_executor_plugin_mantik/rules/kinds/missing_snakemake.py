@@ -50,6 +50,8 @@ class MissingSnakemake:
             try:
                 given, _ = resources.split_undetermined(resources.given_resources(job))
                 site = resources.choose_site(given, self._environments)
+                if given.get(resources.ENVIRONMENT_RESOURCE) is not None:
+                    continue  # the records are about `Environment`
             except UserError:
                 continue  # reported with all other mistakes in resources
             if self._lack(site):

@@ -35,7 +35,11 @@ from snakemake_executor_plugin_mantik.jobs.deployment import (
 from snakemake_executor_plugin_mantik.jobs.paths import file_path
 from snakemake_executor_plugin_mantik.rules import Job
 from snakemake_executor_plugin_mantik.rules.context import Payload, RuleContext, start_words
-from snakemake_executor_plugin_mantik.rules.resources import choose_site, given_resources
+from snakemake_executor_plugin_mantik.rules.resources import (
+    choose_site,
+    config_environment,
+    given_resources,
+)
 
 _OPTION = "--mantik-software-deployment"
 
@@ -227,8 +231,7 @@ def _image(
     Raises:
         UserError: the image does not exist, or is a directory.
     """
-    site = choose_site(given_resources(job), context.sites)
-    of_site = context.sites[site].config.environment.apptainer
+    of_site = config_environment(job, context.sites).apptainer
     image = Image(
         source,
         place=hashlib.sha256(source.encode()).hexdigest()[:16],
@@ -350,12 +353,12 @@ def _shown(own: RuleEnvironment, name: str) -> str:
 
 
 def _winner(job: Job, own: RuleEnvironment, context: RuleContext) -> Iterator[str]:
-    resources = given_resources(job)
     try:
-        site = choose_site(resources, context.sites)
+        site = choose_site(given_resources(job), context.sites)
+        environment = config_environment(job, context.sites)
     except UserError:
         return  # the site is not known yet, or reported as a mistake
-    if context.sites[site].config.environment.apptainer:
+    if environment.apptainer or environment.container_engine or environment.pyxis:
         yield (
             f"rule {job.rule.name} runs in its own environment, {describe_own(own)}, and not in the"
             f" image of the backend config of {site}."

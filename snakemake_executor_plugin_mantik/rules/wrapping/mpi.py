@@ -15,11 +15,7 @@ from typing import Final
 from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.rules import Job
 from snakemake_executor_plugin_mantik.rules.context import RuleContext
-from snakemake_executor_plugin_mantik.rules.resources import (
-    choose_site,
-    given_resources,
-    split_undetermined,
-)
+from snakemake_executor_plugin_mantik.rules.resources import config_environment
 from snakemake_executor_plugin_mantik.rules.wrapping.deployment import read_own
 
 _LAUNCHER: Final = re.compile(r"(?<!\{)(?:\{\{)*\{resources(?:\.mpi|\[mpi\])[}:!]")
@@ -42,12 +38,11 @@ def launcher_mistake(job: Job, context: RuleContext) -> str | None:
     own = read_own(job, context.deployment)
     boxed: object = own.container
     if not own:
-        given, _ = split_undetermined(given_resources(job))
         try:
-            site = choose_site(given, context.sites)
+            environment = config_environment(job, context.sites)
         except UserError:
             return None  # reported with all other mistakes in resources
-        boxed = context.sites[site].config.environment.apptainer
+        boxed = environment.apptainer or environment.container_engine or environment.pyxis
     if not boxed:
         return None
     return (

@@ -55,11 +55,17 @@ def scheduler_script(submission: Submission, scheduler: SchedulerName, output: s
             "firecREST cannot run commands on a login node",
             do="Use PreRunCommandOnComputeNode and PostRunCommandOnComputeNode",
         )
+    if submission.slurm_options and scheduler != "slurm":
+        raise SiteRejected(
+            f"the site's scheduler is {scheduler}, which does not know uenv",
+            do="Remove Environment: Uenv from the backend config",
+        )
     name = scheduler_job_name(submission.name, submission.tag)
     if scheduler == "slurm":
         prefix = "#SBATCH "
         lines = [
             *slurm_directives(submission.resources, name),
+            *submission.slurm_options,
             f'--output="{output}/%j.out"',
         ]
         # The job script removes it after a success (`jobs/bash/script.sh.j2`).

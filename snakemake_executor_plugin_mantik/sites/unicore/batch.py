@@ -98,6 +98,6 @@ def batch_directives(submission: Submission, scheduler: Literal["slurm", "pbs"])
         lines = (*lines, "-o stdout", "-e stderr")
     else:
         mark, lines = "#SBATCH", slurm_directives(submission.resources, submission.name)
-        lines = (*lines, "--output=stdout", "--error=stderr")
+        lines = (*lines, *submission.slurm_options, "--output=stdout", "--error=stderr")
     lines = (*lines, *after_directive(scheduler, submission.after))
     return ["#!/bin/bash", *(f"{mark} {line}" for line in lines)]

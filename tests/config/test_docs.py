@@ -7,7 +7,10 @@ import pytest
 
 from snakemake_executor_plugin_mantik.config.environment_keys import (
     ApptainerConfig,
+    ContainerEngineConfig,
     EnvironmentConfig,
+    PyxisConfig,
+    UenvConfig,
 )
 from snakemake_executor_plugin_mantik.config.model import (
     BackendConfig,
@@ -30,12 +33,17 @@ DOCS = (Path(__file__).parents[2] / "docs" / "backend-config.md").read_text()
         ResourcesConfig,
         EnvironmentConfig,
         ApptainerConfig,
+        ContainerEngineConfig,
+        PyxisConfig,
+        UenvConfig,
         SiteSettings,
     ],
 )
 def test_every_key_is_described(part: type[ConfigSection]) -> None:
     for key in part.key_names():
-        assert re.search(rf"`(?:Apptainer\.)?{key}`|^## {key}$", DOCS, re.M), key
+        assert re.search(
+            rf"`(?:Apptainer\.|ContainerEngine\.|Pyxis\.|Uenv\.)?{key}`|^###? {key}$", DOCS, re.M
+        ), key
 
 
 def test_the_defaults_of_site_are_the_real_ones() -> None:

@@ -96,7 +96,7 @@ class SchedulerPoller:
         *,
         on_found: Callable[[str, str], None],
         on_waiting: Callable[[TryRecord, str], None],
-        on_pending: Callable[[TryRecord, str], None],
+        on_pending: Callable[[TryRecord, str, float | None], None],
         clock: Callable[[], float],
     ) -> None:
         self._site = site
@@ -280,9 +280,10 @@ class SchedulerPoller:
         if watched.claimed or not reasons or len(waiting) < len(known):
             return False
         pending = next((state.pending for state in reversed(waiting) if state.pending), "")
-        if pending != watched.pending:
-            watched.pending = pending
-            self._on_pending(watched.record, pending)
+        expected = waiting[-1].starts_after
+        if pending != watched.pending or expected != watched.starts_after:
+            watched.pending, watched.starts_after = pending, expected
+            self._on_pending(watched.record, pending, expected)
         why = reasons[-1]
         if why != watched.waits:
             watched.waits = why

@@ -305,10 +305,10 @@ class SiteRunner:
             self._journal.started(record.id, time.time() if began else 0.0)
         self._observer.started(record)
 
-    def _pending(self, record: TryRecord, reason: str) -> None:
-        """Record why a job has not started, its turn among the reasons."""
+    def _pending(self, record: TryRecord, reason: str, starts_after: float | None) -> None:
+        """Record why a job has not started, and when it is expected to."""
         with suppress(JournalError):
-            self._journal.pending(record.id, reason)
+            self._journal.pending(record.id, reason, starts_after)
 
     def _waiting(self, record: TryRecord, why: str) -> None:
         """Record why a job cannot start, or with an empty `why` that nothing hinders it now.

@@ -53,7 +53,7 @@ class Watcher:
         on_started: Callable[[TryRecord, bool], None] = lambda _, __: None,
         on_logged: Callable[[TryRecord, int], None] = lambda _, __: None,
         on_waiting: Callable[[TryRecord, str], None] = lambda _, __: None,
-        on_pending: Callable[[TryRecord, str], None] = lambda _, __: None,
+        on_pending: Callable[[TryRecord, str, float | None], None] = lambda _, __, ___: None,
     ) -> None:
         """Make a watcher; `run` must be running for anything to happen.
 
@@ -68,8 +68,9 @@ class Watcher:
                 it was watched or submitted.
             on_waiting: called with a waiting try and the scheduler's reason why it cannot start,
                 whenever that changes; empty if the try only waits its turn, or has started.
-            on_pending: called with a waiting try and the scheduler's reason why it has not started,
-                its turn among the reasons, whenever that changes.
+            on_pending: called with a waiting try, the scheduler's reason why it has not started,
+                its turn among the reasons, and the seconds between its submission and the start
+                that the scheduler expects, whenever these change.
             on_logged: called at each look with each try that logs live, and the bytes logged.
         """
         self._site = site

@@ -20,7 +20,7 @@ from snakemake_executor_plugin_mantik.common.state_directory import STATE, make_
 from snakemake_executor_plugin_mantik.journal import backup
 from snakemake_executor_plugin_mantik.journal.records import LOST, StoredOutput, TryState
 
-JOURNAL_VERSION = 14
+JOURNAL_VERSION = 15
 STORED_SINCE = 10
 """The first version that knows stored outputs."""
 JOURNAL_FILE = "journal.sqlite"
@@ -142,6 +142,10 @@ CREATE TABLE runs (
 );
 """
 
+_ADDED_IN_15 = """
+ALTER TABLE tries ADD COLUMN expected REAL;
+"""
+
 _SCHEMA = f"""
 {_ADDED_IN_2}
 CREATE TABLE sites (
@@ -186,12 +190,14 @@ CREATE TABLE bundle_files (
 {_ADDED_IN_12}
 {_ADDED_IN_13}
 {_ADDED_IN_14}
+{_ADDED_IN_15}
 """
 
 _ADDED = {
     2: _ADDED_IN_2, 3: _ADDED_IN_3, 4: _ADDED_IN_4, 5: _ADDED_IN_5, 6: _ADDED_IN_6, 7: _ADDED_IN_7,
     8: _ADDED_IN_8, 9: _ADDED_IN_9, 10: _ADDED_IN_10,
     11: _ADDED_IN_11, 12: _ADDED_IN_12, 13: _ADDED_IN_13, 14: _ADDED_IN_14,
+    15: _ADDED_IN_15,
 }  # fmt: skip
 
 

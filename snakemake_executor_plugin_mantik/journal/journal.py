@@ -412,16 +412,23 @@ class Journal:
         with self._database.write() as db:
             db.execute("UPDATE tries SET waits = ? WHERE id = ?", (why, try_id))
 
-    def pending(self, try_id: str, reason: str) -> None:
-        """Record the scheduler's reason why the try has not started, its turn among them."""
+    def pending(self, try_id: str, reason: str, starts_after: float | None = None) -> None:
+        """Record the scheduler's reason why the try has not started, its turn among them.
+
+        `starts_after` are the seconds between the submission and the start that it expects.
+        """
         with self._database.write() as db:
-            db.execute("UPDATE tries SET pending = ? WHERE id = ?", (reason, try_id))
+            db.execute(
+                "UPDATE tries SET pending = ?, expected = submitted + ? WHERE id = ?",
+                (reason, starts_after, try_id),
+            )
 
     def started(self, try_id: str, at: float) -> None:
         """Record when the try was first seen to run; 0 if it had begun before it was watched."""
         with self._database.write() as db:
             db.execute(
-                "UPDATE tries SET started = COALESCE(started, ?), pending = '' WHERE id = ?",
+                "UPDATE tries SET started = COALESCE(started, ?), pending = '', expected = NULL"
+                " WHERE id = ?",
                 (at, try_id),
             )
 

@@ -91,6 +91,7 @@ class TryRecord:
         waits: the scheduler's reason why it cannot start; empty if there is none, or it started.
         pending: the scheduler's reason why it has not started, its turn among them, when the
             scheduler was last asked; empty if it was not.
+        expected: when the scheduler expected it to start, when it was last asked; None if unknown.
         started: when it was first seen to run, by this machine's clock; 0 if it had begun earlier,
             when nothing watched it; None if it was not seen to run.
         runtime: the walltime that was requested for it; None if the site's default applies.
@@ -133,6 +134,7 @@ class TryRecord:
     place: str = ""
     after: str = ""
     pending: str = ""
+    expected: float | None = None
     started: float | None = None
     runtime: float | None = None
     logs: str = ""

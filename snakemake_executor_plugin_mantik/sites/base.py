@@ -138,6 +138,8 @@ class JobState:
             words; empty if the scheduler was not queried or names no reason.
         started: when a running job began, in seconds since the epoch by the scheduler's clock;
             None if it was not reported.
+        starts_after: seconds between a waiting job's submission and its start as the scheduler
+            expects it now; None if it expects none.
         later: whether the failure is temporary: there are too many jobs (`Reason.REJECTED`), or
             something at the site was away (`Reason.LAUNCH_FAILURE`).
     """
@@ -153,6 +155,7 @@ class JobState:
     never: bool = False
     pending: str = ""
     started: float | None = None
+    starts_after: float | None = None
 
 
 @dataclass(frozen=True)

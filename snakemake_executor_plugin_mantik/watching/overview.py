@@ -1,5 +1,6 @@
 """What is known of each job: its condition, since when, and why it waits. Pure functions."""
 
+import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -140,6 +141,7 @@ class JobOverview:
             "pending": self.pending,
             "pending_words": explain_pending(self.pending) if self.pending else "",
             "cannot_start": record.hindrance,
+            "expected_start": record.expected if self.condition is Condition.WAITING else None,
             "behind": list(self.behind),
             "awaited_by": list(self.awaited_by),
             "waiting_since": self.waiting_since,
@@ -163,7 +165,11 @@ def _waiting(job: JobOverview) -> str:
         return f"cannot start: {explain_pending(job.record.hindrance)}"
     if job.behind:
         return f"queued behind {', '.join(job.behind)}"
-    return f"waiting: {explain_pending(job.pending)}" if job.pending else "waiting"
+    words = f"waiting: {explain_pending(job.pending)}" if job.pending else "waiting"
+    if job.record.expected is not None:
+        when = time.strftime("%d %b %H:%M", time.localtime(job.record.expected))
+        words += f"{',' if job.pending else ':'} expected to start on {when}"
+    return words
 
 
 def _over(job: JobOverview) -> str:

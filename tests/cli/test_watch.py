@@ -146,6 +146,27 @@ def test_transfers_are_read_from_the_controller_while_they_last(tmp_path: Path) 
         assert read_transfers(tmp_path) == []
 
 
+def test_when_a_job_is_expected_to_start(tmp_path: Path) -> None:
+    with closing(Journal(tmp_path / STATE)) as journal:
+        first, second = make(journal, "prepare"), make(journal, "train")
+        journal.pending(first, "Priority", 7200.0)
+        journal.pending(second, "", 7200.0)
+    jobs = overview_jobs(read_history(tmp_path / STATE), controlled=True)
+    assert jobs[0].waiting_since is not None
+    expected = jobs[0].waiting_since + 7200.0
+    when = time.strftime("%d %b %H:%M", time.localtime(expected))
+    assert [job.words for job in jobs] == [
+        f"waiting: Priority (other jobs come first), expected to start on {when}",
+        f"waiting: expected to start on {when}",
+    ]
+    assert jobs[0].as_json(0.0)["expected_start"] == expected
+    with closing(Journal(tmp_path / STATE)) as journal:
+        journal.started(first, expected)
+        journal.pending(second, "Priority")
+    jobs = overview_jobs(read_history(tmp_path / STATE), controlled=True)
+    assert [job.as_json(0.0)["expected_start"] for job in jobs] == [None, None]
+
+
 def test_how_many_jobs_wait_for_one(tmp_path: Path) -> None:
     with closing(Journal(tmp_path / STATE)) as journal:
         first = make(journal, "prepare")

@@ -52,7 +52,7 @@ class Bench:
             journal.submitted, clock,
             on_logged=lambda _, size: self.logged.append((self.now, size)),
             on_waiting=lambda _, why: self.waits.append(why),
-            on_pending=lambda _, why: self.pending.append(why),
+            on_pending=lambda _, why, __: self.pending.append(why),
             on_started=lambda _, began: self.began.append(began),
         )  # fmt: skip
 

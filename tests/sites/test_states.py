@@ -210,6 +210,26 @@ PENDING = {"JobState": "PENDING", "ExitCode": "0:0", "NodeList": "", "StartTime"
 
 
 @pytest.mark.parametrize(
+    ("times", "wait"),
+    [
+        ({"SubmitTime": "2026-11-24T23:30:00", "StartTime": "2026-11-25T01:00:00"}, 5400.0),
+        ({"SubmitTime": "2026-11-24T23:30:00", "StartTime": "Unknown"}, None),
+        ({"SubmitTime": "2026-11-24T23:30:00", "StartTime": "2026-11-24T23:30:00"}, None),
+        ({"StartTime": "2026-11-25T01:00:00"}, None),
+        ({}, None),
+    ],
+)
+def test_when_the_scheduler_expects_a_job_to_start(
+    times: dict[str, str], wait: float | None
+) -> None:
+    waiting = JobState(Phase.WAITING, scheduler_id="7")
+    text = " ".join(f"{k}={v}" for k, v in {**PENDING, "Reason": "Priority", **times}.items())
+    for details in ({**PENDING, "Reason": "Priority", **times}, {"rawDetailsData": text}):
+        state = slurm_state(slurm_details(details), waiting)
+        assert (state.pending, state.starts_after) == ("Priority", wait)
+
+
+@pytest.mark.parametrize(
     ("reason", "waits", "never"),
     [
         ("PartitionDown", "PartitionDown", False),

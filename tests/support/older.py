@@ -6,6 +6,7 @@ ALTER TABLE tries DROP COLUMN started; ALTER TABLE tries DROP COLUMN runtime;
 ALTER TABLE tries DROP COLUMN pending; ALTER TABLE tries DROP COLUMN logs;
 DROP TABLE kept; ALTER TABLE tries DROP COLUMN segment; ALTER TABLE tries DROP COLUMN segments;
 ALTER TABLE tries DROP COLUMN follows; ALTER TABLE tries DROP COLUMN goes_on;
+ALTER TABLE tries DROP COLUMN expected;
 ALTER TABLE tries DROP COLUMN asked; ALTER TABLE tries DROP COLUMN used; DROP TABLE runs;
 DROP TABLE uploads;
 DROP TABLE stored; ALTER TABLE remote_files DROP COLUMN modified;

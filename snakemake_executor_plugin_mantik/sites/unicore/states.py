@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from datetime import datetime
 from typing import Any, Final
 
 from pyunicore.aio.client import JobStatus
@@ -119,7 +120,7 @@ def state_of_log(state: JobState, log: list[Any]) -> JobState:
 
 
 def slurm_details(details: Mapping[str, Any]) -> dict[str, str]:
-    """Extract `JobState`, `Reason` and `ExitCode` from a job's /details, where present.
+    """Extract state, reason, exit code and times from a job's /details, where present.
 
     They are entries of the JSON, or `Name=value` in a text in it, depending on the server.
     """
@@ -141,10 +142,23 @@ def logged_details(log: list[Any]) -> dict[str, str]:
 
 def _found_details(text: str) -> dict[str, str]:
     found = {}
-    for name in ("JobState", "Reason", "ExitCode"):
+    for name in ("JobState", "Reason", "ExitCode", "SubmitTime", "StartTime"):
         if match := re.search(rf'\b{name}"?\s*[=:]\s*"?(?P<value>[\w:+-]+)', text):
             found[name] = match["value"]
     return found
+
+
+def _starts_after(details: Mapping[str, str]) -> float | None:
+    """Return the seconds between a job's submission and its expected start, if there is one.
+
+    Slurm's times have no time zone, but the same one.
+    """
+    try:
+        start = datetime.fromisoformat(details.get("StartTime", ""))
+        wait = start - datetime.fromisoformat(details.get("SubmitTime", ""))
+    except (ValueError, TypeError):
+        return None
+    return wait.total_seconds() if wait.total_seconds() > 0 else None
 
 
 def slurm_state(details: Mapping[str, str], state: JobState) -> JobState:
@@ -162,7 +176,10 @@ def slurm_state(details: Mapping[str, str], state: JobState) -> JobState:
     if word in SLURM_WAITING and (given_up or state.phase is Phase.WAITING):
         pending = details.get("Reason", "").replace("None", "")
         waits, never = pending_obstacle(pending)
-        return replace(state, phase=Phase.WAITING, waits=waits, never=never, pending=pending)
+        return replace(
+            state, phase=Phase.WAITING, waits=waits, never=never, pending=pending,
+            starts_after=_starts_after(details),
+        )  # fmt: skip
     if given_up and word in SLURM_RUNNING:
         return replace(state, phase=Phase.RUNNING)
     by_itself = reason in (Reason.EXIT_CODE, Reason.UNKNOWN) and state.reason is Reason.EXIT_CODE

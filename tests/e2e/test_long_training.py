@@ -106,6 +106,16 @@ def test_each_epoch_counts_once(site: tuple[Project, Cancel], outside: Path) -> 
     project, cancel = site
     project.write("train.py", TRAIN)
     project.write("Snakefile", SNAKEFILE)
+    train(project, outside, cancel)
+    assert not project.exists("ckpt")
+    ran = [(r.segment, r.reason) for r in project.tries if r.ran is not None]
+    assert [each for each in ran if each[1]] == [(3, "cancelled")], ran
+    assert [segment for segment, _ in ran] == [0, 1, 2, 3, 3, *range(4, SEGMENTS)]
+    assert not [record for record in project.tries if not record.state.final]
+
+
+def train(project: Project, outside: Path, cancel: Cancel | None) -> None:
+    """Run the training, kill its controllers, cancel a segment, and look at its epochs."""
     held = {number: outside / f"{number}" for number in (1, 3, 4, 8)}
     for path in held.values():
         path.touch()
@@ -119,13 +129,14 @@ def test_each_epoch_counts_once(site: tuple[Project, Cancel], outside: Path) -> 
     begun(project, second, "3 5")
     until(lambda: epochs(project)[-1] == "5", "an epoch of the cancelled segment")
     until(lambda: losses(project) == 6, "its checkpoint")
-    cancel(open_segment(project, 3).site_jobs[-1])
-    begun(project, second, "3 6", "3 5")
+    if cancel is not None:
+        cancel(open_segment(project, 3).site_jobs[-1])
+        begun(project, second, "3 6", "3 5")
     held[3].unlink()
     begun(project, second, "4 8")
     until(lambda: open_segment(project, 8).site_jobs, "segments in the queue")
     second.kill()
-    tells(second.output, "segment 3 of 10 has ended (time limit)", "for cancelled")
+    tells(second.output, "segment 3 of 10 has ended (time limit)")
 
     # Four segments go on without a controller.
     held[4].unlink()
@@ -136,20 +147,15 @@ def test_each_epoch_counts_once(site: tuple[Project, Cancel], outside: Path) -> 
     held[8].unlink()
 
     started(project, outside).end().ok()
-    assert segments(project) == [
-        "0 0", "1 2", "2 4", "3 5", "3 6", *(f"{n} {2 * n}" for n in range(4, SEGMENTS))
-    ]  # fmt: skip
+    # What was held may have been ended by its walltime, on a slow machine.
+    numbers = [int(line.split()[0]) for line in segments(project)]
+    assert numbers == [0, 1, 2, *([3] * (2 if cancel else 1)), *range(4, SEGMENTS)]
     # The epoch whose checkpoint was cut is the only one that was computed again.
     assert epochs(project) == [str(n) for n in (*range(6), 5, *range(6, EPOCHS))]
     expected: list[float] = []
     for number in range(EPOCHS):
         expected.append((expected[-1] if expected else 1.0) * 0.9 + number)
     assert json.loads(project.read("model.json")) == expected
-    assert not project.exists("ckpt")
-    ran = [(r.segment, r.reason) for r in project.tries if r.ran is not None]
-    assert [each for each in ran if each[1]] == [(3, "cancelled")], ran
-    assert [segment for segment, _ in ran] == [0, 1, 2, 3, 3, *range(4, SEGMENTS)]
-    assert not [record for record in project.tries if not record.state.final]
 
 
 def started(project: Project, outside: Path) -> Running:

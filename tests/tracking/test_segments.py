@@ -4,9 +4,11 @@ import json
 import sys
 from itertools import pairwise
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
+from tests.e2e import test_long_training as long_training
 from tests.support.workflows import Project, tells, until
 from tests.tracking.conftest import Tracked
 from tests.tracking.rules import HEAD
@@ -149,3 +151,36 @@ def test_a_retry_after_segments_is_a_run_of_its_own(elsewhere: Tracked, tmp_path
     assert other.info.status == "FINISHED"
     assert other.data.tags["mantik.retry_of"] == before.info.run_id
     assert other.data.tags["mantik.attempt"] == "2"
+
+
+LONG = """
+rule train:
+    input: "train.py"
+    output: "model.json"
+    params: call=Call(PurePosixPath("."), "demo", "main", "abc", {{}})
+    resources: mantik_continue=10, mantik_checkpoint="ckpt/", mantik_warn="10s"
+    threads: 1
+    shell: "{python} {{input}} {{config[outside]}}"
+"""
+
+
+@pytest.mark.timeout(600)
+def test_the_loss_of_a_long_training_has_each_step_once(tracked: Tracked, tmp_path: Path) -> None:
+    """Three controllers die, a walltime ends in the middle of an epoch that was logged."""
+    project = tracked.project
+    prepare(project)
+    config = project.config.read_text()
+    assert "Runtime: 600s" in config
+    project.config.write_text(config.replace("Runtime: 600s", "Runtime: 60s"))
+    before_save = "    save(losses)\n"
+    assert before_save in dedent(long_training.TRAIN)
+    logged = '    mlflow.log_metric("loss", losses[-1], step=len(losses) - 1)\n'
+    text = dedent(long_training.TRAIN).replace(before_save, logged + before_save)
+    project.write("train.py", f"import mlflow\n{text}")
+    project.write("Snakefile", HEAD + LONG.format(python=sys.executable))
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    long_training.train(project, outside, None)
+    assert tracked.run().info.status == "FINISHED"
+    losses = json.loads(project.read("model.json"))
+    assert history(tracked, "loss") == list(enumerate(losses))

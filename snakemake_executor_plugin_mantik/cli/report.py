@@ -13,6 +13,7 @@ from snakemake_executor_plugin_mantik.report.facts import gather_facts
 from snakemake_executor_plugin_mantik.report.json_facts import facts_as_json
 from snakemake_executor_plugin_mantik.report.page import GENERATOR, render_report
 from snakemake_executor_plugin_mantik.report.profile import render_profile
+from snakemake_executor_plugin_mantik.staging.sources import REPORT_FILE
 from snakemake_executor_plugin_mantik.tracking.masking import make_masker, secret_values
 
 _HEAD_BYTES: Final = 1024
@@ -24,7 +25,7 @@ def report(
     *,
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="FILE", help="The HTML file to write.")
-    ] = Path("mantik-report.html"),
+    ] = Path(REPORT_FILE),
     profile: Annotated[
         Path | None,
         typer.Option(

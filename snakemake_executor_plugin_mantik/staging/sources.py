@@ -181,6 +181,9 @@ def _walk(
 OF_RULES = "read or made by a rule"
 """The reason for files that are uploaded for the jobs that name them as inputs."""
 
+REPORT_FILE = "mantik-report.html"
+"""What `smk-mantik report` writes, unless the user names another file."""
+
 _HIDDEN = "hidden"
 _EXCLUDED = "in Exclude of the backend config"
 _IRREGULAR = "no regular file"
@@ -209,6 +212,8 @@ def _why_file(path: str, exclude: Matching, products: Container[str]) -> str | N
     name = path.rpartition("/")[2]
     if name.startswith("."):
         return _HIDDEN
+    if name == REPORT_FILE:
+        return "a report"
     if name.startswith(_MLFLOW):
         return "MLflow's own"
     if name.endswith(_LOG):

@@ -21,6 +21,7 @@ from rich.table import Table
 
 from snakemake_executor_plugin_mantik.cli.jobs import jobs_table
 from snakemake_executor_plugin_mantik.journal import read_history
+from snakemake_executor_plugin_mantik.staging.sources import REPORT_FILE
 from snakemake_executor_plugin_mantik.watching.overview import overview_jobs
 
 HERE = Path(__file__).resolve().parent
@@ -67,6 +68,20 @@ def inside() -> int:
     return code
 
 
+def write_report() -> None:
+    """Write the report of the run and show where it and the figure are."""
+    report = HERE / REPORT_FILE
+    words = ["report", "--directory", str(HERE), "--output", str(report)]
+    command = [sys.executable, "-m", "snakemake_executor_plugin_mantik", *words]
+    subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
+    console.print("To look at in a browser:")
+    for what, file in (
+        ("the pipeline, its timeline and what jobs used", report),
+        ("the scores of the models", HERE / SHOWN / "report.png"),
+    ):
+        console.print(f"  {file.as_uri()}  ({what})", soft_wrap=True)
+
+
 def write_config(site: str) -> Path:
     """Write a site's backend config: the sandbox's, with the environment that the jobs need."""
     sandbox = (SANDBOX / f"{site}.yaml").read_text()
@@ -87,8 +102,8 @@ def show(started: float) -> None:
     console.print()
     lines = (HERE / SHOWN / "report.md").read_text().splitlines()
     console.print(Markdown("\n".join(line for line in lines if not line.startswith("!["))))
-    console.print(f"\nFigure: {(HERE / SHOWN / 'report.png').relative_to(Path.cwd())}")
     show_runs()
+    write_report()
 
 
 def show_runs() -> None:
@@ -101,7 +116,9 @@ def show_runs() -> None:
     found = Table("Run", "Status", "Site", "C", "gamma", *METRICS.values(), title="MLflow runs")
     # The jobs' runs; the workflow's own run is above them.
     wanted = "tags.`mantik.try` != ''"
+    experiment = ""
     for run in client.search_runs(ids, wanted, order_by=["metrics.train_accuracy DESC"]):
+        experiment = run.info.experiment_id
         params, metrics = run.data.params, run.data.metrics
         values = [f"{metrics[name]:.4g}" if name in metrics else "" for name in METRICS]
         tags = run.data.tags
@@ -115,7 +132,9 @@ def show_runs() -> None:
     program = Path(sys.executable).with_name("mlflow")
     shown = program.relative_to(here) if program.is_relative_to(here) else "mlflow"
     command = f"{shown} ui --backend-store-uri {store}"
-    console.print("To look at them in MLflow, start this and open http://127.0.0.1:5000:")
+    # The address of the experiment's page in MLflow.
+    page = f"http://127.0.0.1:5000/#/experiments/{experiment}"
+    console.print(f"To look at them in MLflow, start this and open {page}:")
     console.print(f"  {command}", soft_wrap=True)
 
 

@@ -5,6 +5,8 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import metadata
+from typing import Annotated
 
 import typer
 
@@ -32,6 +34,12 @@ def main() -> None:
         sys.exit(_INTERRUPTED)
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"smk-mantik {metadata.version('snakemake-executor-plugin-mantik')}")
+        raise typer.Exit
+
+
 @contextmanager
 def _here() -> Iterator[None]:
     """Replace a `FileNotFoundError` by a clear error if the working directory was removed."""
@@ -46,6 +54,17 @@ def _here() -> Iterator[None]:
                 do="Change into an existing one, and run the command again",
             ) from None
         raise
+
+
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version and exit.", callback=_print_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
+    """Run Snakemake rules as jobs at HPC sites behind REST APIs."""
 
 
 def _app() -> typer.Typer:
@@ -75,8 +94,9 @@ def _app() -> typer.Typer:
         help="Run Snakemake rules as jobs at HPC sites behind REST APIs.",
         no_args_is_help=True,
         pretty_exceptions_enable=False,
-        add_completion=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
     )
+    app.callback()(_options)
     app.command()(init)
     app.command()(check)
     app.command()(render)

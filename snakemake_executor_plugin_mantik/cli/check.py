@@ -109,8 +109,9 @@ def examine(spec: str, project: Path) -> CheckReport:
     if complaint and plain:  # the file is valid, but a run needs NAME=FILE
         report.warnings.append(f"{file}: {complaint}")
     for of, environment in report.loaded.config.all_environments.items():
-        commands = _unreadable_hooks(environment, f"Environments.{of}" if of else "Environment")
-        report.warnings += [f"{file}: {warning}" for warning in commands]
+        where = f"Environments.{of}" if of else "Environment"
+        found = [*_unreadable_hooks(environment, where), *_literal(environment, where)]
+        report.warnings += [f"{file}: {warning}" for warning in found]
     return report
 
 
@@ -164,6 +165,21 @@ _READ_S: Final = 10.0
 """Seconds that bash may take to read one command."""
 
 _HOOKS: Final = ("before_on_login", "before_on_compute", "after_on_compute", "after_on_login")
+
+
+_EXPANDABLE: Final = re.compile(r"\$(?:[A-Za-z_]|\{[A-Za-z_]|\()")
+"""What a shell expands."""
+
+
+def _literal(environment: EnvironmentConfig, where: str) -> Iterator[str]:
+    """Yield a warning for each variable whose value a shell would expand, as mantik's own did."""
+    for name, value in environment.variables.items():
+        if _EXPANDABLE.search(value):
+            yield (
+                f"{where}.Variables.{name}: {value!r} is set as it is, and nothing in it is"
+                f" expanded; to expand it on the node, write `export {name}=…` in"
+                " PreRunCommandOnComputeNode"
+            )
 
 
 def _unreadable_hooks(environment: EnvironmentConfig, where: str) -> Iterator[str]:

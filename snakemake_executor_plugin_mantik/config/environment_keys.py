@@ -243,6 +243,11 @@ def _python(value: object) -> str:
 class EnvironmentConfig(ConfigSection):
     """The environment of a job's command, and the commands to run before and after it."""
 
+    FOREIGN: ClassVar[Mapping[str, str]] = {
+        "SingularityImage": "SingularityImage is now Apptainer; write `Apptainer: {Path: FILE}`",
+        "DockerImage": "DockerImage is not supported; write `Apptainer: {Path: docker://IMAGE, "
+        "Type: remote}`",
+    }
     HINTS: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "prerun": ("PreRunCommandOnComputeNode", "PreRunCommandOnLoginNode"),
         "preruncommand": ("PreRunCommandOnComputeNode", "PreRunCommandOnLoginNode"),

@@ -40,6 +40,13 @@ from snakemake_executor_plugin_mantik.config.values import (
 from snakemake_executor_plugin_mantik.jobs.pbs import pbs_features
 
 _ENVIRONMENT_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
+_OF_MLFLOW_SLURM: Final = {
+    "partition": "Queue",
+    "gpus_per_node": "GPUsPerNode",
+    "mem": "MemoryPerNode",
+    "nodes": "Nodes",
+    "time": "Runtime",
+}
 _SSH: Final = "SSH is not supported; use UnicoreApiUrl or Firecrest"
 
 
@@ -64,8 +71,15 @@ class FirecrestConfig(ConfigSection):
 class ResourcesConfig(ConfigSection):
     """The resources that a job of this site requests, unless its rule overrides them."""
 
+    FOREIGN: ClassVar[Mapping[str, str]] = {
+        "Project": "the account is not in this file; set MANTIK_COMPUTE_BUDGET_ACCOUNT, or the "
+        "rule's resource slurm_account",
+    }
     HINTS: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "gpu": ("GPUsPerNode",),
+        "gpus_per_node": ("GPUsPerNode",),
+        "mem": ("MemoryPerNode",),
+        "ntasks": ("CPUsPerNode",),
         "gpus": ("GPUsPerNode",),
         "partition": ("Queue",),
         "time": ("Runtime",),
@@ -175,6 +189,20 @@ class BackendConfig(ConfigSection):
     FOREIGN: ClassVar[Mapping[str, str]] = {
         "SSH": _SSH,
         "Ssh": _SSH,
+        **{
+            key: f"{key} belongs under Environment; write `Environment: {{{key}: …}}`"
+            for key in ("Apptainer", "Modules", "Python", "Variables")
+        },
+        **{
+            key: f"{key} is a key of mlflow-slurm; write `Resources: {{{ours}: …}}`"
+            for key, ours in _OF_MLFLOW_SLURM.items()
+        },
+        "account": "account is a key of mlflow-slurm; set MANTIK_COMPUTE_BUDGET_ACCOUNT instead",
+        "modules": "modules is a key of mlflow-slurm; write `Environment: {Modules: […]}`",
+        "environment": "environment is a key of mlflow-slurm; write "
+        "`Environment: {Variables: {NAME: VALUE}}`",
+        "sequential_workers": "sequential_workers is a key of mlflow-slurm; a rule goes on past "
+        "its walltime with the resource mantik_continue",
         "Include": "Include belongs under Site; write `Site: {Include: [...]}`",
     }
 

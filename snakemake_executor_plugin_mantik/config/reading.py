@@ -18,6 +18,7 @@ from snakemake_executor_plugin_mantik.config.documents import (
 )
 from snakemake_executor_plugin_mantik.config.edf import EdfError, read_edf
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
+from snakemake_executor_plugin_mantik.config.units import is_plain_number
 
 KINDS: Final = {".yaml": "yaml", ".yml": "yaml", ".json": "json"}
 _NOT_THERE: Final = "there is no such file: correct the path, or create one with smk-mantik init"
@@ -244,6 +245,18 @@ def _missing_software(environment: Any, key: str, project: Path) -> Iterator[tup
             f"the image {path!r} was not found; the path is relative to the project folder "
             f"{project}",
         )
+    python = _entry(environment, "Python")
+    path = _entry(python, "Path") if isinstance(python, Mapping) else python
+    if (
+        _is_path(path)
+        and not str(path).strip().startswith("/")
+        and _is_file(project / str(path).strip() / "pyvenv.cfg")
+    ):
+        yield (
+            f"{key}.Python",
+            f"{str(path)!r} is a virtual environment of this machine, which is not uploaded: "
+            "it holds absolute paths; make one at the site and name its absolute path there",
+        )
     path = _entry(environment, "ContainerEngine", "File")
     if _is_path(path) and not str(path).strip().startswith("/"):
         try:
@@ -278,6 +291,10 @@ def _warnings(raw: Any, config: BackendConfig) -> Iterator[str]:
     resources = config.resources
     if "Memory" in raw["Resources"]:
         yield "Resources.Memory: is read as MemoryPerNode; use that name"
+    for key in ("MemoryPerNode", "Memory"):
+        written = str(getattr(given := raw["Resources"].get(key), "written", given)).strip()
+        if is_plain_number(written):
+            yield f"Resources.{key}: {written} has no unit and means MiB; write {written}M"
     if config.unicore_api_url and not config.unicore_api_url.endswith("/rest/core"):
         yield "UnicoreApiUrl: does not end with /rest/core, the path of UNICORE's REST API"
     for keys, name in (

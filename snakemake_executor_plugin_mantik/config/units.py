@@ -17,6 +17,7 @@ _LETTERS: Final = "KMGT"
 _DURATION: Final = re.compile(r"([0-9]{1,9})([smhd])")
 _AMOUNT: Final = re.compile(r"([0-9]{1,9})([kmgt])(?:i?b)?", re.IGNORECASE)
 _PLAIN: Final = re.compile(r"([0-9]{1,15})b?", re.IGNORECASE)
+_DIGITS: Final = re.compile(r"[0-9]{1,9}")
 _SIZE: Final = re.compile(r"([0-9]{1,15})([kmgt])(?:i?b)?", re.IGNORECASE)
 
 
@@ -43,19 +44,24 @@ def format_duration(seconds: int) -> str:
     return f"{seconds // _SECONDS[unit]}{unit}"
 
 
+def is_plain_number(text: str) -> bool:
+    """Return whether a text is a whole number without a unit."""
+    return _DIGITS.fullmatch(text.strip()) is not None
+
+
 def parse_memory(text: str) -> int:
     """Return an amount of memory such as `512M`, `64G`, `64GB` or `64GiB` in MiB, rounded up.
 
+    A number without a unit is MiB, as for mantik's backend behind firecREST and for Slurm.
+
     Raises:
-        ValueError: `text` is written in another way, is zero, or has no unit: without one, UNICORE
-            would read bytes and Slurm MiB.
+        ValueError: `text` is written in another way, or is zero.
     """
-    match = _AMOUNT.fullmatch(text.strip())
+    match = _AMOUNT.fullmatch(f"{text.strip()}M" if is_plain_number(text) else text.strip())
     if not match:
-        without = "; a number without a unit would be bytes for UNICORE and MiB for Slurm"
         raise ValueError(
             "has to be a whole number with one of the units K, M, G, T (also KiB or KB and so on, "
-            f"all of them 1024-based), for example 64G{without if _PLAIN.fullmatch(text) else ''}"
+            "all of them 1024-based), for example 64G"
         )
     mib = -(-int(match[1]) * _BYTES[match[2].lower()] // _MIB)
     if not mib:

@@ -394,9 +394,15 @@ Duration = Annotated[
 Memory = Annotated[
     int,
     BeforeValidator(_memory),
-    WithJsonSchema({"type": "string", "pattern": r"^\s*[0-9]+[KMGTkmgt]([Ii]?[Bb])?\s*$"}),
+    WithJsonSchema(
+        {
+            "type": ["string", "integer"],
+            "pattern": r"^\s*[0-9]+([KMGTkmgt]([Ii]?[Bb])?)?\s*$",
+            "minimum": 1,
+        }
+    ),
 ]
-"""MiB, written as a number with a unit."""
+"""MiB, written as a number with a unit, or as MiB."""
 
 Size = Annotated[
     int,

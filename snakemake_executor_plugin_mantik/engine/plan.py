@@ -3,6 +3,7 @@
 No I/O, except that local Environment Definition Files are read.
 """
 
+import posixpath
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -170,7 +171,7 @@ class Planner:
             resources=resources,
             cores=self.cores(resources),
             environment=environment,
-            variables=request.variables,
+            variables={**request.variables, **_of_project(request, facts.workspace)},
             inputs=(*staged.inputs, *kept),
             outputs=outputs,
             segment=segment,
@@ -189,6 +190,13 @@ class Planner:
             incomplete=request.incomplete,
             limits=script_limits(self.config),
         )
+
+
+def _of_project(request: JobRequest, workspace: str) -> dict[str, str]:
+    """Return the variables that mantik's own backend sets for an entry point of a project."""
+    if not request.project:
+        return {}
+    return {"MANTIK_WORKING_DIRECTORY": posixpath.normpath(f"{workspace}/{request.project}")}
 
 
 ACCOUNT: Final = "account"

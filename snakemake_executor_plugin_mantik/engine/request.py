@@ -81,6 +81,8 @@ class JobRequest:
         umask: file mode mask of this process, so that the job's files get the modes that they would
             get here; None for the site's own.
         environment: the name of the config's environment that it runs in; empty for its default.
+        project: the folder of the MLproject whose entry point it runs, relative to the workspace;
+            empty if it runs none. The job finds its path in `MANTIK_WORKING_DIRECTORY`.
         own_environment: whether the command makes its environment itself; the image of the backend
             config is then not used.
         secrets: values of the workflow's `envvars:`; never in a script, a log or the journal.
@@ -115,6 +117,7 @@ class JobRequest:
     benchmark: Benchmark | None = None
     umask: int | None = None
     environment: str = ""
+    project: str = ""
     own_environment: bool = False
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
     parameters: str = ""

@@ -146,6 +146,8 @@ class Project:
         """
         if name in self.entry_points:
             return self.entry_points[name]
+        if name in self._file.broken:
+            raise ConfigError(list(self._file.broken[name]), do="Correct the MLproject file")
         script = script_entry(name)
         if script is None:
             known = suggest(name, self.entry_points)

@@ -45,6 +45,7 @@ class ProjectFile:
         entry_points: by name, in the file's order.
         environment: key of the environment; empty if there is none.
         warnings: likely mistakes, with file, key and line.
+        broken: mistakes of entry points that cannot be run, by name.
     """
 
     path: Path | None = None
@@ -52,6 +53,7 @@ class ProjectFile:
     entry_points: Mapping[str, EntryPoint] = field(default_factory=dict)
     environment: str = ""
     warnings: tuple[str, ...] = ()
+    broken: Mapping[str, tuple[Mistake, ...]] = field(default_factory=dict)
 
 
 def read_project(
@@ -65,7 +67,8 @@ def read_project(
         warn: receives each warning, even if the file has mistakes.
 
     Raises:
-        ConfigError: with all mistakes of the file; or the folder or file cannot be read.
+        ConfigError: with all mistakes of the file; or the folder or file cannot be read. Mistakes
+            of one entry point are only warnings if another one has none, as MLflow ignores them.
     """
     called = shown if shown is not None else str(folder)
     try:
@@ -91,9 +94,14 @@ def read_project(
     if warn is not None:
         for warning in reader.warnings:
             warn(warning)
-    if reader.mistakes:
-        raise ConfigError(reader.mistakes, do="Correct the MLproject file")
-    return ProjectFile(path, *found, tuple(reader.warnings))
+    of_entries = [mistake for mistakes in reader.broken.values() for mistake in mistakes]
+    if reader.mistakes or (of_entries and not found[1]):
+        raise ConfigError([*reader.mistakes, *of_entries], do="Correct the MLproject file")
+    remarks = [f"{mistake}; this entry point cannot be run" for mistake in of_entries]
+    if warn is not None:
+        for remark in remarks:
+            warn(remark)
+    return ProjectFile(path, *found, (*reader.warnings, *remarks), reader.broken)
 
 
 class _Reader:
@@ -103,6 +111,7 @@ class _Reader:
         self._file = file
         self._folder = folder
         self.mistakes: list[Mistake] = []
+        self.broken: dict[str, tuple[Mistake, ...]] = {}
         self.warnings: list[str] = []
         self._constructor = yaml.SafeLoader("")
 
@@ -121,8 +130,12 @@ class _Reader:
         points: dict[str, EntryPoint] = {}
         if "entry_points" in entries:
             for key, node in self._mapping(entries["entry_points"], "entry_points").items():
+                before = len(self.mistakes)
                 point = self._entry_point(key, node)
-                if point is not None:
+                if len(self.mistakes) > before:
+                    self.broken[key] = tuple(self.mistakes[before:])
+                    del self.mistakes[before:]
+                elif point is not None:
                     points[key] = point
         environment = self._environment(entries)
         if "databricks_spark_job" in entries:

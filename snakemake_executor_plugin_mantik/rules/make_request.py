@@ -9,6 +9,7 @@ from snakemake.io import is_flagged
 from snakemake_executor_plugin_mantik.common.state_directory import read_umask
 from snakemake_executor_plugin_mantik.engine.request import JobRequest
 from snakemake_executor_plugin_mantik.jobs.spec import Benchmark, OutputFile
+from snakemake_executor_plugin_mantik.mlproject.project import find_bound_entry_point
 from snakemake_executor_plugin_mantik.rules import Job
 from snakemake_executor_plugin_mantik.rules.context import Payload, RuleContext
 from snakemake_executor_plugin_mantik.rules.kinds.shell_command import NODE_TMPDIR, job_tmpdir
@@ -79,6 +80,7 @@ def make_request(
         uploads=tuple({upload.path: upload for run in payloads for upload in run.uploads}.values()),
         outputs=runs.outputs,
         umask=read_umask(),
+        project=project_folder(job),
         environment=choose_environment(resources, context.sites[site].config),
         own_environment=payloads[0].own_environment,
         secrets=dict(secrets),
@@ -171,6 +173,12 @@ def job_variables(job: Job) -> dict[str, str]:
     tmpdir = job_tmpdir(job)
     variables = dict.fromkeys(THREAD_VARIABLES, str(job.threads))
     return variables if tmpdir == NODE_TMPDIR else {**variables, "TMPDIR": tmpdir}
+
+
+def project_folder(job: Job) -> str:
+    """Return the folder of the MLproject whose entry point a job runs; empty if it runs none."""
+    given = find_bound_entry_point(job.rule.params)
+    return "" if given is None else str(given.project.relative_folder())
 
 
 def job_parameters(job: Job) -> str:

@@ -139,3 +139,13 @@ def test_variables_that_by_their_names_are_secret(name: str, warned: bool) -> No
     _, warnings = parse_backend_config(text.encode(), "yaml", shown="c")
     told = [f"c: Environment.Variables.{name}: looks like a secret"] if warned else []
     assert [warning.partition(", and everyone")[0] for warning in warnings] == told
+
+
+def test_a_virtual_environment_of_this_machine_is_refused(tmp_path: Path) -> None:
+    text = b"UnicoreApiUrl: https://u.org/rest/core\nResources: {Queue: q}\n"
+    text += b"Environment: {Python: {Path: venv}}\n"
+    parse_backend_config(text, "yaml", tmp_path, shown="c")
+    (tmp_path / "venv").mkdir()
+    (tmp_path / "venv/pyvenv.cfg").touch()
+    with pytest.raises(ConfigError, match="virtual environment of this machine"):
+        parse_backend_config(text, "yaml", tmp_path, shown="c")

@@ -66,13 +66,14 @@ def test_other_durations_are_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "mib"), [("1K", 1), ("1025K", 2), ("512M", 512), ("64GiB", 65536), ("1TB", 1 << 20)]
+    ("text", "mib"),
+    [("1K", 1), ("65536", 65536), ("1025K", 2), ("512M", 512), ("64GiB", 65536), ("1TB", 1 << 20)],
 )
 def test_memory_is_rounded_up_to_whole_mib(text: str, mib: int) -> None:
     assert parse_memory(text) == mib
 
 
-@pytest.mark.parametrize("text", ["12", "12 gigs", "1.5G", "-1G", "0M", "G", "12PB", "12GiBB"])
+@pytest.mark.parametrize("text", ["12 gigs", "1.5G", "-1G", "0M", "G", "12PB", "12GiBB"])
 def test_other_memory_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="64G"):
         parse_memory(text)

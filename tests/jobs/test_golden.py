@@ -12,6 +12,7 @@ from snakemake_executor_plugin_mantik.jobs.paths import TryPaths
 from snakemake_executor_plugin_mantik.jobs.script import render_script
 from snakemake_executor_plugin_mantik.jobs.spec import (
     Apptainer,
+    Container,
     Environment,
     InputFile,
     JobSpec,
@@ -70,6 +71,29 @@ SCRIPTS = {
         ),
     ),
     "python": replace(PLAIN, environment=Environment(python="/p/venvs/ml")),
+    "pyxis": replace(
+        PLAIN,
+        secrets=("TOKEN",),
+        datasets=("/p/data/c",),
+        segment=Segment(0, 3, ("ckpt/",), 3600, 120),
+        environment=Environment(
+            container=Container(
+                "Pyxis",
+                "nvcr.io#nvidia/pytorch:24",
+                mounts=("$DATA:/data:ro",),
+                options=("--mpi=pmix",),
+            ),
+            python="/p/venvs/ml",
+            variables={"DATA": "/p/data"},
+        ),
+    ),
+    "containerengine": replace(
+        PLAIN,
+        launches=True,
+        environment=Environment(
+            container=Container("ContainerEngine", "env/pytorch.toml", is_file=True)
+        ),
+    ),
 }
 
 

@@ -287,3 +287,22 @@ def test_no_descriptor_stays_open(tmp_path: Path) -> None:
     before = len(os.listdir("/proc/self/fd"))
     read(tmp_path, GOOD)
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_an_entry_point_with_a_mistake_leaves_the_others_alone(tmp_path: Path) -> None:
+    text = """
+entry_points:
+  main: {command: echo main}
+  evaluate:
+    parameters: {level: {type: int, default: None}}
+    command: echo {level}
+"""
+    (tmp_path / "MLproject").write_text(text)
+    warnings: list[str] = []
+    found = read_project(tmp_path, "p", warnings.append)
+    assert list(found.entry_points) == ["main"]
+    assert "entry_points.evaluate.parameters.level.default" in warnings[-1]
+    assert warnings[-1].endswith("this entry point cannot be run")
+    project = mlproject.project.Project(tmp_path, found, "p")
+    with pytest.raises(ConfigError, match=r"level\.default"):
+        project.entry("evaluate")

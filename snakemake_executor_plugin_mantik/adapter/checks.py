@@ -21,7 +21,7 @@ from snakemake_executor_plugin_mantik.config.reading import LoadedConfig, read_c
 from snakemake_executor_plugin_mantik.engine.core import Engine
 from snakemake_executor_plugin_mantik.engine.plan import Planner
 from snakemake_executor_plugin_mantik.engine.request import JobRequest
-from snakemake_executor_plugin_mantik.jobs.segments import Continuation
+from snakemake_executor_plugin_mantik.jobs.segments import CONTINUE, Continuation
 from snakemake_executor_plugin_mantik.mlproject.project import find_bound_entry_point
 from snakemake_executor_plugin_mantik.rules import preflight, resources, tracked
 from snakemake_executor_plugin_mantik.rules.context import RuleContext
@@ -366,8 +366,8 @@ def check_jobs(
             for member in members:
                 resources.job_retry_reasons(member)
                 tracked.tracking_request(member)
-            going_on = find_continuation(job)
             site, given, threads, later = group_resources.unit_request(job, planners)
+            going_on = find_continuation(job, planners[site] if site is not None else None)
             resources.refuse_misspelt(later)
             if site is None:
                 continue
@@ -388,17 +388,20 @@ def check_jobs(
     return list(used)
 
 
-def find_continuation(unit: Any) -> Continuation | None:
-    """Return how a job goes on past its walltime, if it may.
+def find_continuation(unit: Any, planner: Planner | None) -> Continuation | None:
+    """Return how a job goes on past its walltime, if it may; `planner` is its site's, if known.
 
     Raises:
         UserError: its resources for that are invalid, or it is of a kind that cannot.
     """
+    default = (planner.config.resources.segments or 0) if planner is not None else 0
     for member in list_members(unit):
         updated = [str(path) for path in member.output if is_flagged(path, "update")]
-        found = resources.job_continuation(member, updated)
+        found = resources.job_continuation(member, updated, default)
         if found is None:
             continue
+        if member.resources.get(CONTINUE) is None and (unit.is_group() or why_full_job(member)):
+            continue  # the site's default is for those that can
         if unit.is_group():
             raise UserError(
                 f"rule {member.rule.name} has mantik_continue, but a job in a group cannot go on",

@@ -19,8 +19,8 @@ from snakemake_executor_plugin_mantik.watching.overview import (
     Condition,
     JobOverview,
     Sight,
-    last_tries,
     overview_jobs,
+    present_tries,
 )
 from snakemake_executor_plugin_mantik.watching.visitors import Visitors
 
@@ -45,8 +45,8 @@ def jobs(
 ) -> None:
     """Show the jobs of a workflow: site, id at the site, waiting and running time, outcome.
 
-    Shows the last try of each job, and all tries that may still run. To cancel those, use
-    smk-mantik cancel; to follow them, smk-mantik watch.
+    Shows the last try of each job, and all tries that may still run, without segments that wait
+    for others. To cancel those, use smk-mantik cancel; to follow them, smk-mantik watch.
     """
     state = directory / STATE
     controlled = is_controlled(state)
@@ -55,7 +55,7 @@ def jobs(
     if ask and not controlled:
         sights = asyncio.run(_asked(directory, site or []))
     found = overview_jobs(records, controlled=controlled, sights=sights)
-    shown = {record.id for record in (records if every else last_tries(records))}
+    shown = {record.id for record in (records if every else present_tries(records))}
     found = [
         job
         for job in found

@@ -26,3 +26,24 @@ Sites = Annotated[
     ),
 ]
 """The current paths of the backend configs of a workflow that has run."""
+
+Segments = Annotated[
+    int | None,
+    typer.Option(
+        "--continue",
+        min=0,
+        metavar="SEGMENTS",
+        help="Go on past the walltime, in up to so many jobs, from --checkpoint.",
+    ),
+]
+"""How many segments a run may have."""
+
+Checkpoint = Annotated[
+    str,
+    typer.Option(
+        metavar="PATH",
+        help="What the next job goes on from: a file, or with a trailing / a folder; several are"
+        " separated by blanks.",
+    ),
+]
+"""What the segments of a run go on from."""

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from snakemake_executor_plugin_mantik.cli.options import Checkpoint, Segments
+from snakemake_executor_plugin_mantik.mlproject.continuing import ContinueOptions
 from snakemake_executor_plugin_mantik.mlproject.single_rule import (
     prepare_single_rule,
     snakemake_command,
@@ -61,6 +63,8 @@ def run(
             help="A file, or with a trailing / a folder, that it makes; repeatable.",
         ),
     ] = None,
+    segments: Segments = None,
+    checkpoint: Checkpoint = "",
     check: Annotated[
         bool, typer.Option("--check", help="Only check the arguments, and run nothing.")
     ] = False,
@@ -73,7 +77,8 @@ def run(
     arguments = snakemake or []
     snakefile = prepare_single_rule(
         project, entry_point, parameter or [], extra or [],
-        site=site, inputs=inputs or [], outputs=outputs or [], here=_is_local(arguments),
+        site=site, inputs=inputs or [], outputs=outputs or [],
+        going_on=ContinueOptions(segments, checkpoint), here=_is_local(arguments),
         write=not check,
     )  # fmt: skip
     if check:

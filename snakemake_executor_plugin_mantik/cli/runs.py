@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from snakemake_executor_plugin_mantik.cli.options import Checkpoint, Segments
 from snakemake_executor_plugin_mantik.common.errors import UserError, json_text, one_line, printable
 
 if TYPE_CHECKING:
@@ -73,6 +74,8 @@ def submit(
     account: _Account = "",
     experiment: _Experiment = "",
     name: _Name = "",
+    segments: Segments = None,
+    checkpoint: Checkpoint = "",
     wait: _Wait = False,
     as_json: _AsJson = False,
 ) -> None:
@@ -82,6 +85,7 @@ def submit(
     """
     from dataclasses import replace
 
+    from snakemake_executor_plugin_mantik.mlproject.continuing import ContinueOptions
     from snakemake_executor_plugin_mantik.runs.configs import config_of_file
     from snakemake_executor_plugin_mantik.runs.submit import SubmitRequest
     from snakemake_executor_plugin_mantik.runs.submit import submit_run as submitted
@@ -90,7 +94,15 @@ def submit(
     chosen = replace(config_of_file(site, os.environ), extra=_pairs("--extra", extra))
     run_id = submitted(
         SubmitRequest(
-            project, chosen, entry_point, version, given, experiment, name=name, account=account
+            project,
+            chosen,
+            entry_point,
+            version,
+            given,
+            experiment,
+            name=name,
+            account=account,
+            going_on=ContinueOptions(segments, checkpoint),
         )
     )
     _told_of(run_id, wait=wait, as_json=as_json)
@@ -106,6 +118,8 @@ def rerun_command(
     account: _Account = "",
     experiment: _Experiment = "",
     name: _Name = "",
+    segments: Segments = None,
+    checkpoint: Checkpoint = "",
     wait: _Wait = False,
     as_json: _AsJson = False,
 ) -> None:
@@ -113,6 +127,7 @@ def rerun_command(
 
     For another project, version or entry point use smk-mantik runs submit.
     """
+    from snakemake_executor_plugin_mantik.mlproject.continuing import ContinueOptions
     from snakemake_executor_plugin_mantik.runs.configs import config_of_file
     from snakemake_executor_plugin_mantik.runs.listing import find_run
     from snakemake_executor_plugin_mantik.runs.submit import resubmit_run
@@ -129,6 +144,7 @@ def rerun_command(
         parameters=_pairs("-P", parameter), extra=_pairs("--extra", extra), account=account,
         experiment=experiment, name=name,
         site=config_of_file(site, os.environ) if site else None,
+        going_on=ContinueOptions(segments, checkpoint),
     )  # fmt: skip
     _told_of(run_id, wait=wait, as_json=as_json)
 

@@ -79,6 +79,8 @@ def run_details(found: "FoundRun") -> dict[str, Any]:
                 {
                     "id": ", ".join(t.site_jobs),
                     "queue": t.queue,
+                    "segment": t.segment + 1 if t.segments else None,
+                    "segments": t.segments or None,
                     "outcome": t.outcome,
                     "waiting_reason": t.hindrance,
                 }
@@ -115,12 +117,14 @@ def run_lines(found: Mapping[str, Any]) -> Iterator[str]:
         f"{v['name']}, version {v['version']}{_in_brackets(', '.join(v['aliases']))}"
         for v in found.get("registered", ())
     )
-    jobs = [
-        ", ".join(v for v in (job["id"], job["queue"], job["outcome"]) if v)
-        for job in found.get("jobs", ())
-    ]
-    shown["job" if len(jobs) == 1 else "jobs"] = "; ".join(jobs)
+    jobs = [_job_line(job) for job in found.get("jobs", ())]
+    in_turn = any(job["segment"] for job in found.get("jobs", ()))
+    if not in_turn:
+        shown["job" if len(jobs) == 1 else "jobs"] = "; ".join(jobs)
     yield from (f"  {name}: {value}" for name, value in shown.items() if value)
+    if in_turn:
+        yield "  jobs:"
+        yield from (f"    {job}" for job in jobs)
     given = {**request.get("parameters", {}), **request.get("extra", {})}
     for title, values in (
         ("parameters", found.get("parameters") or given),
@@ -129,6 +133,11 @@ def run_lines(found: Mapping[str, Any]) -> Iterator[str]:
         if values:
             yield f"  {title}:"
             yield from (f"    {name} = {value}" for name, value in sorted(values.items()))
+
+
+def _job_line(job: Mapping[str, Any]) -> str:
+    part = f"segment {job['segment']} of {job['segments']}" if job["segment"] else ""
+    return ", ".join(word for word in (part, job["id"], job["queue"], job["outcome"]) if word)
 
 
 def deletion_lines(found: "FoundRun", *, site: bool) -> Iterator[str]:

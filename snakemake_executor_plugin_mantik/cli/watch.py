@@ -27,8 +27,8 @@ from snakemake_executor_plugin_mantik.journal import JOURNAL_FILE, is_controlled
 from snakemake_executor_plugin_mantik.watching.overview import (
     Condition,
     JobOverview,
-    last_tries,
     overview_jobs,
+    present_tries,
     site_totals,
 )
 from snakemake_executor_plugin_mantik.watching.visitors import Visitors
@@ -90,7 +90,7 @@ class _Watched:
             # A controller knows more than an earlier look.
             sights={} if self.controlled else self._visitors.sights,
         )
-        shown = {record.id for record in last_tries(self._records)}
+        shown = {record.id for record in present_tries(self._records)}
         return [job for job in found if job.record.id in shown]
 
     @property

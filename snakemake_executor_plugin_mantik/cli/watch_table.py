@@ -28,8 +28,8 @@ MOST_TRANSFERS: Final = 4
 """Most lines about transfers."""
 
 _ORDER: Final = (
-    Condition.RUNNING, Condition.OVER, Condition.WAITING, Condition.OPEN, Condition.SUBMITTING,
-    Condition.PLANNED, Condition.LEFT, Condition.FAILED, Condition.CANCELLED, Condition.SUCCEEDED,
+    Condition.RUNNING, Condition.OVER, Condition.WENT_ON, Condition.WAITING, Condition.OPEN,
+    Condition.SUBMITTING, Condition.PLANNED, Condition.LEFT, Condition.FAILED, Condition.CANCELLED, Condition.SUCCEEDED,
 )  # fmt: skip
 
 _STYLES: Final = {
@@ -162,6 +162,7 @@ def _cells(
 def _note(job: JobOverview, directory: Path, line: str) -> str:
     """Return what the state alone does not say: a reason, an end, or the last line of the log."""
     again = f"try {job.number}" if job.number > 1 else ""
+    part = job.record.part
     said = job.words.removeprefix(job.condition.value).removeprefix(": ")
     if job.condition is Condition.RUNNING:
         said = line
@@ -169,7 +170,7 @@ def _note(job: JobOverview, directory: Path, line: str) -> str:
         said = job.record.outcome.removeprefix("failed: ")
     elif job.condition is Condition.SUCCEEDED:
         said = last_line(directory / job.record.log) if job.record.log else ""
-    return "; ".join(filter(None, [again, said]))
+    return "; ".join(filter(None, [again, part, said]))
 
 
 def last_line(log: Path) -> str:

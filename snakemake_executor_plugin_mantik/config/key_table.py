@@ -69,6 +69,9 @@ RESOURCES: Final[Mapping[str, KeyUse]] = {
 }
 """Uses by key; each example also has the queue `q`."""
 
+UNSENT: Final = frozenset({"Continue", "Checkpoint"})
+"""Keys that no scheduler gets."""
+
 COMBINED: Final = (
     KeyUse(
         {"Nodes": 2, "TotalCPUs": 16},

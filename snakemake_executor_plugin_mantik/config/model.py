@@ -32,6 +32,7 @@ from snakemake_executor_plugin_mantik.config.values import (
     Memory,
     Name,
     Positive,
+    Text,
     list_schema,
     not_allowed,
     parse_integer,
@@ -114,6 +115,18 @@ class ResourcesConfig(ConfigSection):
         default=None, alias="NodeConstraints", description="Features that the nodes must have."
     )
     qos: Name | None = Field(default=None, alias="QoS", description="Quality of service.")
+    segments: Count | None = Field(
+        default=None,
+        alias="Continue",
+        description="How many segments a job may have that goes on past its walltime, if it has a "
+        "checkpoint.",
+    )
+    checkpoint: Text | None = Field(
+        default=None,
+        alias="Checkpoint",
+        description="Files and directories that the run of an entry point (smk-mantik run, runs "
+        "submit, mlflow run) goes on from, separated by blanks.",
+    )
 
     @classmethod
     def between(cls, data: Mapping[str, Any]) -> Iterator[tuple[Keys, str]]:

@@ -42,6 +42,7 @@ from snakemake_executor_plugin_mantik.jobs.script import PREDECESSORS, STEPS
 from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
 from snakemake_executor_plugin_mantik.journal import (
     TIMESTAMP,
+    WENT_ON,
     FileRecord,
     StoredOutput,
     TryRecord,
@@ -285,7 +286,7 @@ class Finalizer:
         log = str(path) if path.exists() else ""
         why = "asked" if reason is Reason.EXIT_CODE else reason.words
         self._journal.ended(
-            record.id, f"goes on ({why})", waited=waited, ran=ran, log=log,
+            record.id, f"{WENT_ON} ({why})", waited=waited, ran=ran, log=log,
             used=attempt.used(marker),
         )  # fmt: skip
         await self._canceller.done(record.id, attempt.ids)

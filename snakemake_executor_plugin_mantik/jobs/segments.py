@@ -69,17 +69,22 @@ class Continuation:
             )
 
 
-def parse_continuation(rule: Mapping[str, object], updated: Sequence[str]) -> Continuation | None:
+def parse_continuation(
+    rule: Mapping[str, object], updated: Sequence[str], default: int = 0
+) -> Continuation | None:
     """Return how a job goes on past its walltime; None if it does not.
 
     Args:
         rule: the rule's resources, of which only `SEGMENT_RESOURCES` are read.
         updated: the paths of its `update()` outputs, which are its checkpoint unless it names one.
+        default: how many segments a rule with a checkpoint may have, unless it says so itself.
 
     Raises:
         UserError: a value is invalid, or there is no checkpoint.
     """
     most = rule.get(CONTINUE)
+    if most is None and default and (updated or rule.get(CHECKPOINT_PATHS) is not None):
+        most = default
     if most is None or most == 0:
         for name in SEGMENT_RESOURCES[1:]:
             if most is None and rule.get(name) is not None:

@@ -27,6 +27,7 @@ from snakemake_executor_plugin_mantik.journal.history import (
 from snakemake_executor_plugin_mantik.journal.journal import BUCKET_SIZE, Journal
 from snakemake_executor_plugin_mantik.journal.records import (
     LOST,
+    WENT_ON,
     Asked,
     FileRecord,
     SiteRecord,
@@ -48,6 +49,7 @@ __all__ = [
     "LOST",
     "MADE",
     "TIMESTAMP",
+    "WENT_ON",
     "Asked",
     "FileLedger",
     "FileRecord",

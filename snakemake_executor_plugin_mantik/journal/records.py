@@ -8,6 +8,8 @@ from typing import Any
 
 from snakemake_executor_plugin_mantik.jobs.paths import TryPaths
 
+WENT_ON = "goes on"
+"""Prefix of the outcome of a segment that another one follows."""
 LEFT = "left in "
 """Prefix of the outcome of a try that was left behind: it may still run, unobserved."""
 
@@ -83,8 +85,8 @@ class TryRecord:
     Attributes:
         job: key of the job, stable over runs (rule, wildcards, outputs).
         fingerprint: of command, parameters, inputs, site and environment.
-        outcome: empty until it is over, then `succeeded`, `failed: …` or `cancelled`; or `LEFT` and
-            a workspace, if it was left behind.
+        outcome: empty until it is over, then `succeeded`, `failed: …` or `cancelled`; `WENT_ON` and
+            why, if another segment follows; or `LEFT` and a workspace, if it was left behind.
         reason: why it failed, a value of `jobs.reasons.Reason`; empty if it did not, or not yet.
         log: local path of the job's log once it was downloaded.
         sent: when its submission was acknowledged, by the site's own clock.

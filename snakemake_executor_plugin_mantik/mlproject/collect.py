@@ -1,7 +1,8 @@
 """Collect the files that a run without named outputs makes or changes in its project's folder."""
 
+import posixpath
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from snakemake_executor_plugin_mantik.mlproject.bound_entry_point import ParamsFunction
@@ -11,23 +12,33 @@ _TICK_S: Final = 1
 """Seconds between the time stamp and the start: parallel file systems store mtimes in seconds."""
 
 _SCRIPT: Final = """\
-mkdir -p {out}
-touch {out}/.started
-sleep {tick}
+[ -e {started} ] || {{ mkdir -p {out}; touch {started}; sleep {tick}; }}
 (
 {command}
 )
+[ ! -e "${{MANTIK_CONTINUE_FILE-}}" ] || exit 0
 (
 cd {folder}
 find . -name '.?*' -prune -o -name __pycache__ -prune -o {own} \
 -type f -newer {from_folder}/.started -print0 | tar --null -T - -cf - \
 | tar -xf - -C {from_folder}
 )
-rm {out}/.started
+rm {started}
 """
 
 
-def collect_outputs(params: Mapping[str, Any], out: str) -> dict[str, Any]:
+def started_file(out: str) -> str:
+    """Return the file in a directory of collected files whose time is that of the start.
+
+    It belongs to the checkpoint of a job with segments: with it the directory stays for the next
+    one, and what all of them have made is collected.
+    """
+    return f"{out}/.started"
+
+
+def collect_outputs(
+    params: Mapping[str, Any], out: str, checkpoint: Sequence[str] = ()
+) -> dict[str, Any]:
     """Extend an entry point's parameters to collect new and changed files after its run.
 
     Args:
@@ -35,6 +46,7 @@ def collect_outputs(params: Mapping[str, Any], out: str) -> dict[str, Any]:
         out: a directory, the rule's output. It gets copies of all files that are new or changed in
             the project's folder, with the same relative paths, except hidden files and Python's
             caches.
+        checkpoint: files and directories that are not collected.
 
     Raises:
         TypeError: `params` are not those of an entry point.
@@ -47,10 +59,15 @@ def collect_outputs(params: Mapping[str, Any], out: str) -> dict[str, Any]:
 
     def command(wildcards: Any, **things: Any) -> str:
         from_folder = path_in_folder(str(project.folder), out)
-        inside = not from_folder.startswith("../")
-        own = f"-path {shlex.quote(f'./{from_folder}')} -prune -o" if inside else ""
+        left = [path_in_folder(str(project.folder), posixpath.normpath(p)) for p in checkpoint]
+        own = " ".join(
+            f"-path {shlex.quote(f'./{path}')} -prune -o"
+            for path in (from_folder, *left)
+            if not path.startswith("../")
+        )
         return _SCRIPT.format(
             out=shlex.quote(out),
+            started=shlex.quote(started_file(out)),
             tick=_TICK_S,
             command=before(wildcards, **things),
             folder=shlex.quote(f"./{project.relative_folder()}"),

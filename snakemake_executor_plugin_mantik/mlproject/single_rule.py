@@ -5,13 +5,14 @@ import importlib.util
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 from snakemake_executor_plugin_mantik.common.errors import ConfigError, UserError
 from snakemake_executor_plugin_mantik.common.state_directory import STATE, make_private
 from snakemake_executor_plugin_mantik.config.reading import LoadedConfig, read_configs
+from snakemake_executor_plugin_mantik.mlproject.collect import started_file
 from snakemake_executor_plugin_mantik.mlproject.command_line import (
     CommandFiles,
     CommandMistakes,
@@ -19,6 +20,7 @@ from snakemake_executor_plugin_mantik.mlproject.command_line import (
     is_input,
     is_path,
 )
+from snakemake_executor_plugin_mantik.mlproject.continuing import UNCHANGED, ContinueOptions
 from snakemake_executor_plugin_mantik.mlproject.project import folder_mistake, load
 
 RUNS: Final = STATE / "run"
@@ -54,7 +56,7 @@ use rule mlproject from mantik as {rule} with:
         {outputs}
     params:
         **{params},
-"""
+{resources}"""
 
 
 def prepare_single_rule(
@@ -66,6 +68,7 @@ def prepare_single_rule(
     site: str,
     inputs: Sequence[str],
     outputs: Sequence[str],
+    going_on: ContinueOptions = UNCHANGED,
     here: bool = False,
     write: bool = True,
 ) -> Path:
@@ -79,6 +82,7 @@ def prepare_single_rule(
         site: a backend config, as [NAME=]FILE; empty if unknown.
         inputs: paths as [NAME=]PATH.
         outputs: paths as [NAME=]PATH; a folder ends with `/`.
+        going_on: how it goes on past its walltime.
         here: whether it runs on this machine, where a project may lie anywhere.
         write: whether to write the Snakefile, or only return its path.
 
@@ -112,6 +116,8 @@ def prepare_single_rule(
         with wrong.gathered():
             found += _large(folder, next(iter(configs.values()), None), made.all)
     found = list(dict.fromkeys(found))
+    config = next(iter(configs.values()), None)
+    going_on = going_on.resolve(config.config.resources if config is not None else None, wrong)
     rule = "run_" + re.sub(r"\W", "_", entry_point, flags=re.ASCII)
     identity = [str(folder), entry_point, sorted(given.items()), sorted(more.items())]
     name = f"{rule[4:]}-{hashlib.sha256(repr(identity).encode()).hexdigest()[:8]}"
@@ -138,9 +144,15 @@ def prepare_single_rule(
         inputs=found,
         named_inputs=read.named,
         outputs=_output_lines(made) if made.all else f"directory({out!r}),",
-        params="params" if made.all else f"collect_outputs(params, {out!r})",
+        params="params" if made.all else _collecting(out, going_on),
+        resources=_resource_lines(going_on.resources([] if made.all else [started_file(out)])),
     )
     return _written(text, name, write=write)
+
+
+def _collecting(out: str, going_on: ContinueOptions) -> str:
+    more = f", {going_on.checkpoint.split()!r}" if going_on.segments else ""
+    return f"collect_outputs(params, {out!r}{more})"
 
 
 def snakemake_command(snakefile: Path, site: str) -> list[str]:
@@ -237,6 +249,11 @@ def _output_lines(made: CommandFiles) -> str:
     plain = [_output(path) for path in made.plain]
     named = [f"{name}={_output(path)}" for name, path in made.named.items()]
     return "\n        ".join(f"{line}," for line in [*plain, *named])
+
+
+def _resource_lines(resources: Mapping[str, object]) -> str:
+    lines = [f"        {name}={value!r},\n" for name, value in resources.items()]
+    return "".join(["    resources:\n", *lines]) if lines else ""
 
 
 def _output(path: str) -> str:

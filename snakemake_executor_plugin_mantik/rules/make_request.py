@@ -61,6 +61,8 @@ def make_request(
     site = choose_site(resources, context.sites)
     runs = find_runs(job, context)
     payloads = runs.payloads
+    full = any(run.full for run in payloads)
+    segments = 0 if full else context.sites[site].config.resources.segments or 0
     benchmark = None
     if runs.measured:
         benchmark = Benchmark(runs.measured, tuple(payload.command for payload in payloads))
@@ -87,12 +89,12 @@ def make_request(
         parameters=job_parameters(job),
         forced=forced,
         launches=has_launcher(job),
-        full=any(run.full for run in payloads),
+        full=full,
         incomplete=context.options.keep_incomplete,
         storable=frozenset(list_storable(job)),
         storage_link=find_storage_link(job),
         datasets=tuple(list_datasets(job)),
-        continuation=job_continuation(job, [o.path for o in runs.outputs if o.keep]),
+        continuation=job_continuation(job, [o.path for o in runs.outputs if o.keep], segments),
     )
 
 

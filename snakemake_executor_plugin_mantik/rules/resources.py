@@ -102,10 +102,10 @@ def job_retry_reasons(job: Job) -> Collection[Reason]:
     return parse_retry_reasons(job.resources.get(RETRY_RESOURCE))
 
 
-def job_continuation(job: Job, updated: Sequence[str]) -> Continuation | None:
+def job_continuation(job: Job, updated: Sequence[str], default: int = 0) -> Continuation | None:
     """Return how a job goes on past its walltime; None if it does not, or if that is not known yet.
 
-    `updated` are the paths of its `update()` outputs.
+    `updated` are the paths of its `update()` outputs, `default` is its site's `Continue`.
 
     Raises:
         UserError: a resource for that is invalid.
@@ -113,7 +113,7 @@ def job_continuation(job: Job, updated: Sequence[str]) -> Continuation | None:
     found = {name: job.resources.get(name) for name in SEGMENT_RESOURCES}
     if any(isinstance(value, TBDString) for value in found.values()):
         return None
-    return parse_continuation(found, updated)
+    return parse_continuation(found, updated, default)
 
 
 def parse_retry_reasons(value: object) -> Collection[Reason]:

@@ -210,7 +210,7 @@ class _Controller:
             Path(), request.entry_point,
             [f"{name}={value}" for name, value in request.values.items()],
             [f"{name}={value}" for name, value in request.extra.items()],
-            site=site, inputs=[], outputs=[],
+            site=site, inputs=[], outputs=[], going_on=request.going_on,
         )  # fmt: skip
         return [
             *snakemake_command(snakefile, site), "--executor", "mantik", "--jobs", "1",

@@ -12,6 +12,7 @@ from snakemake_executor_plugin_mantik.runs import controller
 from snakemake_executor_plugin_mantik.runs.local_runs import LocalRun
 from snakemake_executor_plugin_mantik.sites.base import Site
 from snakemake_executor_plugin_mantik.watching.job_log import LOOK_S, PIECE, LogSource, copy_log
+from snakemake_executor_plugin_mantik.watching.overview import present_tries
 
 _Write = Callable[[str], None]
 
@@ -46,7 +47,7 @@ def write_job_log(run: LocalRun, write: _Write, *, follow: bool) -> bool:
     """
     source = LogSource(
         run.workdir,
-        lambda: next(reversed(run.tries), None),
+        lambda: next(reversed(present_tries(run.tries)), None),
         lambda record: _site(run, record),
         is_controlled=lambda: controller.is_alive(run.directory),
         is_over=lambda: not controller.is_alive(run.directory),

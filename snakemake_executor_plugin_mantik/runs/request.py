@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Final
 
 from snakemake_executor_plugin_mantik.common.errors import MantikError
+from snakemake_executor_plugin_mantik.mlproject.continuing import ContinueOptions
 from snakemake_executor_plugin_mantik.runs.directories import RunDirectory
 
 _VERSION: Final = 1
@@ -34,6 +35,7 @@ class RunRequest:
         again_of: the run that this one repeats; empty: none.
         created: seconds since the epoch.
         run_id: MLflow's id of the run; empty until MLflow has created it.
+        segments, checkpoint: how the job goes on past its walltime (`ContinueOptions`).
     """
 
     uri: str
@@ -56,6 +58,12 @@ class RunRequest:
     tags: Mapping[str, str] = field(default_factory=dict)
     again_of: str = ""
     run_id: str = ""
+    segments: int | None = None
+    checkpoint: str = ""
+
+    @property
+    def going_on(self) -> ContinueOptions:
+        return ContinueOptions(self.segments, self.checkpoint)
 
     def as_json(self) -> dict[str, Any]:
         return {"format": _VERSION, **asdict(self)}

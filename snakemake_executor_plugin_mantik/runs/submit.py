@@ -23,6 +23,7 @@ from snakemake_executor_plugin_mantik.common.errors import (
 from snakemake_executor_plugin_mantik.config.reading import read_configs
 from snakemake_executor_plugin_mantik.connections.connect import find_site_credentials
 from snakemake_executor_plugin_mantik.jobs.resources import is_single_word
+from snakemake_executor_plugin_mantik.mlproject.continuing import UNCHANGED, ContinueOptions
 from snakemake_executor_plugin_mantik.mlproject.entry import EntryPoint
 from snakemake_executor_plugin_mantik.mlproject.project import load
 from snakemake_executor_plugin_mantik.runs import controller, local_runs
@@ -74,6 +75,7 @@ class SubmitRequest:
         account: the compute budget account; empty: the environment's.
         tags: further tags of the run.
         tracking_uri: the MLflow store; empty: the environment's.
+        going_on: how the job goes on past its walltime.
     """
 
     uri: str
@@ -87,6 +89,7 @@ class SubmitRequest:
     account: str = ""
     tags: Mapping[str, str] = field(default_factory=dict)
     tracking_uri: str = ""
+    going_on: ContinueOptions = UNCHANGED
 
 
 def submit_run(asked: SubmitRequest) -> str:
@@ -117,6 +120,7 @@ def submit_run(asked: SubmitRequest) -> str:
             experiment_id=asked.experiment_id or _default("ID", asked.experiment),
             experiment=asked.experiment or _default("NAME", asked.experiment_id),
             name=asked.name, created=time.time(), tags={**taken.tags, **asked.tags},
+            segments=asked.going_on.segments, checkpoint=asked.going_on.checkpoint,
         )  # fmt: skip
         return _submitted(stage, request, point, missing_values(taken, values, _paths(point)))
 
@@ -132,6 +136,7 @@ def resubmit_run(
     name: str = "",
     tags: Mapping[str, str] | None = None,
     key: str = "",
+    going_on: ContinueOptions = UNCHANGED,
 ) -> str:
     """Submit a run again, as it was or with changes (see `runs.rerun`).
 
@@ -146,6 +151,7 @@ def resubmit_run(
         name: another name; empty: the same.
         tags: further tags.
         key: as in `runs.rerun`.
+        going_on: another way to go on past its walltime; what is not set stays.
 
     Raises:
         UserError: no such run is on this machine, or with all mistakes found.
@@ -194,6 +200,8 @@ def resubmit_run(
             name=name or before.name,
             tags={**_kept(before.tags), **(tags or {}), **({KEY: key} if key else {})},
             created=time.time(), again_of=run_id, run_id="",
+            segments=before.segments if going_on.segments is None else going_on.segments,
+            checkpoint=going_on.checkpoint or before.checkpoint,
         )  # fmt: skip
         return _submitted(stage, request, point, missing_values(taken, values, _paths(point)))
 
@@ -358,6 +366,7 @@ def _check(stage: RunDirectory, request: RunRequest) -> None:
     site = f"{request.site}={stage.path / request.config}"
     words = [sys.executable, "-P", "-m", "snakemake_executor_plugin_mantik", "run", "."]
     words += ["--entry-point", request.entry_point, "--site", site, "--check"]
+    words += request.going_on.words
     for option, pairs in (("-P", request.values), ("--extra", request.extra)):
         words += [word for name, value in pairs.items() for word in (option, f"{name}={value}")]
     ended = subprocess.run(

@@ -9,7 +9,7 @@ from typing import Any
 
 from snakemake_executor_plugin_mantik.common.humanize import humanize_duration
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
-from snakemake_executor_plugin_mantik.journal import TryRecord, TryState
+from snakemake_executor_plugin_mantik.journal import WENT_ON, TryRecord, TryState
 from snakemake_executor_plugin_mantik.sites.base import Phase
 from snakemake_executor_plugin_mantik.sites.pending import explain_pending
 
@@ -19,7 +19,8 @@ class Condition(StrEnum):
 
     PLANNED: not submitted yet. SUBMITTING: the site may know it. WAITING: at the site, not started.
     RUNNING: it was seen to run and not to end. OPEN: at the site, and nothing watches it. OVER: it
-    ended at the site, and its results have not been fetched. LEFT: it may run unobserved.
+    ended at the site, and its results have not been fetched. WENT_ON: a segment that another one
+    follows. LEFT: it may run unobserved.
     """
 
     PLANNED = "planned"
@@ -28,6 +29,7 @@ class Condition(StrEnum):
     RUNNING = "running"
     OPEN = "waiting or running"
     OVER = "ended at the site"
+    WENT_ON = "goes on"
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     CANCELLED = "cancelled"
@@ -72,12 +74,12 @@ class JobOverview:
     """What is known of one try of a job.
 
     Attributes:
-        number: how many tries the job has had with this one.
+        number: how many tries the job has had with this one; several segments in a row are one.
         condition: what it does.
         waiting_since, running_since: in seconds since the epoch, where known; `waiting_since` is
             kept once it runs.
         pending: the scheduler's reason why it waits.
-        behind: names of the jobs that it waits for at its site.
+        behind: names of the jobs, or the segment of its own, that it waits for at its site.
         awaited_by: names of the jobs that wait for it there.
         sight: what the last look at the site has shown; None without one.
     """
@@ -131,6 +133,8 @@ class JobOverview:
             "rule": record.rule,
             "id": record.id,
             "try": self.number,
+            "segment": record.segment + 1 if record.segments else None,
+            "segments": record.segments or None,
             "site": record.site,
             "queue": record.queue,
             "site_jobs": list(record.site_jobs),
@@ -194,8 +198,34 @@ _PHASES = {
 def last_tries(records: Iterable[TryRecord]) -> list[TryRecord]:
     """Return the last try of each job, and all tries that may still run."""
     records = list(records)
-    last = {record.job: record.id for record in records}
-    return [r for r in records if r.id == last[r.job] or r.may_run]
+    ahead = _segments_ahead(records)
+    last = {record.job: record.id for record in records if record.id not in ahead}
+    return [r for r in records if r.id == last.get(r.job) or r.may_run]
+
+
+def present_tries(records: Sequence[TryRecord]) -> list[TryRecord]:
+    """Return the tries of `last_tries` without the segments that wait for others."""
+    ahead = _segments_ahead(records)
+    return [record for record in last_tries(records) if record.id not in ahead]
+
+
+def _segments_ahead(records: Iterable[TryRecord]) -> set[str]:
+    """Return the ids of the segments whose turn has not come, or never came."""
+    known: dict[str, TryRecord] = {}
+    ahead: set[str] = set()
+    for record in records:  # the oldest first
+        known[record.id] = record
+        before = known.get(record.follows)
+        if before is not None and (before.id in ahead or not _came(before, record)):
+            ahead.add(record.id)
+    return ahead
+
+
+def _came(before: TryRecord, record: TryRecord) -> bool:
+    """Return whether a segment's turn came when the one before ended."""
+    if before.goes_on or before.outcome.startswith(WENT_ON):
+        return True
+    return before.finished is not None and record.created >= before.finished
 
 
 def overview_jobs(
@@ -215,17 +245,25 @@ def overview_jobs(
         for maker in record.makers.values() if record.may_run else ():
             awaiting[maker][record.name] = None
     numbers: Counter[str] = Counter()
+    number_of: dict[str, int] = {}
+    followed: set[str] = set()
+    open_parts = {r.id: r.part for r in records if r.may_run and r.part}
     found = []
     for record in records:
-        numbers[record.job] += 1
+        if record.follows not in number_of or record.follows in followed:
+            numbers[record.job] += 1
+        number_of[record.id] = numbers[record.job]
+        followed.add(record.follows)
         sight = (sights or {}).get(record.id)
         makers = dict.fromkeys(record.makers.values()) if record.may_run else {}
         behind = tuple(open_names[maker] for maker in makers if maker in open_names)
+        if record.may_run and record.follows in open_parts:
+            behind = (*behind, open_parts[record.follows])
         known = sight.started if sight is not None else None
         found.append(
             JobOverview(
                 record,
-                numbers[record.job],
+                number_of[record.id],
                 _condition(record, sight, behind, controlled=controlled),
                 waiting_since=record.submitted,
                 running_since=record.started or known,
@@ -243,6 +281,8 @@ def _condition(
 ) -> Condition:
     if record.left_behind:
         return Condition.LEFT
+    if record.outcome.startswith(WENT_ON):
+        return Condition.WENT_ON
     if record.outcome:
         ends = (Condition.SUCCEEDED, Condition.FAILED)
         return next((e for e in ends if record.outcome.startswith(e.value)), Condition.CANCELLED)

@@ -29,7 +29,8 @@ MOST_TRANSFERS: Final = 4
 
 _ORDER: Final = (
     Condition.RUNNING, Condition.OVER, Condition.WENT_ON, Condition.WAITING, Condition.OPEN,
-    Condition.SUBMITTING, Condition.PLANNED, Condition.LEFT, Condition.FAILED, Condition.CANCELLED, Condition.SUCCEEDED,
+    Condition.SUBMITTING, Condition.PLANNED, Condition.LEFT, Condition.FAILED,
+    Condition.CANCELLED, Condition.SUCCEEDED,
 )  # fmt: skip
 
 _STYLES: Final = {

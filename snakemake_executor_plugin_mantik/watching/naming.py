@@ -5,7 +5,7 @@ from pathlib import Path
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.journal import TryRecord, read_history
-from snakemake_executor_plugin_mantik.watching.overview import last_tries
+from snakemake_executor_plugin_mantik.watching.overview import present_tries
 
 _SHORTEST_ID = 8
 """Minimum number of characters of a try's id to name it."""
@@ -42,7 +42,7 @@ def find_try(directory: Path, text: str) -> TryRecord:
     """
     records = read_history(directory)
     found = [r for r in records if r.id.startswith(text)] if len(text) >= _SHORTEST_ID else []
-    found = found[:1] or [r for r in last_tries(records) if is_meant(text, r)]
+    found = found[:1] or [r for r in present_tries(records) if is_meant(text, r)]
     # A job may have the name of a rule whose other jobs have wildcards.
     exact = [record for record in found if text == record.name]
     found = exact or found or read_history(directory, text)[-1:]

@@ -195,18 +195,16 @@ _PHASES = {
 }
 
 
-def last_tries(records: Iterable[TryRecord]) -> list[TryRecord]:
-    """Return the last try of each job, and all tries that may still run."""
+def present_tries(records: Iterable[TryRecord]) -> list[TryRecord]:
+    """Return the last try of each job, and all tries that may still run.
+
+    Segments that wait for others, or were given up while they did, do not count.
+    """
     records = list(records)
     ahead = _segments_ahead(records)
-    last = {record.job: record.id for record in records if record.id not in ahead}
-    return [r for r in records if r.id == last.get(r.job) or r.may_run]
-
-
-def present_tries(records: Sequence[TryRecord]) -> list[TryRecord]:
-    """Return the tries of `last_tries` without the segments that wait for others."""
-    ahead = _segments_ahead(records)
-    return [record for record in last_tries(records) if record.id not in ahead]
+    turned = [record for record in records if record.id not in ahead]
+    last = {record.job: record.id for record in turned}
+    return [record for record in turned if record.id == last[record.job] or record.may_run]
 
 
 def _segments_ahead(records: Iterable[TryRecord]) -> set[str]:

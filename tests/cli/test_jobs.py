@@ -9,7 +9,11 @@ from rich.console import Console
 from snakemake_executor_plugin_mantik.cli.jobs import jobs, jobs_table
 from snakemake_executor_plugin_mantik.common.errors import JournalError
 from snakemake_executor_plugin_mantik.journal import Journal, read_history
-from snakemake_executor_plugin_mantik.watching.overview import overview_jobs
+from snakemake_executor_plugin_mantik.watching.overview import (
+    Condition,
+    overview_jobs,
+    present_tries,
+)
 
 STATE = Path(".snakemake", "mantik")
 
@@ -35,6 +39,40 @@ def test_segments_are_numbered(tmp_path: Path) -> None:
             segment=2, segments=10, follows="another",
         )  # fmt: skip
     assert "segment 3 of 10: planned" in shown(tmp_path)
+
+
+def test_the_present_segment_is_shown(tmp_path: Path) -> None:
+    directory = tmp_path / STATE
+    with closing(Journal(directory)) as journal:
+
+        def segment(number: int, follows: str) -> str:
+            record = journal.new_try(
+                site="hpc1", job="a", rule="train", name="train", fingerprint="f",
+                segment=number, segments=10, follows=follows,
+            )  # fmt: skip
+            journal.submitting(record.id, "batch", 7200)
+            journal.submitted(record.id, f"site-{number}")
+            return record.id
+
+        def present() -> list[str]:
+            return [record.id for record in present_tries(read_history(directory))]
+
+        ids = [segment(0, "")]
+        for number in (1, 2):
+            ids.append(segment(number, ids[-1]))
+        assert present() == ids[:1]
+        assert "segment 3 of 10: queued behind segment 2 of 10" in shown(tmp_path)
+        journal.ended(ids[0], "goes on (time limit)", waited=1.0, ran=2.0, log="")
+        assert present() == ids[1:2]
+        # Another try takes the place of a segment; what waits behind that one is not needed.
+        journal.abandoned(ids[1], "failed: its inputs changed")
+        journal.abandoned(ids[2], "cancelled")
+        ids.append(segment(1, ids[0]))
+        assert present() == ids[3:]
+        journal.ended(ids[3], "succeeded", waited=1.0, ran=2.0, log="")
+        assert present() == ids[3:]
+        states = [job.condition for job in overview_jobs(read_history(directory), controlled=True)]
+        assert states[0] is Condition.WENT_ON
 
 
 def test_each_job_has_a_line_with_what_became_of_it(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
-from snakemake_executor_plugin_mantik.config.key_table import COMBINED, RESOURCES, KeyUse
+from snakemake_executor_plugin_mantik.config.key_table import COMBINED, RESOURCES, UNSENT, KeyUse
 from snakemake_executor_plugin_mantik.config.model import BackendConfig, ResourcesConfig
 from snakemake_executor_plugin_mantik.engine.plan import Planner
 from snakemake_executor_plugin_mantik.engine.preview import TRY, Preview, make_preview
@@ -47,7 +47,7 @@ def directives(shown: Preview, mark: str) -> list[str]:
 
 
 def test_the_table_has_all_keys() -> None:
-    assert set(RESOURCES) == set(ResourcesConfig.key_names()) - {"Memory"}
+    assert set(RESOURCES) == set(ResourcesConfig.key_names()) - {"Memory"} - UNSENT
     assert all(key == "Queue" or list(row.example) == [key] for key, row in RESOURCES.items())
 
 

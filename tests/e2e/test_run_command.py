@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from tests.support.command import smk_mantik
 from tests.support.workflows import UNTRACKED, WAIT_S, Project, Ran, tells
 
 MLPROJECT = """
@@ -20,6 +21,9 @@ entry_points:
   sees:
     parameters: {words: string}
     command: "test -f big.bin && printf '%s' {words} > seen"
+  trains:
+    command: "n=$(cat ckpt/n || echo 0) && echo x > part-$n && echo $((n+1)) > ckpt/n &&
+      (test $n = 2 || exit 85)"
 """
 
 
@@ -95,6 +99,24 @@ def test_the_whole_folder_goes_up_and_braces_are_braces(churn: Project) -> None:
     assert not (folder / "big.bin").exists()
 
 
+def test_it_goes_on_past_its_walltime(churn: Project) -> None:
+    """What all segments have made comes back, and the checkpoint does not."""
+    (churn.directory / "it's churn").rename(churn.directory / "its")
+    text = churn.config.read_text()
+    churn.config.write_text(
+        text.replace("Resources:\n", "Resources:\n  Runtime: 10m\n  Continue: 5\n")
+    )
+    said = run(churn, "its", "-e", "trains", "--checkpoint", "its/ckpt/").ok().output
+    tells(said, "segment 1 of 5 has ended", "segment 2 of 5 has ended")
+    (folder,) = (churn.directory / "mlproject-runs").iterdir()
+    names = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()}
+    assert names - {".snakemake_timestamp"} == {"part-0", "part-1", "part-2"}
+    shown = smk_mantik(churn, "jobs").ok().output
+    tells(shown, "segment 3 of 5: succeeded")
+    assert "cancelled" not in shown
+    tells(smk_mantik(churn, "watch", "--once").ok().output, "segment 3 of 5", "hpc1: 1 succeeded")
+
+
 def test_a_failing_entry_point(churn: Project) -> None:
     said = run(churn, "it's churn", "-e", "fail").failed()
     tells(said, "run_fail", "exit code 7")
@@ -111,6 +133,16 @@ def test_a_failing_entry_point(churn: Project) -> None:
         (("it's churn", "-P", "data"), "-P: has to be NAME=VALUE, found 'data'"),
         (("it's churn", "-P", "data=x", "--input", "gone"), "--input: there is no file 'gone'"),
         (("it's churn", "-P", "data=x", "--output", "{m}"), "braces in a file's name"),
+        (("it's churn", "-P", "data=x", "--continue", "3"), "--continue: needs --checkpoint"),
+        (("it's churn", "-P", "data=x", "--checkpoint", "c/"), "--checkpoint: needs --continue"),
+        (
+            ("it's churn", "-P", "data=x", "--continue", "3", "--checkpoint", "/c"),
+            "below the working directory",
+        ),
+        (
+            ("it's churn", "-P", "data=x", "--continue", "3", "--checkpoint", "c"),
+            "needs a walltime",
+        ),
         (("it's churn", "-P", "data=x", "--output", "../x"), "--output: has to be a path below"),
         (("..", "-e", "x.sh"), "no script"),
         (("it's churn", "-P", "data=x", "--site", "gone.yaml"), "gone.yaml: there is no such file"),

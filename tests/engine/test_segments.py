@@ -117,6 +117,12 @@ def test_its_resources_are_read() -> None:
     assert parse_continuation({}, []) is None
     assert parse_continuation({"mantik_continue": 0, "mantik_warn": "5m"}, []) is None
     assert parse_continuation({"mantik_continue": "2"}, ["state"]) == Continuation(2, ("state",))
+    # The backend config's number is for rules with a checkpoint, unless these say so themselves.
+    assert parse_continuation({}, [], 5) is None
+    assert parse_continuation({"mantik_checkpoint": "a"}, [], 5) == Continuation(5, ("a",))
+    assert parse_continuation({}, ["state"], 5) == Continuation(5, ("state",))
+    assert parse_continuation({"mantik_continue": 2}, ["state"], 5) == Continuation(2, ("state",))
+    assert parse_continuation({"mantik_continue": 0}, ["state"], 5) is None
     given = {
         "mantik_continue": 4,
         "mantik_checkpoint": "./a b/",

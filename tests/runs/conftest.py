@@ -38,6 +38,9 @@ entry_points:
     command: "python train.py {alpha} {data}"
   waits:
     command: "echo begun && touch started && until test -e go; do sleep 0.1; done && echo over"
+  trains:
+    command: "n=$(cat ckpt/n || echo 0) && echo part $n && echo $((n+1)) > ckpt/n &&
+      (test $n = 2 || exit 85)"
 """
 
 TRAIN = """

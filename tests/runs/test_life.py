@@ -1,5 +1,6 @@
 """Runs from their submission to their end, through the real command, controller and site."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -81,6 +82,31 @@ def test_a_run(runs: Runs, sandbox: Sandbox) -> None:
     # What nobody has here is deleted in MLflow alone.
     assert runs.notify("delete", other["run_id"], "--yes").code == 0
     assert runs.json("list") == []
+
+
+def test_a_run_goes_on_past_its_walltime(runs: Runs) -> None:
+    config = runs.project.config
+    kept = config.read_text()
+    added = "Resources:\n  Runtime: 10m\n  Checkpoint: ckpt/\n"
+    config.write_text(kept.replace("Resources:\n", added))
+    run_id = runs.submit("-e", "trains", "--continue", "5")
+    run = runs.over(run_id)
+    assert run.info.status == "FINISHED", runs.log(run_id)
+    assert len(json.loads(run.data.tags["mantik.segments"])) == 3
+    shown = runs.notify("show", run_id).ok().output
+    tells(shown, "    segment 1 of 5, ", "goes on (asked)", "    segment 3 of 5, ", "succeeded")
+    tells(runs.notify("logs", run_id).ok().output, "part 2")
+    (row,) = runs.json("list")
+    ran = [record.ran for record in runs.here(run_id).tries if record.ran is not None]
+    assert len(ran) == 3
+    assert row["ran"] == pytest.approx(sum(ran))
+    # Another one keeps that.
+    assert runs.here(rerun_id := rerun_of(runs, run_id)).request.segments == 5
+    assert runs.over(rerun_id).info.status == "FINISHED"
+
+
+def rerun_of(runs: Runs, run_id: str) -> str:
+    return str(runs.json("rerun", run_id)["run_id"])
 
 
 def test_killed_continued_and_submitted_again(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,10 +10,8 @@ from snakemake_executor_plugin_mantik.watching.overview import (
     Condition,
     JobOverview,
     overview_jobs,
+    segments_ahead,
 )
-
-_GOES_ON = "goes on"
-"""Beginning of the outcome of a segment that another one follows."""
 
 _STATES: Mapping[Condition, NodeState] = {
     Condition.PLANNED: NodeState.WAITING,
@@ -22,6 +20,7 @@ _STATES: Mapping[Condition, NodeState] = {
     Condition.OPEN: NodeState.QUEUED,
     Condition.RUNNING: NodeState.RUNNING,
     Condition.OVER: NodeState.RUNNING,
+    Condition.WENT_ON: NodeState.FINISHED,
     Condition.SUCCEEDED: NodeState.FINISHED,
     Condition.FAILED: NodeState.FAILED,
     Condition.CANCELLED: NodeState.KILLED,
@@ -78,8 +77,8 @@ def report_tries(history: WorkflowHistory, *, controlled: bool) -> list[Reported
     Leaves out segments that wait for the one before to end, or were not needed after it.
     `controlled` says whether a Snakemake runs that watches them.
     """
-    by_id = {record.id: record for record in history.tries}
-    shown = [r for r in history.tries if not _is_behind(r, by_id.get(r.follows))]
+    ahead = segments_ahead(history.tries)
+    shown = [record for record in history.tries if record.id not in ahead]
     last = {record.job: record.id for record in shown}
     return [
         ReportedTry(
@@ -95,12 +94,6 @@ def report_tries(history: WorkflowHistory, *, controlled: bool) -> list[Reported
     ]
 
 
-def _is_behind(record: TryRecord, before: TryRecord | None) -> bool:
-    if before is None or record.started is not None or record.ran is not None:
-        return False
-    return not before.outcome or record.outcome == "cancelled"
-
-
 def begun_since(tries: Sequence[ReportedTry], moment: float) -> list[ReportedTry]:
     """Return the tries that were not over at a moment; times are seconds since the epoch."""
     return [one for one in tries if (one.record.finished or moment) >= moment]
@@ -109,8 +102,6 @@ def begun_since(tries: Sequence[ReportedTry], moment: float) -> list[ReportedTry
 def _node(job: JobOverview) -> Node:
     record = job.record
     state = _STATES[job.condition]
-    if record.outcome.startswith(_GOES_ON):
-        state = NodeState.FINISHED
     queued, ended, started = record.submitted, _ended(job), _started(job)
     if ended is not None and started is not None:
         started = min(started, ended)

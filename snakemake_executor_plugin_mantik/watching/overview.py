@@ -201,13 +201,13 @@ def present_tries(records: Iterable[TryRecord]) -> list[TryRecord]:
     Segments that wait for others, or were given up while they did, do not count.
     """
     records = list(records)
-    ahead = _segments_ahead(records)
+    ahead = segments_ahead(records)
     turned = [record for record in records if record.id not in ahead]
     last = {record.job: record.id for record in turned}
     return [record for record in turned if record.id == last[record.job] or record.may_run]
 
 
-def _segments_ahead(records: Iterable[TryRecord]) -> set[str]:
+def segments_ahead(records: Iterable[TryRecord]) -> set[str]:
     """Return the ids of the segments whose turn has not come, or never came."""
     known: dict[str, TryRecord] = {}
     ahead: set[str] = set()

@@ -82,7 +82,7 @@ def test_an_entry_point_runs_in_its_folder(churn: Project, local: bool) -> None:
 
     assert not churn.exists("mlflow.db"), "it was told not to track"
     told = made(churn)
-    assert (told["here"], told["set"]) == ("churn", True)
+    assert (told["here"], told["set"]) == ("churn", not local)
     assert told["helper"] == "first"
     assert told["data"] == "1,2\n"
     words = told["words"]

@@ -133,7 +133,7 @@ def start_run(workflow: Any, dag: Any, logger: Any, meter: TransferMeter) -> Act
 def collect_facts(checked: CheckedWorkflow) -> dict[str, SiteFacts]:
     """Read the facts (limits, queues) of the sites that jobs will run at.
 
-    Upload nothing. Opening a site makes the directory of a workspace there, if there is none.
+    Upload nothing, and leave nothing at the sites.
 
     Raises:
         MantikError: credentials are missing, a site cannot be used, or it does not answer in time.
@@ -146,7 +146,7 @@ def collect_facts(checked: CheckedWorkflow) -> dict[str, SiteFacts]:
     async def ask(site: Site) -> SiteFacts:
         try:
             async with asyncio.timeout(OPEN_WAIT_S):
-                return await site.open()
+                return await site.open(make=False)
         except TimeoutError:
             raise MantikError(
                 f"the site has not answered for {OPEN_WAIT_S:.0f} s", where=f"site {site.name}",

@@ -210,10 +210,11 @@ class Site(Protocol):
     @property
     def clock(self) -> float | None: ...
 
-    async def open(self) -> SiteFacts:
+    async def open(self, *, make: bool = True) -> SiteFacts:
         """Authenticate, find the workspace, make its directory, and return the site's facts.
 
-        Idempotent. Must have succeeded before any other method but `close` is called.
+        Idempotent. Must have succeeded before any other method but `close` is called. Without
+        `make`, leave no directory at the site: for those who want the facts alone.
 
         Raises:
             UserError: there is no supported server at the URL, or it has no such system.

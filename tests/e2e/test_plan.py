@@ -197,10 +197,13 @@ def test_a_job_that_cannot_be_sent_is_told_with_the_others(project: Project) -> 
         """,
     )
     config = ["--mantik-backend-config", str(project.config)]
+    storage = project.place.storage / "mantik"
+    before = sorted(storage.glob("*"))
     ran = plan(project, "--connect", *config, credentials=True)
     assert ran.code == 2
     tells(ran.output, "a: ", "nonsense", "b: runtime: 69 days 10 h requested; queue batch allows")
     assert ran.output.count("cannot be submitted, see below") == 2
+    assert sorted(storage.glob("*")) == before, "a look leaves nothing there"
     told = plan(project, "--connect", *config)
     assert told.code == 2
     tells(told.output, "credentials")
@@ -226,7 +229,10 @@ def test_through_firecrest(firecrest: Project, firecrest_place: Place) -> None:
         firecrest.config.read_text().replace("Queue: batch\n", "Queue: batch\n  Runtime: 72h\n")
     )
     config = ["--mantik-backend-config", str(firecrest.config)]
+    storage = firecrest_place.storage / "mantik"
+    before = sorted(storage.glob("*"))
     made = of(plan(firecrest, "--json", "--connect", *config, credentials=True).ok())
+    assert sorted(storage.glob("*")) == before, "a look leaves nothing there"
     assert [job["site"] for job in made["jobs"]] == [firecrest_place.name] * 2
     assert made["sites"][firecrest_place.name]["unchecked"] == ["runtime"]
     assert made["jobs"][1]["inputs"] == {

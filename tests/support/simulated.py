@@ -174,7 +174,7 @@ class SimulatedSite:
         """See `Site`."""
         return self.world.clock
 
-    async def open(self) -> SiteFacts:
+    async def open(self, *, make: bool = True) -> SiteFacts:
         """See `Site`; so have all that follow."""
         return await self._call(
             "open",

@@ -92,8 +92,10 @@ def test_same_at_real_servers(
 
 
 @pytest.mark.parametrize("name", STAY)
-def test_same_when_files_stay(name: str, sandbox_place: Place, tmp_path: Path) -> None:
-    compare(name, [sandbox_place], tmp_path, stay=True)
+def test_same_when_files_stay(
+    name: str, sandbox_place: Place, firecrest_place: Place, tmp_path: Path
+) -> None:
+    compare(name, [sandbox_place, firecrest_place], tmp_path, stay=True)
 
 
 @pytest.mark.software("Apptainer")

@@ -140,7 +140,7 @@ class FirecrestSite:
     def clock(self) -> float | None:
         return self._connection.clock
 
-    async def open(self) -> SiteFacts:
+    async def open(self, *, make: bool = True) -> SiteFacts:
         system = await read_system(self._connection, self._machine)
         self._jobs.system = system.name
         user, queues = await asyncio.gather(
@@ -165,7 +165,8 @@ class FirecrestSite:
         transfers = FirecrestTransfers(self._connection, system, paths, self._jobs, account)
         files = FirecrestFiles(self._connection, system, paths, transfers)
         imports = FirecrestImports(system, paths, files, self._jobs, account)
-        await files.make_workspace(shared=self._settings.sharing == "group")
+        if make:
+            await files.make_workspace(shared=self._settings.sharing == "group")
         self._opened = _Opened(system, user, paths, files, imports)
         return SiteFacts(
             workspace,

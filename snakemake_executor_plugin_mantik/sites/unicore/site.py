@@ -135,7 +135,7 @@ class UnicoreSite:
     def clock(self) -> float | None:
         return self._connection.clock
 
-    async def open(self) -> SiteFacts:
+    async def open(self, *, make: bool = True) -> SiteFacts:
         base = await read_base(self._connection, self.name)
         self._server = base.server
         self._queues, (storage, root, workspace) = await asyncio.gather(
@@ -152,7 +152,8 @@ class UnicoreSite:
         paths = StoragePaths(self.name, storage, root)
         self._opened_files = UnicoreFiles(self._connection, paths, self.name)
         self._opened_imports = UnicoreImports(self._connection, paths)
-        await self._opened_files.make_workspace(shared=self._settings.sharing == "group")
+        if make:
+            await self._opened_files.make_workspace(shared=self._settings.sharing == "group")
         return SiteFacts(
             workspace, base.server, base.user, self._queues.limits, LISTING_LIMIT,
             orders_jobs=self._settings.scheduler != "none",

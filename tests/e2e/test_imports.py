@@ -1,7 +1,9 @@
 """Large files from site to site without this machine: one server fetches them from the other."""
 
 import hashlib
+import subprocess
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from snakemake_executor_plugin_mantik.sandbox.settings import (
     SiteOption,
     Timing,
 )
+from tests.faults.disk import small_disk
 from tests.real.centre import tsi
 from tests.real.centre.firecrest import SOFTWARE as FIRECREST
 from tests.support.command import smk_mantik
@@ -272,4 +275,106 @@ def test_an_import_goes_on_while_the_controller_is_dead(tmp_path: Path) -> None:
         assert requests(box, "two", "POST storages/*/transfers") == 1
         assert "through this machine" not in ran.output
         verify(project, place_in(box, "two"))
+        project.close()
+
+
+WAYS = {
+    "firecrest-unicore": ("three", "one", "/store/"),
+    "unicore-unicore": ("one", "two", r"/files/.*results/tool"),
+    "firecrest-firecrest": ("three", "four", "/store/"),
+}
+"""From which site to which one, and what the path of the request for the file has in it."""
+BEGIN = {"one": "/transfers$", "two": "/transfers$", "four": "/compute/four/jobs$"}
+"""The end of the path with which an import begins; at firecREST, a job like all others."""
+DISK = "32m"
+BALLAST = 20 << 20
+"""With it, the file does not fit on the disk; without it, it does once."""
+FULL_S = 20.0
+"""Seconds that a run has to notice a full disk; one that waits is killed."""
+
+
+@pytest.mark.parametrize("fault", ["cut", "expired", "refused", "lost"])
+@pytest.mark.parametrize("way", WAYS)
+def test_faults_of_imports(box: Sandbox, way: str, fault: str, tmp_path: Path) -> None:
+    """Whatever happens, all of the file comes, and it comes once."""
+    first, other, reads = WAYS[way]
+    project = between(place_in(box, first), place_in(box, other), tmp_path)
+    project.run(*FILES_STAY, "results/tool").ok()
+    # The job at firecREST goes on, after 1, 2, ... seconds, until it gives up.
+    times = 5 if other == "four" else 1
+    met = box.faults.add(
+        {
+            "cut": Fault("cut", "GET", reads, bytes=SIZE // 2),
+            "expired": Fault("refuse", "GET", reads, status=403, count=times),
+            "refused": Fault("refuse", "POST", BEGIN[other], status=400),
+            "lost": Fault("drop_after", "POST", BEGIN[other]),
+        }[fault]
+    )
+    begun = box.faults.add(Fault("delay", "POST", BEGIN[other], count=None))
+
+    ran = project.run(*FILES_STAY).ok()
+
+    box.faults.clear()
+    assert met.happened == met.count
+    by_servers = fault == "lost" or (fault, other) == ("cut", "four")
+    assert ("through this machine" in ran.output) != by_servers, ran.output
+    again = {"cut": 1, "expired": 1, "refused": 0, "lost": 0}[fault]
+    assert begun.happened == again + (other == "four"), "one import, and a job"
+    assert "Signature" not in ran.output
+    verify(project, place_in(box, other))
+    project.close()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_killed_while_a_file_is_imported(box: Sandbox, way: str, tmp_path: Path) -> None:
+    """Before the site's answer is known, and when all is there; no import begins twice."""
+    first, other, _ = WAYS[way]
+    project = between(place_in(box, first), place_in(box, other), tmp_path)
+    project.run(*FILES_STAY, "results/tool").ok()
+    lost = box.faults.add(Fault("drop_after", "POST", BEGIN[other]))
+    begun = box.faults.add(Fault("delay", "POST", BEGIN[other], count=None))
+    running = project.start(*FILES_STAY)
+    until(lambda: lost.happened, "an import")
+    running.kill()
+    bundles = project.workspace_at(place_in(box, other)) / ".mantik/bundles"
+    until(
+        lambda: [file.stat().st_size for file in bundles.glob("*/*/imported/*")] == [SIZE],
+        "the imported file",
+    )
+    running = project.start(*FILES_STAY, "--rerun-incomplete", "--nolock")
+    running.says("from server to server; 100% of it is there already")
+    running.kill()
+
+    ran = project.run(*FILES_STAY, "--rerun-incomplete", "--nolock").ok()
+
+    box.faults.clear()
+    assert begun.happened == (other == "four"), "the job alone"
+    assert "through this machine" not in ran.output
+    verify(project, place_in(box, other))
+    project.close()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_disk_is_full_at_the_goal(way: str, tmp_path: Path) -> None:
+    first, other, _ = WAYS[way]
+    (tmp_path / "box").mkdir()
+    with (
+        small_disk(tmp_path / "box" / other, DISK) as disk,
+        boxed(tmp_path / "box", trusted="each other") as box,
+    ):
+        project = between(place_in(box, first), place_in(box, other), tmp_path)
+        project.run(*FILES_STAY, "results/tool").ok()
+        ballast = disk.place / "ballast"
+        ballast.write_bytes(bytes(BALLAST))
+        running = project.start(*FILES_STAY)
+        with suppress(subprocess.TimeoutExpired):
+            assert running.process.wait(FULL_S) != 0, running.output
+        running.kill()
+        tells(running.output, f"Site {other} cannot fetch results/tool")
+        assert not (project.workspace_at(place_in(box, other)) / "results/tool").exists()
+        ballast.unlink()
+
+        project.run(*FILES_STAY, "--rerun-incomplete", "--nolock").ok()
+
+        verify(project, place_in(box, other))
         project.close()

@@ -2,7 +2,6 @@
 
 import atexit
 import os
-import posixpath
 import stat
 import threading
 import time
@@ -17,23 +16,19 @@ from snakemake_executor_plugin_mantik.common.errors import (
     JournalError,
     JournalLocked,
     MantikError,
-    SiteError,
 )
 from snakemake_executor_plugin_mantik.common.state_directory import STATE
-from snakemake_executor_plugin_mantik.engine.compare import same_time
 from snakemake_executor_plugin_mantik.jobs.paths import display_path, local_path, nearest
 from snakemake_executor_plugin_mantik.journal import (
     TIMESTAMP,
     FileLedger,
-    FileRecord,
     Journal,
     StoredOutput,
     StoredOutputs,
-    content_name,
     read_stored,
 )
-from snakemake_executor_plugin_mantik.sites.base import Entry, is_rest_safe
 from snakemake_executor_plugin_mantik.storage.access import Access
+from snakemake_executor_plugin_mantik.storage.comparison import Comparison
 from snakemake_executor_plugin_mantik.storage.copies import (
     copy_by_link,
     fetch_copy,
@@ -43,9 +38,6 @@ from snakemake_executor_plugin_mantik.storage.copies import (
 )
 from snakemake_executor_plugin_mantik.storage.datasets import Datasets, Finding
 from snakemake_executor_plugin_mantik.storage.paths import Dataset
-
-MOST_LISTINGS = 12
-"""How many directories of each place are compared with it, at most."""
 
 _SAME_TIME_S = 0.01
 """Seconds by which the times of the same file may differ: file systems round them."""
@@ -71,11 +63,7 @@ class Catalog:
         self._known = {output.path: output for output in found.outputs}
         self._access = Access(workdir, environ, notify)
         self._datasets = Datasets(self._access, notify)
-        self._compared: set[tuple[str, str]] = set()
-        # Paths of outputs of which all directories were compared. They stay so: `add` adds both.
-        self._settled: set[str] = set()
-        self._outputs_in = _by_directory(found.outputs)
-        self._listings: dict[str, int] = {}
+        self._comparison = Comparison(self._access, notify, found.outputs)
         self._linked: set[str] = set()
         self._blocked: set[Path] = set()
         self._changes: list[Write] = []
@@ -96,10 +84,8 @@ class Catalog:
             output = self._known[at]
             if output.here:
                 return output if at == path else None
-            if at not in self._settled:
-                for directory in sorted({posixpath.dirname(file.path) for file in output.files}):
-                    self._compare(output.place, directory)
-                self._settled.add(at)
+            for known, now in self._comparison.compare(output, self._known):
+                self._apply(known, now)
             found = self._known.get(at)
             return found.part(path) if found is not None and at != path else found
 
@@ -134,12 +120,17 @@ class Catalog:
         with self._lock:
             self._known |= {output.path: output for output in outputs}
             self._lost -= {output.path for output in outputs}
-            # They are newer than any listing.
-            self._compared |= {
-                (output.place, posixpath.dirname(file.path))
-                for output in outputs
-                for file in output.files
-            }
+            self._comparison.made(outputs)
+
+    def _apply(self, known: StoredOutput, now: StoredOutput | None) -> None:
+        """Drop an output of which something is gone, and date one that was changed."""
+        if now is None:
+            self._known.pop(known.path)
+            self._lost.add(known.path)
+            self._record(lambda ledger: ledger.drop_stored(known))
+        else:
+            self._known[known.path] = now
+            self._record(lambda ledger: ledger.renew_stored(known, now))
 
     def forget(self, paths: Iterable[str]) -> None:
         """Note that jobs are about to make these outputs again."""
@@ -176,60 +167,6 @@ class Catalog:
                     self._changes = []
                 finally:
                     journal.close()
-
-    # Comparison with the places
-
-    def _compare(self, place: str, directory: str) -> None:
-        """Compare the outputs in a directory of a place with what is there, once."""
-        if (place, directory) in self._compared:
-            return
-        self._compared.add((place, directory))
-        if self._listings.get(place, 0) >= MOST_LISTINGS or not is_rest_safe(directory):
-            return  # the script of a job that reads them compares them
-        self._listings[place] = self._listings.get(place, 0) + 1
-        outputs = filter(None, map(self._known.get, self._outputs_in.get((place, directory), ())))
-        paths = [file.path for output in outputs for file in output.files]
-        paths = [path for path in paths if posixpath.dirname(path) == directory]
-        try:
-            entries = self._access.list(place, directory, paths)
-        except SiteError as error:  # the executor reports it if a job needs the site
-            self._listings[place] = MOST_LISTINGS
-            self._notify(
-                f"Outputs at {self._access.name(place)} were not compared with the site: {error}"
-            )
-            return
-        for path in self._outputs_in.get((place, directory), ()):
-            output = self._known.get(path)
-            if output is None or output.place != place:
-                continue
-            if here := {f for f in output.files if posixpath.dirname(f.path) == directory}:
-                self._compare_output(output, here, entries)
-
-    def _compare_output(
-        self,
-        output: StoredOutput,
-        files: set[FileRecord],
-        entries: Mapping[str, Entry],
-    ) -> None:
-        """Drop an output of which something is gone, and date one that was changed."""
-        now = {file: entries.get(posixpath.basename(file.path)) for file in files}
-        if None in now.values():
-            self._known.pop(output.path)
-            self._lost.add(output.path)
-            self._record(lambda ledger: ledger.drop_stored(output))
-            return
-        changed = {
-            file: entry
-            for file, entry in now.items()
-            if entry is not None
-            and (entry.size != file.size or not same_time(entry.modified, file.modified))
-        }
-        if not changed:
-            return
-        renewed = tuple(_renewed(file, changed.get(file)) for file in output.files)
-        newer = replace(output, files=renewed, made=time.time())
-        self._known[output.path] = newer
-        self._record(lambda ledger: ledger.renew_stored(output, newer))
 
     # Files
 
@@ -387,15 +324,6 @@ class Catalog:
         self._access.close()
 
 
-def _by_directory(outputs: Iterable[StoredOutput]) -> dict[tuple[str, str], list[str]]:
-    """Return the paths of the outputs of which files lie in a directory of a place."""
-    found: dict[tuple[str, str], list[str]] = {}
-    for output in outputs:
-        for directory in {posixpath.dirname(file.path) for file in output.files}:
-            found.setdefault((output.place, directory), []).append(output.path)
-    return found
-
-
 @cache
 def catalog_of(workdir: Path) -> Catalog:
     """Return this process's catalog of the workflow in `workdir`."""
@@ -404,13 +332,6 @@ def catalog_of(workdir: Path) -> Catalog:
     catalog = Catalog(workdir, os.environ, get_logger().info)
     atexit.register(catalog.close)
     return catalog
-
-
-def _renewed(file: FileRecord, entry: Entry | None) -> FileRecord:
-    if entry is None:
-        return file
-    name = content_name("", entry.size, entry.modified)
-    return replace(file, size=entry.size, sha256=name, modified=entry.modified)
 
 
 def _read(state: Path, notify: Callable[[str], None]) -> StoredOutputs:

@@ -70,6 +70,8 @@ def get(
         if not force:
             _refuse_others(directory, missing)
         _bring(c, directory, missing)
+        for output in chosen:
+            _report_unnamed(c, output)
     size = humanize_size(sum(output.size for output in missing))
     left = len(chosen) - len(missing)
     typer.echo(f"Brought {len(missing)} outputs, {size}" + f"; {left} were here." * bool(left))
@@ -119,6 +121,19 @@ def _find(catalog: Catalog, paths: Iterable[str]) -> tuple[list[StoredOutput], l
         elif catalog.is_lost(path) or not os.path.lexists(catalog.home(path)):
             lacking.append(path)
     return found, lacking
+
+
+def _report_unnamed(catalog: Catalog, output: StoredOutput) -> None:
+    """Name the files of an output that cannot come."""
+    if unnamed := catalog.unnamed(output):
+        typer.echo(
+            printable(
+                f"{display_path(output.path)}: not brought are {len(unnamed)} files with names that"
+                f" are not UTF-8, such as {unnamed[0]!r}. They stay at {catalog.site(output)}. Let"
+                " the rule pack its files, for example with tar."
+            ),
+            err=True,
+        )
 
 
 def _names(paths: Sequence[str]) -> str:

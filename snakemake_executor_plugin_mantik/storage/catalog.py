@@ -89,6 +89,11 @@ class Catalog:
             found = self._known.get(at)
             return found.part(path) if found is not None and at != path else found
 
+    def unnamed(self, output: StoredOutput) -> list[str]:
+        """Return the paths in an output whose names are not UTF-8; `find` it before."""
+        with self._lock:
+            return self._comparison.unnamed(output)
+
     def look(self, dataset: Dataset) -> Finding:
         """Look up a dataset, once."""
         with self._lock:

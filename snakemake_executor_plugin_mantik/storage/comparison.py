@@ -7,12 +7,20 @@ from dataclasses import replace
 
 from snakemake_executor_plugin_mantik.common.errors import SiteError
 from snakemake_executor_plugin_mantik.engine.compare import same_time
-from snakemake_executor_plugin_mantik.journal import FileRecord, StoredOutput, content_name
+from snakemake_executor_plugin_mantik.journal import (
+    FileRecord,
+    StoredOutput,
+    content_name,
+    is_utf8,
+)
 from snakemake_executor_plugin_mantik.sites.base import Entry, is_rest_safe
 from snakemake_executor_plugin_mantik.storage.access import Access
 
 MOST_LISTINGS = 12
 """How many directories of each place are compared with it, at most."""
+
+_REPLACED = "\N{REPLACEMENT CHARACTER}"
+"""What servers show in place of bytes that are not UTF-8."""
 
 Change = tuple[StoredOutput, StoredOutput | None]
 """An output as it was known, and as it is; None if something of it is gone."""
@@ -35,6 +43,7 @@ class Comparison:
         self._settled: set[str] = set()
         self._outputs_in = _by_directory(outputs)
         self._listings: dict[str, int] = {}
+        self._unnamed: dict[tuple[str, str], list[str]] = {}
 
     def made(self, outputs: Iterable[StoredOutput]) -> None:
         """Note outputs that a job has just made: they are newer than any listing."""
@@ -43,6 +52,18 @@ class Comparison:
             for output in outputs
             for file in output.files
         }
+
+    def unnamed(self, output: StoredOutput) -> list[str]:
+        """Return the paths in a directory whose names are not UTF-8, as far as it was listed.
+
+        The journal knows nothing of them.
+        """
+        return [
+            f"{directory}/{name}"
+            for (place, directory), names in sorted(self._unnamed.items())
+            if place == output.place and f"{directory}/".startswith(f"{output.path}/")
+            for name in names
+        ]
 
     def compare(self, output: StoredOutput, known: Mapping[str, StoredOutput]) -> Iterator[Change]:
         """Compare an output at a place, and all others in its directories, once.
@@ -78,6 +99,8 @@ class Comparison:
                 f"Outputs at {self._access.name(place)} were not compared with the site: {error}"
             )
             return
+        if unnamed := [name for name in entries if not is_utf8(name) or _REPLACED in name]:
+            self._unnamed[place, directory] = unnamed
         for path in self._outputs_in.get((place, directory), ()):
             output = known.get(path)
             if output is None or output.place != place:

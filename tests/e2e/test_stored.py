@@ -935,8 +935,11 @@ def test_outputs_that_are_links_or_have_odd_names(either: Project) -> None:
 
     assert ran(either) == "mrr"
     assert (either.workspace / "read.txt").read_text() == "the target\nx\nx\n"
-    smk_mantik(either, "get", "results/link").ok()
+    got = smk_mantik(either, "get", "results").ok()
     assert either.read("results/link") == "the target\n"
+    tells(
+        got.output, "results/folder: not brought are 1 files with names that are not UTF-8, such as"
+    )
 
 
 def test_a_restored_journal_knows_the_outputs(one: Project) -> None:

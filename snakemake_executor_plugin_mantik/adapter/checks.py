@@ -106,6 +106,7 @@ class CheckedWorkflow:
             tracked.tracking_request(member)
             if not self.settings.conda_here:
                 deployment.drop_unrequested(member)
+        find_continuation(job)  # its resources may depend on files that have been made meanwhile
         forced = any(map(self.settings.forces, members))
         ask = groups.make_group_request if job.is_group() else request_of
         request = ask(job, self.context, secrets=secrets, forced=forced)

@@ -138,10 +138,14 @@ def plan_segment(
 
     A job that begins anew finds no checkpoint, except what it updates. One that goes on finds
     its logs as well, and outputs that hold a part of the checkpoint.
+
+    Raises:
+        UserError: the job has no walltime that is long enough.
     """
     continuation = request.continuation
-    if continuation is None or runtime_s is None:
+    if continuation is None:
         return None, request.outputs, ()
+    runtime_s = continuation.check_walltime(runtime_s)
     paths = [path.rstrip("/") for path in continuation.checkpoint]
     updated = {output.path for output in request.updated}
     outputs = [

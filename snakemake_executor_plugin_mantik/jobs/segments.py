@@ -50,8 +50,8 @@ class Continuation:
         """Return the seconds before the end of a walltime at which the job is warned."""
         return min(_WARN_S, runtime_s / 10) if self.warn_s is None else self.warn_s
 
-    def check_walltime(self, runtime_s: int | None) -> None:
-        """Check that a job has a walltime that is longer than its warning.
+    def check_walltime(self, runtime_s: int | None) -> int:
+        """Return a job's walltime in seconds, which has to be longer than its warning.
 
         Raises:
             UserError: it does not.
@@ -67,6 +67,7 @@ class Continuation:
                 f" the walltime of {humanize_duration(runtime_s)}",
                 do=f"Set {WARN} to a shorter time, or request more",
             )
+        return runtime_s
 
 
 def parse_continuation(

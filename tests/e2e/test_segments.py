@@ -227,6 +227,45 @@ def test_groups_and_jobs_with_a_snakemake_at_the_site_are_refused(project: Proje
     assert not project.workspace.exists()
 
 
+LATE = """
+    rule all:
+        input: "full.txt", "endless.txt"
+
+    rule number:
+        output: "number"
+        shell: "echo 3 > {output}"
+
+    rule full:
+        input: "number"
+        output: "full.txt"
+        resources:
+            runtime=10, mantik_checkpoint="ckpt/",
+            mantik_continue=lambda wildcards, input: int(open(input[0]).read())
+        run:
+            open(output[0], "w").close()
+
+    rule endless:
+        input: "number"
+        output: "endless.txt"
+        resources:
+            mantik_checkpoint="ckpt/",
+            mantik_continue=lambda wildcards, input: int(open(input[0]).read())
+        shell: "touch {output}"
+"""
+
+
+def test_mistakes_that_depend_on_a_file_are_reported_when_it_is_made(project: Project) -> None:
+    project.write("Snakefile", LATE)
+    said = project.run("--keep-going", "--retries", "0").failed()
+    tells(
+        said,
+        "the resource mantik_continue is not supported for a rule that has run:",
+        "the resource mantik_continue=3 needs a walltime, and there is none",
+    )
+    assert not project.exists("full.txt")
+    assert not project.exists("endless.txt")
+
+
 DOORS = """
     rule grow:
         output: update("state.txt"), touch("done")

@@ -27,15 +27,21 @@ from snakemake_executor_plugin_mantik.sites.credentials import find_account
 
 @asynccontextmanager
 async def visit_site(
-    name: str, loaded: LoadedConfig, workdir: Path, account: str | None = None
+    name: str,
+    loaded: LoadedConfig,
+    workdir: Path,
+    account: str | None = None,
+    *,
+    may_ask: bool = True,
 ) -> AsyncIterator[Site]:
     """Open a site of the workflow in `workdir`, and close it in the end.
 
-    `account` is the compute budget account, by default the one in the environment.
+    `account` is the compute budget account, by default the one in the environment. `may_ask` says
+    whether the user may be asked to log in.
 
     Raises:
-        MantikError: credentials are missing or refused, the site does not answer, or the config
-            leads to another workspace than the last run's.
+        MantikError: the user would have to log in, credentials are missing or refused, the site
+            does not answer, or the config leads to another workspace than the last run's.
     """
     workdir = workdir.resolve()
     known = read_stored(workdir / STATE)
@@ -46,8 +52,9 @@ async def visit_site(
             do="Start snakemake there once",
         )
     site = await open_site_again(
-        name, loaded, workdir, known, account=account or find_account(name, os.environ)
-    )
+        name, loaded, workdir, known,
+        account=account or find_account(name, os.environ), may_ask=may_ask,
+    )  # fmt: skip
     try:
         yield site
     finally:
@@ -55,15 +62,28 @@ async def visit_site(
 
 
 async def open_site_again(
-    name: str, loaded: LoadedConfig, workdir: Path, known: StoredOutputs, *, account: str | None
+    name: str,
+    loaded: LoadedConfig,
+    workdir: Path,
+    known: StoredOutputs,
+    *,
+    account: str | None,
+    may_ask: bool = True,
 ) -> Site:
     """Open a site in the workspace that the last run used there, according to the journal.
+
+    `may_ask` says whether the user may be asked to log in.
 
     Raises:
         MantikError: credentials are missing or refused, the site does not answer, or the config
             leads to another workspace.
     """
     credentials = find_site_credentials({name: loaded}, workdir)
+    if credentials[name].interactive and not may_ask:
+        raise UserError(
+            "it needs a login in a browser", where=f"site {name}",
+            do="smk-mantik logs shows a job's output after you have logged in",
+        )  # fmt: skip
     await asyncio.to_thread(credentials[name].login)
     before = known.sites.get(name)
     workspace = (

@@ -65,8 +65,10 @@ class Credential:
     Attributes:
         origin: the variables and keyring entries that its values came from, for errors.
         look: finds a replacement of the same kind; returns None if there is nothing new.
+        interactive: whether `login` may ask the user.
     """
 
+    interactive: bool = False
     origin: str = ""
     look: "Callable[[], Credential | None] | None" = None
     _is_refused: bool = False

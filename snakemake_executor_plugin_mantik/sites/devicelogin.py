@@ -35,6 +35,7 @@ class DeviceLogin(Refreshed):
     Call `login` at the start of a run, where a terminal is available.
     """
 
+    interactive = True
     remedy = "Start again and log in again"
 
     def __init__(

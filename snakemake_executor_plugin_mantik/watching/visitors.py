@@ -61,7 +61,8 @@ class Visitors:
 
     async def _read_log(self, name: str, records: Sequence[TryRecord]) -> None:
         try:
-            await (await self._open(name)).read_log(records)
+            # Beside a controller, nobody expects to be asked in the middle of a table.
+            await (await self._open(name, may_ask=False)).read_log(records)
             self.unread.pop(name, None)
         except MantikError as error:
             self.unread[name] = f"The output of jobs that run at {name} is not shown: {error}"
@@ -80,11 +81,11 @@ class Visitors:
                 by_site.setdefault(record.site, []).append(record)
         return by_site
 
-    async def _open(self, name: str) -> SiteLooks:
+    async def _open(self, name: str, *, may_ask: bool = True) -> SiteLooks:
         if name not in self._looks:
             known = read_stored(self._directory / STATE).sites
             loaded = find_config(known.get(name), name, self._given)
-            visit = visit_site(name, loaded, self._directory)
+            visit = visit_site(name, loaded, self._directory, may_ask=may_ask)
             self._looks[name] = SiteLooks(await self._stack.enter_async_context(visit))
         return self._looks[name]
 

@@ -4,10 +4,14 @@ import asyncio
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from snakemake_executor_plugin_mantik.journal import read_history
+from snakemake_executor_plugin_mantik.common.errors import UserError
+from snakemake_executor_plugin_mantik.connections import visit
+from snakemake_executor_plugin_mantik.journal import StoredOutputs, read_history
+from snakemake_executor_plugin_mantik.sites.authentication import Credential
 from snakemake_executor_plugin_mantik.sites.base import JobState, Phase
 from snakemake_executor_plugin_mantik.watching.overview import Condition, Sight, overview_jobs
 from snakemake_executor_plugin_mantik.watching.site_looks import SiteLooks
@@ -97,3 +101,26 @@ def test_a_marker_counts_more_than_the_scheduler(tmp_path: Path) -> None:
         )
 
     simulate(tmp_path, World(lambda spec: Fate(stalled=(1.0, 5.0))), play)
+
+
+def test_beside_a_controller_nobody_is_asked_to_log_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last lines of jobs are not worth a question in the middle of a table."""
+
+    class Login(Credential):
+        interactive = True
+
+        def login(self) -> None:
+            raise AssertionError("asked")
+
+    monkeypatch.setattr(visit, "find_site_credentials", lambda *_: {"sim": Login()})
+    loaded: Any = None
+
+    async def opened() -> None:
+        await visit.open_site_again(
+            "sim", loaded, tmp_path, StoredOutputs(), account=None, may_ask=False
+        )
+
+    with pytest.raises(UserError, match="needs a login in a browser"):
+        asyncio.run(opened())

@@ -106,7 +106,9 @@ class CheckedWorkflow:
             tracked.tracking_request(member)
             if not self.settings.conda_here:
                 deployment.drop_unrequested(member)
-        find_continuation(job)  # its resources may depend on files that have been made meanwhile
+        # Its resources may depend on files that have been made meanwhile.
+        site = group_resources.unit_request(job, self.planners)[0]
+        find_continuation(job, self.planners[site] if site is not None else None)
         forced = any(map(self.settings.forces, members))
         ask = groups.make_group_request if job.is_group() else request_of
         request = ask(job, self.context, secrets=secrets, forced=forced)

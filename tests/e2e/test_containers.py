@@ -6,18 +6,33 @@ from tests.support.workflows import Project, tells
 
 SNAKEFILE = """
     rule all:
-        input: "train.txt", "prep.txt", "plain.txt"
+        input: "train.txt", "prep.txt", "plain.txt", "last.txt"
 
     rule train:
         input: "prep.txt"
         output: "train.txt"
         resources: mantik_environment="train"
+        benchmark: repeat("train.tsv", 2)
         shell: "cat {input} > {output}; echo $FROM_IMAGE $TASTE >> {output}"
 
     rule prep:
         output: "prep.txt"
         resources: mantik_environment="prep"
         shell: "echo $TASTE > {output}"
+
+    rule first:
+        output: "first.txt"
+        group: "both"
+        resources: mantik_environment="train"
+        shell: "echo $FROM_IMAGE > {output}"
+
+    rule last:
+        input: "first.txt"
+        output: "last.txt"
+        benchmark: "last.tsv"
+        group: "both"
+        resources: mantik_environment="train"
+        shell: "cat {input} > {output}; echo $TASTE $PWD >> {output}"
 
     rule plain:
         output: "plain.txt"
@@ -48,6 +63,9 @@ Environments:
     project.run().ok()
     assert project.read("train.txt") == "of the prep\nimage of the train\n"
     assert project.read("plain.txt") == "none\n"
+    assert project.read("last.txt").startswith(f"image\nof the train {mount}")
+    assert len(project.read("train.tsv").splitlines()) == 3
+    assert len(project.read("last.tsv").splitlines()) == 2
 
     project.write("env/train.toml", f'image = "missing"\nmounts = ["{mount}:{mount}"]\n')
     said = project.run("--force", "train.txt").failed()

@@ -110,7 +110,9 @@ def examine(spec: str, project: Path) -> CheckReport:
         report.warnings.append(f"{file}: {complaint}")
     for of, environment in report.loaded.config.all_environments.items():
         where = f"Environments.{of}" if of else "Environment"
-        found = [*_unreadable_hooks(environment, where), *_literal(environment, where)]
+        found = [*_unreadable_hooks(environment, where)]
+        if not report.loaded.config.site.expand:
+            found += _literal(environment, where)
         report.warnings += [f"{file}: {warning}" for warning in found]
     return report
 
@@ -177,8 +179,8 @@ def _literal(environment: EnvironmentConfig, where: str) -> Iterator[str]:
         if _EXPANDABLE.search(value):
             yield (
                 f"{where}.Variables.{name}: {value!r} is set as it is, and nothing in it is"
-                f" expanded; to expand it on the node, write `export {name}=…` in"
-                " PreRunCommandOnComputeNode"
+                f" expanded; set Site: Expand to true to expand all variables on the node, or"
+                f" write `export {name}=…` in PreRunCommandOnComputeNode"
             )
 
 

@@ -63,6 +63,7 @@ def job_environment(
         after_on_login=environment.after_on_login,
         container=_container(environment, project),
         slurm_options=_slurm_options(environment),
+        expand=config.site.expand,
     )
 
 

@@ -6,7 +6,7 @@ Credentials are not part of it: they come from the environment or the keyring.
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from snakemake_executor_plugin_mantik.config import units
 from snakemake_executor_plugin_mantik.config.exclude import read_patterns
@@ -21,6 +21,7 @@ from snakemake_executor_plugin_mantik.config.values import (
     Url,
     describe_value,
     list_schema,
+    not_allowed,
     parse_text,
     words_schema,
 )
@@ -41,6 +42,12 @@ def _sharing(value: object) -> str:
     if name not in _SHARING:
         raise ValueError(f"has to be private or group, found {describe_value(value)}")
     return name
+
+
+def _yes_or_no(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise not_allowed("true or false", value)
+    return value
 
 
 def _workspace(value: object) -> str:
@@ -128,6 +135,14 @@ class SiteSettings(ConfigSection):
         default=4,
         alias="ConcurrentRequests",
         description="Maximum number of simultaneous requests to the site.",
+    )
+    expand: Annotated[bool, BeforeValidator(_yes_or_no), WithJsonSchema({"type": "boolean"})] = (
+        Field(
+            default=False,
+            alias="Expand",
+            description="Let bash expand $NAME, ${NAME} and $(COMMAND) in the values of Variables, "
+            "on the node, as mantik's own backend did.",
+        )
     )
     max_jobs: Positive = Field(
         default=100,

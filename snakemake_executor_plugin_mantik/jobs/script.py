@@ -16,7 +16,13 @@ from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.jobs import live_packs
 from snakemake_executor_plugin_mantik.jobs.paths import IMPORTED, bundle_done_path, bundle_path
 from snakemake_executor_plugin_mantik.jobs.segments import GO_ON_CODE
-from snakemake_executor_plugin_mantik.jobs.spec import Apptainer, Container, JobSpec, Segment
+from snakemake_executor_plugin_mantik.jobs.spec import (
+    Apptainer,
+    Container,
+    Environment,
+    JobSpec,
+    Segment,
+)
 from snakemake_executor_plugin_mantik.jobs.templates import load_template
 
 PREDECESSORS: Final = "predecessors"
@@ -66,6 +72,8 @@ BASH_OWN: Final = frozenset(
 """Variables that bash sets in every process that it starts: the command would not see the user's
 value, and read-only ones would end the job (tried with bash 5.2)."""
 
+# In double quotes: an escaped character, or one that has to be escaped.
+_ESCAPE = re.compile(r"(\\[\\$`\"])|\"|\\\Z")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _VARIABLE = r"\$(?:[A-Za-z_][A-Za-z0-9_]*|\{[A-Za-z_][A-Za-z0-9_]*\})"
 _PLAIN_WORD = re.compile(rf"(?:[A-Za-z0-9_@%+=:,./^-]|{_VARIABLE})+")
@@ -133,6 +141,7 @@ def render_script(spec: JobSpec) -> str:
         secrets=" ".join(_name(name) for name in spec.secrets),
         secrets_path=shlex.quote(f"./{paths.secrets}"),
         variables=export_lines({**spec.variables, **environment.variables}),
+        expanded=_expanded(environment),
         modules=" ".join(shell_quote(name, "a module") for name in environment.modules),
         modules_text=_in_double_quotes(" ".join(environment.modules)),
         before=[shell_quote(text, "a command") for text in environment.before_on_compute],
@@ -212,6 +221,18 @@ def _apptainer(apptainer: Apptainer | None, workspace: str) -> dict[str, object]
         # APPTAINER_PWD would override --cwd, and APPTAINER_CWD --pwd.
         "set_directory": not any(w.startswith(("--cwd", "--pwd")) for w in apptainer.options),
     }
+
+
+def _expanded(environment: Environment) -> dict[str, str]:
+    """Return the assignments of variables whose values bash expands, for `eval`, by name."""
+    if not environment.expand:
+        return {}
+    found = {}
+    for name, value in environment.variables.items():
+        if "$" in value or "`" in value:
+            text = _ESCAPE.sub(lambda match: match[0] if match[1] else "\\" + match[0], value)
+            found[name] = shell_quote(f'{name}="{text}"', f"the variable {name}")
+    return found
 
 
 def _container(container: Container, spec: JobSpec) -> dict[str, object]:

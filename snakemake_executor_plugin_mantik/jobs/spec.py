@@ -87,7 +87,8 @@ class Environment:
     `python` is a virtual environment's directory, relative to the workspace or absolute at the
     site. The commands are bash and run in the order of the fields, with the job's command in the
     middle. The site itself runs the commands on the login node. `slurm_options` are options of
-    sbatch that mount software for the whole job.
+    sbatch that mount software for the whole job. With `expand`, bash expands the values of
+    `variables` as in double quotes.
     """
 
     apptainer: Apptainer | None = None
@@ -100,6 +101,7 @@ class Environment:
     after_on_login: tuple[str, ...] = ()
     container: Container | None = field(default=None, repr=False)
     slurm_options: tuple[str, ...] = field(default=(), repr=False)
+    expand: bool = field(default=False, repr=False)
 
     @property
     def text(self) -> str:
@@ -108,6 +110,7 @@ class Environment:
         What older versions did not have is added at the end, so that their jobs stay the same.
         """
         more = [repr(part) for part in (self.container, self.slurm_options) if part]
+        more += ["expand"] if self.expand else []
         return " ".join([repr(self), *more])
 
 

@@ -40,6 +40,22 @@ def test_a_process_sees_the_value_that_was_written(values: list[str]) -> None:
         assert {name: seen[name.encode()].decode() for name in variables} == variables
 
 
+def test_values_are_expanded_where_the_config_asks_for_it(trial: Trial) -> None:
+    values = {
+        "A": 'say "hi"\\ $HOME\\$X $(echo a  b) `echo c`',
+        "B": "${A}!",
+        "PLAIN": "a\\b'c",
+    }
+    environment = Environment(variables=values, expand=True)
+    spec = trial.spec('printf "%s\\n" "$A" "$B" "$PLAIN" "$RULE"', environment=environment,
+                      variables={"RULE": "$HOME"})  # fmt: skip
+    first = 'say "hi"\\ /h o$X a b c'
+    ended = trial.run(spec, env={"HOME": "/h o"})
+    assert ended.log == f"{first}\n{first}!\na\\b'c\n$HOME\n"
+    broken = Environment(variables={"A": "$(echo"}, expand=True)
+    assert trial.run(trial.spec("echo no", environment=broken)).sure.failed_step == "variables"
+
+
 def test_the_environments_variables_win_over_the_rules(trial: Trial) -> None:
     spec = trial.spec(
         "echo $A $B $C",

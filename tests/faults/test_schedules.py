@@ -35,6 +35,7 @@ COUNTED = (
     "outputs that moved between places",
     "files changed by others",
     "segments that went on",
+    "segments after a walltime or a kill",
 )
 
 
@@ -87,7 +88,7 @@ def test_outputs_that_stay_and_move(
 @pytest.mark.parametrize("kind", COUNTED)
 def test_what_is_counted_happens(kind: str) -> None:
     """What depends on the moment must not become something that no seed meets any more."""
-    needed = {"edits", "same times", "purges", "copies", "two workflows", "tampers"}
+    needed = {"edits", "same times", "purges", "copies", "two workflows", "tampers", "killed"}
     found = 0
     for seed in range(200):
         schedule = Schedule(seed, [k for k in KINDS if k not in needed])

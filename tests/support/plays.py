@@ -629,6 +629,10 @@ class Play:
         """Each segment goes on where the one before ended, or the job begins anew for a reason."""
         steps = [int(step) for run in runs for step in run.steps.values()]
         self.schedule.happened["segments that went on"] += sum(step > 1 for step in steps)
+        for run, following in pairwise([run for run in runs if run.steps]):
+            went_on = int(*following.steps.values()) == int(*run.steps.values()) + 1
+            ended = run.how == "killed" or "time_limit" in run.how
+            self.schedule.happened["segments after a walltime or a kill"] += ended and went_on
         if "tampers" in self.schedule.kinds:  # a checkpoint may have become any other one
             return
         for before, step in pairwise(steps):

@@ -253,6 +253,8 @@ class Schedule:
         if self.has("lost", 0.3):
             never = self.stream("lost").random() < 0.5
             fate = Fate(starts=() if never else fate.starts, denied=True)
+        if spec.segment is not None and not self.healed:
+            fate = replace(fate, saves=self._segments.random() < 0.7)
         if self.has("forgetful", 0.5):
             fate = replace(fate, forgotten=True)
         if self.has("stalls", 0.5):

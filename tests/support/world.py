@@ -70,6 +70,7 @@ class Fate:
         waits: the scheduler's word for why it does not start yet, and whether it never will.
         forgotten: whether the scheduler has forgotten the jobs that it is to start after.
         deaf: whether the site says that it is cancelled, when asked to, and lets it run on.
+        saves: whether a segment writes another checkpoint before it is killed.
     """
 
     starts: tuple[float, ...] = (3.0,)
@@ -82,6 +83,7 @@ class Fate:
     full: bool = False
     stalled: tuple[float, float] = (0.0, 0.0)
     deaf: bool = False
+    saves: bool = False
     forgotten: bool = False
     waits: tuple[str, bool] = ("", False)
 
@@ -394,6 +396,8 @@ class World:
         self._end(start, reason, told_after=self.habits.lag)
         if start.run is not None and start.run.ended is None:
             start.run.ended, start.run.how = self.now, "killed"
+            if job.fate.saves and not self._hangs(start):
+                start.run.steps = self._step(job)
         if job.fate.requeued:
             start.phase = Phase.WAITING
             self.after(120.0, partial(self._start, job, start))
@@ -485,6 +489,8 @@ class World:
         found = result(job.spec.command, "", self._inputs(job.spec))
         start.run = PayloadRun(job.spec.name, paths.try_id, self.now, self.name, found)
         self.runs.append(start.run)
+        if job.spec.segment is not None:
+            self.written(f"{paths.work}/checkpoint", self._checkpoint(job.spec))
         for output in job.spec.outputs:
             if not output.keep:
                 self.remove(output.path)
@@ -531,7 +537,9 @@ class World:
         if made is None:
             return PREDECESSORS, ()
         if spec.segment is not None and spec.segment.before is not None:
-            return CHECKPOINT, ()  # what was killed has not changed it
+            before = self.files.get(f"{spec.segment.before.work}/checkpoint")
+            if before is None or before == self._checkpoint(spec):
+                return CHECKPOINT, ()
         for bundle in spec.bundles:
             if bundle_done_path(bundle) in self.files:
                 continue
@@ -632,12 +640,16 @@ class World:
             made = self._made_before(replace(spec, after=others_made)) or {}
             others += [p for p, sha in made.items() if p in self.files and self._sha256(p) != sha]
         code = 1 if others else code
-        steps = self._step(job) if code == 0 else {}
-        if any(int(step) < STEPS for step in steps.values()):
-            code = GO_ON_CODE
+        saves = signalled is not None and job.fate.saves
+        steps = self._step(job) if code == 0 or saves else {}
+        go_on = ""
+        if signalled is None and any(int(step) < STEPS for step in steps.values()):
+            code, go_on = GO_ON_CODE, "asked"
+        elif signalled is Reason.TIME_LIMIT and steps:  # its own clock was first
+            code, go_on = GO_ON_CODE, "time_limit"
         reason = Reason.SUCCESS if code == 0 else signalled or Reason.EXIT_CODE
         self._end(start, reason)
-        start.run.ended, start.run.how = self.now, f"exit {code}"
+        start.run.ended, start.run.how = self.now, f"exit {code} {go_on}".strip()
         outputs = {}
         if code == 0:
             inputs = self._inputs(spec)
@@ -653,9 +665,9 @@ class World:
             content = self.files.get(spec.paths.claim) or b""  # all that there is room for
             if not self.full:
                 content = make_marker(
-                    spec.paths.try_id, code, steps if code == GO_ON_CODE else outputs,
+                    spec.paths.try_id, code, steps if code else outputs,
                     place=partial(self._place_of, spec),
-                    go_on="asked" if code == GO_ON_CODE else "",
+                    go_on=go_on, changed=bool(steps),
                     world=self,
                     signal="TERM" if signalled is not None else "", archive=spec.paths.archive,
                     step="inputs" if others else "", missing=others,
@@ -676,6 +688,12 @@ class World:
         if segment.number + 1 >= segment.most:
             self.excuse(job, Reason.EXIT_CODE)  # these were not enough
         return {path: b"%d" % steps}
+
+    def _checkpoint(self, spec: JobSpec) -> bytes:
+        """What a segment lists of its checkpoint."""
+        assert spec.segment is not None
+        [path] = spec.segment.checkpoint
+        return self.files.get(path) or b"-"
 
     def _place_of(self, spec: JobSpec, path: str) -> str:
         if spec.segment is not None and path in spec.segment.checkpoint:
@@ -716,6 +734,7 @@ def make_marker(
     times: tuple[float, float] = (10.0, 20.0),
     modified: float = 30.0,
     go_on: str = "",
+    changed: bool = False,
 ) -> bytes:
     """A marker as `script.sh.j2` writes it; with a `world`, the archive is written there."""
     small, larger, records = {}, {}, []
@@ -735,7 +754,7 @@ def make_marker(
         "started": times[0], "ended": times[1], "host": "n", "files": len(outputs),
         "lacking": len(lacking), "archive_size": len(packed),
         "archive_sha256": hashlib.sha256(packed).hexdigest() if packed else "",
-        "log_bytes": len(log), "go_on": go_on, "changed": "yes" if go_on else "no",
+        "log_bytes": len(log), "go_on": go_on, "changed": "yes" if changed else "no",
     }  # fmt: skip
     dates = [f"{modified:.9f}"] * len(outputs)
     lists = {"missing": missing, "lacking": lacking, "files": records, "times": dates}

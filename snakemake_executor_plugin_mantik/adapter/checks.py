@@ -107,8 +107,7 @@ class CheckedWorkflow:
             if not self.settings.conda_here:
                 deployment.drop_unrequested(member)
         # Its resources may depend on files that have been made meanwhile.
-        site = group_resources.unit_request(job, self.planners)[0]
-        find_continuation(job, self.planners[site] if site is not None else None)
+        find_continuation(job, self.planners)
         forced = any(map(self.settings.forces, members))
         ask = groups.make_group_request if job.is_group() else request_of
         request = ask(job, self.context, secrets=secrets, forced=forced)
@@ -370,7 +369,7 @@ def check_jobs(
                 resources.job_retry_reasons(member)
                 tracked.tracking_request(member)
             site, given, threads, later = group_resources.unit_request(job, planners)
-            going_on = find_continuation(job, planners[site] if site is not None else None)
+            going_on = find_continuation(job, planners)
             resources.refuse_misspelt(later)
             if site is None:
                 continue
@@ -391,14 +390,16 @@ def check_jobs(
     return list(used)
 
 
-def find_continuation(unit: Any, planner: Planner | None) -> Continuation | None:
-    """Return how a job goes on past its walltime, if it may; `planner` is its site's, if known.
+def find_continuation(unit: Any, planners: Mapping[str, Planner]) -> Continuation | None:
+    """Return how a job goes on past its walltime, if it may; `planners` are those of all sites.
 
     Raises:
         UserError: its resources for that are invalid, or it is of a kind that cannot.
     """
-    default = (planner.config.resources.segments or 0) if planner is not None else 0
     for member in list_members(unit):
+        site = member.resources.get(resources.SITE_RESOURCE)
+        planner = next(iter(planners.values())) if site is None else planners.get(site)
+        default = (planner.config.resources.segments or 0) if planner is not None else 0
         updated = [str(path) for path in member.output if is_flagged(path, "update")]
         found = resources.job_continuation(member, updated, default)
         if found is None:

@@ -180,7 +180,7 @@ class _Look:
             own = deployment.read_own(job, self.checked.context.deployment)
         requested = planner.resources(given, threads)
         name = choose_environment(given, planner.config)
-        going_on = checks.find_continuation(job, planner)
+        going_on = checks.find_continuation(job, self.checked.planners)
         result = replace(
             result,
             resources=requested,

@@ -143,7 +143,7 @@ class Attempt:
         added = self.extras
         if added is None or added.live is None:
             return None
-        return LiveDirectory(added.directory, added.live.growing)
+        return LiveDirectory(added.directory, added.live.growing, added.live.metrics)
 
     @property
     def where(self) -> str:
@@ -183,7 +183,17 @@ class Attempt:
         """Return what the job has used, as far as its marker reports it."""
         if marker is None:
             return None
-        return Used(marker.cpu, marker.memory, self.ended_at(marker))
+        return Used(marker.cpu, marker.memory, self.ended_at(marker), *_gpu_use(marker))
+
+
+def _gpu_use(marker: Marker) -> tuple[float | None, int | None]:
+    """Return the mean percentage of all GPUs, and the most memory of one in bytes."""
+    busy = [gpu.busy for gpu in marker.gpus if gpu.busy is not None]
+    memory = max((gpu.memory_mib for gpu in marker.gpus), default=None)
+    return (
+        sum(busy) / len(busy) if busy else None,
+        memory << 20 if memory is not None else None,
+    )
 
 
 def runtime_of(marker: Marker) -> float:

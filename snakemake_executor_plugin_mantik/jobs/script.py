@@ -74,6 +74,9 @@ value, and read-only ones would end the job (tried with bash 5.2)."""
 
 # In double quotes: an escaped character, or one that has to be escaped.
 _ESCAPE = re.compile(r"(\\[\\$`\"])|\"|\\\Z")
+
+_MONITOR: Final = "MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING"
+
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _VARIABLE = r"\$(?:[A-Za-z_][A-Za-z0-9_]*|\{[A-Za-z_][A-Za-z0-9_]*\})"
 _PLAIN_WORD = re.compile(rf"(?:[A-Za-z0-9_@%+=:,./^-]|{_VARIABLE})+")
@@ -155,11 +158,22 @@ def render_script(spec: JobSpec) -> str:
         launches=spec.launches,
         live=spec.live
         and shell_quote(path_argument(spec.live.path), "the directory that is shown"),
+        gpus=bool(spec.resources.gpus_per_node),
+        gpu_metrics=_gpu_metrics(spec),
         growing=spec.live and shlex.quote(spec.live.growing),
         pack_bytes=live_packs.PACK_BYTES,
         piece_bytes=live_packs.PIECE_BYTES,
         **_apptainer(environment.apptainer, spec.workspace),
     )
+
+
+def _gpu_metrics(spec: JobSpec) -> str:
+    """Return where the script logs samples of GPUs; empty if MLflow's own monitor does so."""
+    variables = {**spec.variables, **spec.environment.variables}
+    if variables.get(_MONITOR, "").lower() in ("true", "1") or not spec.live:
+        return ""
+    metrics = spec.live.metrics
+    return shell_quote(path_argument(metrics), "the directory of metrics") if metrics else ""
 
 
 def strip_inline(script: str, spec: JobSpec) -> str:

@@ -67,11 +67,15 @@ class Used:
         cpu_s: CPU seconds of all its processes.
         memory_bytes: the most memory at a time on its first node.
         ended: when it ended, in seconds since the epoch by this machine's clock.
+        gpu_busy: how busy its GPUs on the first node were on average, in percent.
+        gpu_memory: the most bytes of memory of one of these.
     """
 
     cpu_s: float | None = None
     memory_bytes: int | None = None
     ended: float | None = None
+    gpu_busy: float | None = None
+    gpu_memory: int | None = None
 
 
 LOST = "lost"

@@ -178,7 +178,7 @@ def _row(usage: RuleUsage) -> UsageRow:
             usage.longest, usage.walltime, _time(usage.longest), _time(usage.walltime))),
     ]  # fmt: skip
     if usage.gpus:
-        meters.append(("GPUs", _meter(None, usage.gpus, "", str(usage.gpus))))
+        meters.append(("GPUs", _gpus(usage)))
     return UsageRow(
         usage,
         _ordered(usage.states),
@@ -187,6 +187,14 @@ def _row(usage: RuleUsage) -> UsageRow:
         _time(usage.queued) or _UNKNOWN,
         _hours(usage.all_core_hours),
     )
+
+
+def _gpus(usage: RuleUsage) -> Meter:
+    busy, memory = usage.gpu_busy, usage.gpu_memory
+    words = [f"{busy:.0f} %"] if busy is not None else []
+    words += [_size(memory)] if memory is not None else []
+    share = busy / 100 if busy is not None else None
+    return Meter(", ".join(words) or _UNKNOWN, _count(usage.gpus or 0, "GPU"), share)
 
 
 def _meter(

@@ -33,6 +33,9 @@ _MEMORY_STEPS_MIB: Final = ((1024, 128), (8192, 512), (65_536, 1024), (None, 819
 _WALLTIME_STEPS_S: Final = ((3600, 300), (6 * 3600, 900), (None, 3600))
 """To what multiple amounts up to a limit are rounded up."""
 
+_IDLE_GPU: Final = 10.0
+"""GPUs that are busy to no more percent on average are remarked."""
+
 _BUSY_S: Final = 60.0
 """The shortest run, in seconds, that says something of how busy the cores were."""
 
@@ -70,6 +73,8 @@ class RuleUsage:
         memory_used, longest: the most bytes and seconds that a try used.
         typical: the median of their run times in seconds.
         queued: the median of their waiting times in seconds.
+        gpu_busy: the percentage to which the GPUs of a try were busy on average, of the busiest.
+        gpu_memory: the most bytes of memory of a GPU that a try used.
         core_hours: of all tries, by site; None at a site where no try's cores are known.
         advice: what to request next time.
         remarks: other advice.
@@ -89,6 +94,8 @@ class RuleUsage:
     typical: float | None
     queued: float | None
     gpus: int | None
+    gpu_busy: float | None
+    gpu_memory: int | None
     core_hours: Mapping[str, float | None]
     advice: tuple[Advice, ...]
     remarks: tuple[str, ...]
@@ -151,9 +158,11 @@ def _usage(rule: str, tries: Sequence[ReportedTry], now: float) -> RuleUsage:
         typical=median(ran) if ran else None,
         queued=median(waited) if waited else None,
         gpus=_most(one.asked.gpus for one in tries),
+        gpu_busy=_most(one.used.gpu_busy for one in tries),
+        gpu_memory=_most(one.used.gpu_memory for one in tries),
         core_hours=hours,
         advice=tuple(filter(None, [_memory(tries), _walltime(tries)])),
-        remarks=tuple(filter(None, [_cores(tries)])),
+        remarks=tuple(filter(None, [_cores(tries), _gpus(tries)])),
     )
 
 
@@ -246,6 +255,21 @@ def _cores(tries: Sequence[ReportedTry]) -> str:
     return (
         f"{len(seen)} jobs kept at most {most:.1f} of {cores} cores busy: request fewer threads, or"
         " let the command use them"
+    )
+
+
+def _gpus(tries: Sequence[ReportedTry]) -> str:
+    """Return a remark if the requested GPUs were idle."""
+    busy = [
+        one.used.gpu_busy
+        for one in _succeeded(tries)
+        if one.used.gpu_busy is not None and (one.record.ran or 0) >= _BUSY_S
+    ]
+    if len(busy) < ENOUGH or max(busy) > _IDLE_GPU:
+        return ""
+    return (
+        f"the GPUs of {len(busy)} jobs were busy for at most {max(busy):.0f} % of the time: let the"
+        " command use them, or request none"
     )
 
 

@@ -117,6 +117,11 @@ def store_skeleton(
     }  # fmt: skip
 
 
+def metrics_directory(try_id: str, identity: RunIdentity) -> str:
+    """Return the directory of the metrics of a run in a try's store."""
+    return f"{store_directory(try_id)}/{identity.experiment_id}/{identity.run_id}/metrics"
+
+
 def _description(**values: object) -> bytes:
     # JSON values are valid YAML.
     lines = [f"{key}: {json.dumps(value, ensure_ascii=False)}\n" for key, value in values.items()]

@@ -100,3 +100,6 @@ def test_idle_cores_are_remarked() -> None:
     idle = replace(JOB, used=json.dumps({"cpu_s": 3600.0, "memory_bytes": 6 * GIB}))
     assert "at most 1.0 of 4 cores busy" in usage(idle, idle, idle).remarks[0]
     assert usage(idle, idle).remarks == ()
+    gpu = replace(JOB, used=json.dumps({"gpu_busy": 4.2}))
+    assert "busy for at most 4 %" in usage(gpu, gpu, gpu).remarks[0]
+    assert usage(gpu, gpu, replace(gpu, used=json.dumps({"gpu_busy": 80}))).remarks == ()

@@ -274,7 +274,11 @@ class Tracker(Observer):
                 now=known.created,
             ),
             store.worker_variables(workspace, record.id, identity),
-            live=LiveView(store.copy_directory(record.id), store.GROWING),
+            live=LiveView(
+                store.copy_directory(record.id),
+                store.GROWING,
+                store.metrics_directory(record.id, identity),
+            ),
         )
 
     def submitting(self, record: TryRecord, spec: JobSpec, script: str) -> None:

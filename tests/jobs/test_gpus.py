@@ -1,0 +1,130 @@
+"""The GPUs of a job, as its script samples them; there is none here: programs stand in for them."""
+
+import subprocess
+from dataclasses import replace
+
+import pytest
+
+from snakemake_executor_plugin_mantik.jobs.markers import GpuUse
+from snakemake_executor_plugin_mantik.jobs.script import render_script
+from snakemake_executor_plugin_mantik.jobs.spec import (
+    JobSpec,
+    LiveDirectory,
+    OutputFile,
+    Resources,
+)
+from tests.support.trial import QUICK, Trial
+
+STORE = "its store"
+METRICS = f"{STORE}/0/run/metrics"
+QUERY = "--query-gpu=index,utilization.gpu,memory.used,memory.total"
+# What nvidia-smi prints for two of its GPUs, one of which does not report how busy it is.
+SAMPLES = "0, 50, 1000, 40960\\n3, [N/A], 20480, 40960\\n"
+HEARTBEATS = (
+    "claim=$(echo .mantik/tries/*/*); size=$(stat -c %s $claim); "
+    "until (( $(stat -c %s $claim) > size + 1 )); do sleep 0.05; done"
+)
+SEEN = "until [ -e .mantik/work/*/*/gpus ]; do sleep 0.05; done"
+
+
+def smi(trial: Trial, then: str, lines: str = SAMPLES) -> None:
+    """A stand-in for nvidia-smi, which notes in the workspace how it was called."""
+    text = f'#!/bin/bash\necho "$*" >> called\nprintf "{lines}"\n{then}\n'
+    trial.program("nvidia-smi", text)
+
+
+def job(trial: Trial, command: str = SEEN, *, live: bool = False) -> JobSpec:
+    spec = trial.spec(command, resources=Resources(gpus_per_node=2))
+    if not live:
+        return spec
+    return replace(
+        spec,
+        live=LiveDirectory(STORE, "/metrics/", METRICS),
+        outputs=(OutputFile(STORE, "log", directory=True, keep=True),),
+    )
+
+
+def test_the_use_of_each_gpu_is_in_the_marker(trial: Trial) -> None:
+    smi(trial, 'sleep 0.2; printf "0, 71, 900, 40960\\n"; exec sleep 600')
+    more = "until grep -q ' 2 ' .mantik/work/*/*/gpus; do sleep 0.05; done 2> /dev/null"
+    ended = trial.run(job(trial, more), env={"CUDA_VISIBLE_DEVICES": "0,3"})
+    assert ended.sure.exit_code == 0, ended.log
+    assert ended.sure.gpus == (GpuUse(0, 60.5, 1000, 40960), GpuUse(3, None, 20480, 40960))
+    called = (trial.workspace / "called").read_text()
+    assert called == f"--id=0,3 --format=csv,noheader,nounits {QUERY} --loop={QUICK.heartbeat_s}\n"
+
+
+def test_samples_are_metrics_of_its_run(trial: Trial) -> None:
+    smi(trial, "exec sleep 600")
+    ended = trial.run(job(trial, f"mkdir -p '{METRICS}'; {SEEN}", live=True))
+    assert ended.sure.exit_code == 0, ended.log
+    found = {
+        path.name: path.read_text().split()
+        for path in (trial.workspace / METRICS / "system").iterdir()
+    }
+    assert {name: words[1:] for name, words in found.items()} == {
+        "gpu_0_utilization_percentage": ["50", "0"],
+        "gpu_0_memory_usage_percentage": ["2.4", "0"],
+        "gpu_0_memory_usage_megabytes": ["1048", "0"],
+        "gpu_3_memory_usage_percentage": ["50.0", "0"],
+        "gpu_3_memory_usage_megabytes": ["21474", "0"],
+    }
+    assert all(len(words[0]) == 13 and words[0].isdecimal() for words in found.values())
+    # What is listed is what is there: the sampling has ended before.
+    listed = {entry.path for entry in ended.sure.files if entry.type == "f"}
+    assert f"{METRICS}/system/gpu_0_utilization_percentage" in listed
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "",
+        "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.\\n",
+        "No devices were found\\n",
+        "0, [Unknown Error], [Unknown Error], [Unknown Error]\\n0, 5",
+        'Field \\"utilization.gpu\\" is not a valid field to query.\\n\\n',
+    ],
+)
+def test_a_driver_that_fails_or_hangs_disturbs_nothing(trial: Trial, lines: str) -> None:
+    # A process that waits for a driver cannot be ended; this one ignores what can be ignored.
+    smi(trial, "trap '' TERM INT HUP PIPE; exec sleep 600" if not lines else "exit 9", lines)
+    ended = trial.run(job(trial, f"until [ -e called ]; do sleep 0.05; done; {HEARTBEATS}"))
+    assert ended.sure.exit_code == 0, ended.log
+    assert ended.sure.gpus == ()
+    assert ended.sure.memory is not None
+
+
+def test_a_heartbeat_that_was_killed_does_not_hold_the_job_up(trial: Trial) -> None:
+    smi(trial, "echo $PPID > heartbeat; mv heartbeat killed; exec sleep 600")
+    kill = "until [ -s killed ]; do sleep 0.05; done; kill -KILL $(cat killed)"
+    ended = trial.run(job(trial, kill))
+    assert ended.sure.exit_code == 0, ended.log
+
+
+def test_nothing_is_sampled_without_gpus(trial: Trial) -> None:
+    smi(trial, "exec sleep 600")
+    assert trial.run(trial.spec(":")).sure.gpus == ()
+    assert not (trial.workspace / "called").exists()
+
+
+def test_the_kernels_files_of_amd_are_read(trial: Trial) -> None:
+    trial.write("drm/card0-DP-1/device/vendor", "0x1002\n")
+    for card, busy in enumerate((10, 20)):
+        device = f"drm/card{card}/device"
+        trial.write(f"{device}/drm/renderD{128 + card}/dev")
+        trial.write(f"{device}/gpu_busy_percent", f"{busy}\n")
+        trial.write(f"{device}/mem_info_vram_used", f"{(card + 1) << 30}\n")
+        trial.write(f"{device}/mem_info_vram_total", f"{64 << 30}\n")
+    # The control group of the job denies it another card.
+    (trial.workspace / "dri").mkdir()
+    (trial.workspace / "dri/renderD129").touch()
+    functions = (
+        render_script(job(trial)).partition("# ---- GPUs")[2].partition("_m_begin_gpus()")[0]
+    )
+    start = f"# {functions}\n_m_drm=drm _m_dri=dri _m_heartbeat_s=0.1"
+    command = f'{start}; exec 3< <(_m_print_gpus); read -r line <&3; kill $!; echo "$line"'
+    ended = subprocess.run(
+        ["bash", "-c", command], cwd=trial.workspace, text=True, capture_output=True, check=True,
+        timeout=100,
+    )  # fmt: skip
+    assert ended.stdout == "0, 20, 2048, 65536\n"

@@ -32,11 +32,16 @@ def journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Journal
         yield opened
 
 
-def sent(journal: Journal, job: str, rule: str = "train", **more: Any) -> TryRecord:
+ASKED = Asked(cores=4, memory_mib=8192)
+
+
+def sent(
+    journal: Journal, job: str, rule: str = "train", asked: Asked = ASKED, **more: Any
+) -> TryRecord:
     record = journal.new_try(
         site="hpc1", job=job, rule=rule, name=f"{rule} x={job}", fingerprint="f", **more
     )
-    journal.submitting(record.id, "batch", 7200, Asked(cores=4, memory_mib=8192))
+    journal.submitting(record.id, "batch", 7200, asked)
     journal.submitted(record.id, f"site-{job}")
     return record
 
@@ -91,8 +96,7 @@ def test_all_kinds_of_tries_are_shown(
     fail(journal, first, "the node died")
     succeed(journal, sent(journal, "a"))
     group = sent(journal, "g", "group", members={"m1": "one", "m2": "two"})
-    gpu = sent(journal, "gpu", "tune")
-    journal.submitting(gpu.id, "gpu", 7200, Asked(cores=4, gpus=2))
+    gpu = sent(journal, "gpu", "tune", Asked(cores=4, gpus=2))
     seen = Used(gpu_busy=37.4, gpu_memory=20 << 30)
     journal.ended(gpu.id, "succeeded", waited=1.0, ran=60.0, log="", used=seen)
     log = tmp_path / "a.log"

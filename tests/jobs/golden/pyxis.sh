@@ -110,7 +110,7 @@ host=${_m_host//$'\n'/ }"
 
 # ---- heartbeat -----------------------------------------------------------------------------------
 # Samples the memory of this job on this node, in bytes, and keeps the most in the file `memory`.
-# Starts no process: a sample of a job with 10 processes costs about 2 ms. Where Slurm has made a
+# Bash alone reads it: a sample of a job with 10 processes costs about 2 ms. Where Slurm has made a
 # control group for the job, the kernel's number counts; else the sum of the resident memory of the
 # processes below the script, or the most that one of them ever had, if that is more. Processes that
 # srun starts are not below the script: with them and without a control group it is unknown.
@@ -141,7 +141,7 @@ _m_sample_memory() {
   fi
   if (( sum > _m_most )); then
     _m_most=$sum
-    printf '%s\n' "$sum" > "$_m_work/memory"
+    printf '%s\n' "$sum" > "$_m_work/memory.new" && mv -f -- "$_m_work/memory.new" "$_m_work/memory"
   fi
 } 2>/dev/null
 

@@ -28,8 +28,8 @@ import helper
 words = dict(zip(sys.argv[1::2], sys.argv[2::2]))
 told = {"words": words, "here": os.path.basename(os.getcwd()), "helper": helper.WORD,
         "data": open(words["--data"]).read()}
-assert os.environ.get("MANTIK_WORKING_DIRECTORY", os.getcwd()) == os.getcwd()
-told["set"] = "MANTIK_WORKING_DIRECTORY" in os.environ
+if os.path.exists("../.mantik"):  # at a site
+    assert os.environ["MANTIK_WORKING_DIRECTORY"] == os.getcwd()
 with open(words["--out"], "w") as file:
     json.dump(told, file)
 """
@@ -82,7 +82,7 @@ def test_an_entry_point_runs_in_its_folder(churn: Project, local: bool) -> None:
 
     assert not churn.exists("mlflow.db"), "it was told not to track"
     told = made(churn)
-    assert (told["here"], told["set"]) == ("churn", not local)
+    assert told["here"] == "churn"
     assert told["helper"] == "first"
     assert told["data"] == "1,2\n"
     words = told["words"]

@@ -54,7 +54,7 @@ class ActiveRun:
     measured: dict[JobNumber, list[tuple[Any, Path]]] = field(default_factory=dict)
     _reported: set[tuple[str, str]] = field(default_factory=set)
     _full: dict[JobNumber, str] = field(default_factory=dict)
-    _products: frozenset[str] | None = None
+    _named: tuple[int, frozenset[str]] = (-1, frozenset())
 
     def request(self, job: Any, secrets: Mapping[str, str]) -> JobRequest:
         """Make the engine's request for a job, and record it.
@@ -75,12 +75,20 @@ class ActiveRun:
             for member, path in zip(members, request.measured, strict=True)
             if path
         ]
-        return replace(request, subject=self._subject(members))
+        return replace(request, subject=self._subject(members), named=self.named)
 
     def propose(self, job: Any, secrets: Mapping[str, str]) -> None:
         """Let the engine submit the jobs that can wait at the site for a requested one."""
         for following, request in self.ahead.behind(job, secrets):
-            self.engine.propose(replace(request, subject=self._subject([following])))
+            subject = self._subject([following])
+            self.engine.propose(replace(request, subject=subject, named=self.named))
+
+    @property
+    def named(self) -> frozenset[str]:
+        """Return the paths that the workflow's jobs name."""
+        if self._named[0] != len(self.dag):  # a checkpoint has added jobs
+            self._named = (len(self.dag), find_products(self.dag))
+        return self._named[1]
 
     def _subject(self, members: list[Any]) -> TrackedRun | None:
         if not is_tracked(members, self.checked.settings.tracked):
@@ -112,11 +120,9 @@ class ActiveRun:
         members = list_members(job)
         own = ([*m.input, *m.output, *m.log, *filter(None, [m.benchmark])] for m in members)
         paths = list(chain.from_iterable(own))
-        if self._products is None:
-            self._products = find_products(self.dag)
         why = partial(
             why_left_out, workdir=self.checked.workdir, exclude=Exclude(config.config.exclude),
-            products=self._products, file_limit=config.config.site.source_file_limit_bytes,
+            products=self.named, file_limit=config.config.site.source_file_limit_bytes,
             include=Include(config.config.site.include),
         )  # fmt: skip
         found = missed_files(

@@ -21,6 +21,7 @@ from snakemake_executor_plugin_mantik.config.reading import LoadedConfig, read_c
 from snakemake_executor_plugin_mantik.engine.core import Engine
 from snakemake_executor_plugin_mantik.engine.plan import Planner
 from snakemake_executor_plugin_mantik.engine.request import JobRequest
+from snakemake_executor_plugin_mantik.jobs.fetching import FETCH
 from snakemake_executor_plugin_mantik.jobs.segments import CONTINUE, Continuation
 from snakemake_executor_plugin_mantik.mlproject.project import find_bound_entry_point
 from snakemake_executor_plugin_mantik.rules import preflight, resources, tracked
@@ -201,12 +202,33 @@ def check_workflow(workflow: Any, dag: Any, options: Any, logger: Any) -> Checke
         for name, c in configs.items()
     }
     used = check_jobs(units, planners)
+    if without := _rules_without_outputs(units, planners):
+        logger.warning(
+            f"These rules have no output, so what their jobs make stays at the site: {without}."
+            f' Name it as output, or fetch it with resources: {FETCH}="*".'
+        )
     if (limited := _beyond_max_jobs(workflow, units, used, configs)) is not None:
         logger.warning(limited)
     mistakes = preflight.find_mistakes(dag, units, context, workflow.linemaps)
     return CheckedWorkflow(
         context, planners, units, used, settings, state, missing_snakemake, mistakes
     )
+
+
+def _rules_without_outputs(units: Iterable[Any], planners: Mapping[str, Planner]) -> str:
+    """Return the names of rules whose jobs run at a site and leave no file here; may be empty.
+
+    The results of entry points go to MLflow.
+    """
+    found: dict[str, None] = {}
+    for member in (member for unit in units for member in list_members(unit)):
+        if member.output or member.is_norun or find_bound_entry_point(member.rule.params):
+            continue
+        given, _ = resources.split_undetermined(resources.given_resources(member))
+        site, patterns = resources.choose_site(given, planners), resources.job_fetch(member)
+        if not (planners[site].fetched if patterns is None else patterns):
+            found[member.rule.name] = None
+    return ", ".join(sorted(found))
 
 
 def _beyond_max_jobs(
@@ -368,6 +390,7 @@ def check_jobs(
             for member in members:
                 resources.job_retry_reasons(member)
                 tracked.tracking_request(member)
+                resources.job_fetch(member)
             site, given, threads, later = group_resources.unit_request(job, planners)
             going_on = find_continuation(job, planners)
             resources.refuse_misspelt(later)

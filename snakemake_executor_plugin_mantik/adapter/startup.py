@@ -37,7 +37,8 @@ from snakemake_executor_plugin_mantik.engine.core import OPEN_WAIT_S, Engine
 from snakemake_executor_plugin_mantik.engine.observer import Observers
 from snakemake_executor_plugin_mantik.engine.plan import Planner
 from snakemake_executor_plugin_mantik.engine.transfer_meter import TransferMeter
-from snakemake_executor_plugin_mantik.journal import Journal, sent_try_ids
+from snakemake_executor_plugin_mantik.engine.undeclared import list_brought
+from snakemake_executor_plugin_mantik.journal import Journal, read_undeclared, sent_try_ids
 from snakemake_executor_plugin_mantik.rules import preflight
 from snakemake_executor_plugin_mantik.rules.resources import SITE_RESOURCE, TRACK_RESOURCE
 from snakemake_executor_plugin_mantik.rules.tracked import (
@@ -209,8 +210,9 @@ def collect_sources(
         UserError: the files exceed the site's limits.
     """
     config = checked.configs[name].config
+    brought = list_brought(checked.workdir, read_undeclared(checked.state))
     chosen = sources.select_sources(
-        checked.workdir, Exclude(config.exclude), products=made,
+        checked.workdir, Exclude(config.exclude), products=made | brought,
         file_limit=config.site.source_file_limit_bytes, total_limit=config.site.sources_limit_bytes,
         include=Include(config.site.include),
     )  # fmt: skip

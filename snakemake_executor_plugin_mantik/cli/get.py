@@ -1,10 +1,11 @@
-"""`smk-mantik get`: bring outputs that stay at sites to this machine."""
+"""`smk-mantik get`: bring outputs that stay at sites, and undeclared files, to this machine."""
 
 import os
 import posixpath
 import threading
 from collections.abc import Iterable, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +13,10 @@ import typer
 from rich.progress import Progress
 
 from snakemake_executor_plugin_mantik.cli.evaluation import ALL_TARGETS, read_files
+from snakemake_executor_plugin_mantik.cli.get_undeclared import (
+    bring_undeclared,
+    find_undeclared,
+)
 from snakemake_executor_plugin_mantik.cli.options import Workdir
 from snakemake_executor_plugin_mantik.cli.tables import make_progress
 from snakemake_executor_plugin_mantik.common.errors import UserError, printable
@@ -43,38 +48,55 @@ def get(
             help="Bring the workflow's targets. Arguments for snakemake follow after --.",
         ),
     ] = False,
+    undeclared: Annotated[
+        bool,
+        typer.Option("--undeclared", help="Bring all new files that jobs left beside outputs."),
+    ] = False,
+    site: Annotated[
+        str, typer.Option(metavar="NAME", help="Look for undeclared files at this site only.")
+    ] = "",
     force: Annotated[
         bool, typer.Option("--force", help="Replace files here that have another content.")
     ] = False,
 ) -> None:
-    """Bring outputs that stay at sites to where the Snakefile names them.
+    """Bring files from sites: outputs that stay there, and files that no rule declares.
 
-    Each is verified and comes whole or not at all; a broken transfer continues where it stopped.
-    The outputs stay at their sites, too, and later runs use them there.
+    A PATH that is no output is looked for in the workspaces; its last part may be a pattern. Each
+    file comes whole or not at all, and outputs are verified; a broken transfer of an output
+    continues where it stopped. The outputs stay at their sites, too, and later runs use them there.
     """
-    if bool(paths) + every + targets != 1:
+    if bool(paths) + every + targets + undeclared != 1:
         raise UserError(
-            "it is not clear what to bring" if paths or every else "there is nothing to bring",
+            "it is not clear what to bring"
+            if paths or every or undeclared
+            else "there is nothing to bring",
             where="smk-mantik get",
-            do=f"Name files, or add --all or {ALL_TARGETS}",
+            do=f"Name files, or add --all, {ALL_TARGETS} or --undeclared",
         )
     lacking: list[str] = []
+    others: list[StoredOutput] = []
+    here = 0
     files = read_files(context, directory) if targets else None
     directory = directory if files is None else files.workdir
     with closing(Catalog(directory.resolve(), os.environ, lambda t: typer.echo(printable(t)))) as c:
         if files is None:
-            chosen = _chosen(c, paths or [], directory)
+            chosen, names = _chosen(c, paths or []) if not undeclared else ([], [])
+            if names or undeclared:
+                others, here = find_undeclared(c, names, directory, site, force=force)
         else:
             chosen, lacking = _find(c, files.targets)
         missing = [output for output in chosen if not is_here(output, directory)]
         if not force:
             _refuse_others(directory, missing)
         _bring(c, directory, missing)
+        bring_undeclared(c, directory, others, partial(_bring_one, c))
         for output in chosen:
             _report_unnamed(c, output)
-    size = humanize_size(sum(output.size for output in missing))
-    left = len(chosen) - len(missing)
-    typer.echo(f"Brought {len(missing)} outputs, {size}" + f"; {left} were here." * bool(left))
+    size = humanize_size(sum(output.size for output in [*missing, *others]))
+    left = len(chosen) - len(missing) + here
+    counts = [f"{len(missing)} outputs"] if missing or not others else []
+    counts += [f"{len(others)} file" + "s" * (len(others) > 1)] if others else []
+    typer.echo(f"Brought {' and '.join(counts)}, {size}" + f"; {left} were here." * bool(left))
     if lacking:
         raise UserError(
             f"there are targets that do not exist: {_names(lacking)}",
@@ -83,22 +105,19 @@ def get(
         )
 
 
-def _chosen(catalog: Catalog, paths: Sequence[str], directory: Path) -> list[StoredOutput]:
-    """Return the outputs at `paths`, all if there are none.
+def _chosen(catalog: Catalog, paths: Sequence[str]) -> tuple[list[StoredOutput], list[str]]:
+    """Return the outputs at `paths`, all if there are none, and the paths without an output.
 
     Raises:
-        UserError: there is none at one of the paths.
+        UserError: an output is no longer at its site.
     """
     known = [output for output in catalog.outputs() if not output.here]
     wanted = [] if paths else known
+    others = []
     for name in map(posixpath.normpath, paths):
         there = [o for o in known if f"{display_path(o.path)}/".startswith(f"{name}/")]
         if not there:
-            raise UserError(
-                f"no output at a site is {name}, or lies below it",
-                where=str(directory.resolve()),
-                do="See smk-mantik ls for those that there are",
-            )
+            others.append(name)
         wanted += [output for output in there if output not in wanted]
     found = [catalog.find(output.path) for output in wanted]
     for output, now in zip(wanted, found, strict=True):
@@ -108,7 +127,7 @@ def _chosen(catalog: Catalog, paths: Sequence[str], directory: Path) -> list[Sto
                 where=f"site {catalog.site(output)}",
                 do="Run the workflow again: it is then made again",
             )
-    return [output for output in found if output is not None]
+    return [output for output in found if output is not None], others
 
 
 def _find(catalog: Catalog, paths: Iterable[str]) -> tuple[list[StoredOutput], list[str]]:
@@ -159,22 +178,26 @@ def _refuse_others(directory: Path, outputs: Iterable[StoredOutput]) -> None:
 
 
 def _bring(catalog: Catalog, directory: Path, outputs: Sequence[StoredOutput]) -> None:
-    """Bring outputs one after the other, with a progress bar if there is a terminal."""
+    """Bring outputs one after the other."""
+    for output in outputs:
+        _bring_one(catalog, output, local_path(output.path, directory))
+
+
+def _bring_one(catalog: Catalog, output: StoredOutput, target: Path) -> None:
+    """Make `target` a copy of an output, with a progress bar if there is a terminal."""
     with make_progress() as progress:
-        for output in outputs:
-            target = local_path(output.path, directory)
-            task = progress.add_task(printable(display_path(output.path)), total=output.size)
-            done = threading.Event()
-            watching = threading.Thread(
-                target=_watch, args=(progress, task, part_of(target), done), daemon=True
-            )
-            watching.start()
-            try:
-                catalog.bring(output, target)
-            finally:
-                done.set()
-                watching.join()
-            progress.update(task, completed=output.size)
+        task = progress.add_task(printable(display_path(output.path)), total=output.size)
+        done = threading.Event()
+        watching = threading.Thread(
+            target=_watch, args=(progress, task, part_of(target), done), daemon=True
+        )
+        watching.start()
+        try:
+            catalog.bring(output, target)
+        finally:
+            done.set()
+            watching.join()
+        progress.update(task, completed=output.size)
 
 
 def _watch(progress: Progress, task: object, part: Path, done: threading.Event) -> None:

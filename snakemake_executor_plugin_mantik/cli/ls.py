@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +16,12 @@ from snakemake_executor_plugin_mantik.common.errors import json_text
 from snakemake_executor_plugin_mantik.common.humanize import humanize_duration, humanize_size
 from snakemake_executor_plugin_mantik.common.state_directory import STATE
 from snakemake_executor_plugin_mantik.jobs.paths import display_path, local_path
-from snakemake_executor_plugin_mantik.journal import StoredOutput, read_stored
+from snakemake_executor_plugin_mantik.journal import (
+    StoredOutput,
+    UndeclaredFile,
+    read_stored,
+    read_undeclared,
+)
 
 if TYPE_CHECKING:
     from snakemake_executor_plugin_mantik.adapter.graph_files import GraphFiles
@@ -34,6 +39,12 @@ def ls(
             " after --.",
         ),
     ] = False,
+    undeclared: Annotated[
+        bool,
+        typer.Option(
+            "--undeclared", help="Show the new files that jobs left beside their outputs instead."
+        ),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show the outputs that stay at sites: where, how big, how old, and which job made them.
@@ -44,6 +55,9 @@ def ls(
     directory = directory if files is None else files.workdir
     known = read_stored(directory / STATE)
     names = {site.place: site.site for site in known.sites.values()}
+    if undeclared:
+        _show_undeclared(read_undeclared(directory / STATE), names, directory, as_json=as_json)
+        return
     outputs = [output for output in known.outputs if not output.here]
     if as_json:
         typer.echo(json_text([_as_json(output, names, directory, files) for output in outputs]))
@@ -54,6 +68,32 @@ def ls(
     tables.make_console().print(_table(outputs, names, directory, files))
     total = humanize_size(sum(output.size for output in outputs))
     typer.echo(f"{len(outputs)} outputs, {total}")
+
+
+def _show_undeclared(
+    files: Sequence[UndeclaredFile], names: Mapping[str, str], directory: Path, *, as_json: bool
+) -> None:
+    """Print the files that no rule declares, as far as the journal lists them."""
+    rows = [
+        (
+            display_path(file.path),
+            names.get(file.place, file.place),
+            file.size,
+            file.job,
+            os.path.lexists(local_path(file.path, directory)),
+        )
+        for file in files
+    ]
+    if as_json:
+        keys = ("file", "site", "size", "job", "here")
+        typer.echo(json_text([dict(zip(keys, row, strict=True)) for row in rows]))
+    elif not rows:
+        typer.echo("No job has left a new file that no rule declares.")
+    else:
+        shown = tables.new_table(["file", "site", "size", "seen by", "here"], right=("size",))
+        for path, site, size, job, here in rows:
+            tables.add_row(shown, [path, site, humanize_size(size), job, "yes" * here])
+        tables.make_console().print(shown)
 
 
 def _table(

@@ -99,6 +99,9 @@ class JobRequest:
         storage_link: see `JobSpec.storage_link`.
         datasets: see `JobSpec.datasets`.
         continuation: how it goes on past its walltime, if it may.
+        named: the paths that the workflow's rules name, relative to the workspace: other new files
+            of the job are undeclared.
+        fetch: see `JobSpec.fetch`; None for what the site's config says.
     """
 
     number: JobNumber
@@ -132,6 +135,8 @@ class JobRequest:
     storage_link: str = ""
     datasets: tuple[str, ...] = ()
     continuation: Continuation | None = None
+    named: frozenset[str] = frozenset()
+    fetch: tuple[str, ...] | None = None
 
     @property
     def members(self) -> Mapping[str, str]:

@@ -2,7 +2,8 @@
 
 A marker is a gzipped tar that a job script writes last (`marker.sh.j2`): `meta` (lines of
 key=value), `missing` (inputs) and `lacking` (outputs), `files` (records of what the job made, all
-separated by NUL), `times` (modification times), `log` (the end of the log) and small outputs. If
+separated by NUL), `times` (modification times), `new` (files beside the outputs), `log` (the end of
+the log) and small outputs. If
 the file system is full, a marker holds less: no small outputs, or only `meta`, or nothing (or the
 claim's content), so that only the exit code in its name is known.
 
@@ -31,6 +32,7 @@ _CLAIM = b"owner="
 _TIMES: Final = re.compile(" ".join([r"([0-9]{1,12})m([0-9]{1,2}[.,][0-9]{1,9})s"] * 2))
 _TIME: Final = re.compile(r"([0-9]{1,10})(?:\.([0-9]{1,10}))?", re.ASCII)
 _LONGEST_TIME: Final = 22
+_MODE: Final = re.compile(r"[0-7]{1,5}", re.ASCII)
 _FIELDS = 7
 _MOST_GPUS: Final = 64
 _GPU_FIELDS: Final = 6
@@ -110,6 +112,8 @@ class Marker:
         missing_outputs: outputs that a successful command did not make.
         files: files that the job made, in the order of the declared outputs, each directory with
             everything below it.
+        new: files beside the outputs that are new since the command began; another job may have
+            made them. Those that are fetched with the outputs are in `files`, too.
         archive_size, archive_sha256: of the archive; 0 and empty if there is none.
         log: the end of the log.
         log_bytes: size of the whole log.
@@ -135,6 +139,7 @@ class Marker:
     missing_inputs: tuple[str, ...] = ()
     missing_outputs: tuple[str, ...] = ()
     files: tuple[OutputEntry, ...] = ()
+    new: tuple[OutputEntry, ...] = ()
     archive_size: int = 0
     archive_sha256: str = ""
     log: bytes = b""
@@ -206,6 +211,7 @@ def _with_files(facts: Marker, meta: Mapping[str, str], members: Mapping[str, by
         missing_inputs=_paths(_member(members, "missing")),
         missing_outputs=lacking,
         files=entries,
+        new=_new_files(members.get("new", b"")),
         archive_size=_number(meta, "archive_size"),
         archive_sha256=meta.get("archive_sha256", ""),
         log=_member(members, "log"),
@@ -273,6 +279,22 @@ def _entry(fields: list[str]) -> OutputEntry:
         place=cast(FilePlace, place),
         target=target,
     )
+
+
+def _new_files(data: bytes) -> tuple[OutputEntry, ...]:
+    """Return the new files beside the outputs whose paths can be files of the workflow's."""
+    fields = _paths(data)
+    if len(fields) % 4:
+        raise _invalid("its list of new files is cut")
+    found = []
+    for size, time, mode, path in (fields[i : i + 4] for i in range(0, len(fields), 4)):
+        if not _is_number(size) or not _MODE.fullmatch(mode):
+            raise _invalid(f"its record of the new file {path!r} makes no sense")
+        # A hidden or absolute path, or one with `..`, is none of the workflow's.
+        if not any(part.startswith(".") or not part for part in path.split("/")):
+            entry = OutputEntry(path, "f", int(size), int(mode, 8), "", "alone", "", _ns(time))
+            found.append(entry)
+    return tuple(found)
 
 
 def _dated(entries: tuple[OutputEntry, ...], times: bytes) -> tuple[OutputEntry, ...]:

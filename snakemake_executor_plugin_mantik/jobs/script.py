@@ -57,6 +57,9 @@ _SUM_DIGITS: Final = 32
 SMALL_BYTES: Final = 1 << 20
 """A larger input is read only if its content may differ from the uploaded one."""
 
+MOST_NEW: Final = 500
+"""Most new files beside the outputs that a marker lists."""
+
 VARIABLE_BYTES: Final = 131_000
 """A longer variable would keep the job from starting any program (Linux, MAX_ARG_STRLEN)."""
 
@@ -138,6 +141,8 @@ def render_script(spec: JobSpec) -> str:
             for one in spec.after
         ],
         imported=IMPORTED,
+        most_new=MOST_NEW,
+        fetch=" ".join(shell_quote(pattern, "a pattern") for pattern in spec.fetch),
         segment=spec.segment and _segment(spec.segment),
         sum_digits=_SUM_DIGITS,
         small_bytes=SMALL_BYTES,

@@ -22,6 +22,7 @@ from snakemake_executor_plugin_mantik.journal.history import (
     journal_path,
     read_history,
     read_stored,
+    read_undeclared,
     read_workflow,
 )
 from snakemake_executor_plugin_mantik.journal.journal import BUCKET_SIZE, Journal
@@ -42,6 +43,7 @@ from snakemake_executor_plugin_mantik.journal.records import (
     job_name,
     sent_try_ids,
 )
+from snakemake_executor_plugin_mantik.journal.undeclared import UndeclaredFile
 
 __all__ = [
     "BUCKET_SIZE",
@@ -61,6 +63,7 @@ __all__ = [
     "StoredOutputs",
     "TryRecord",
     "TryState",
+    "UndeclaredFile",
     "Used",
     "WorkflowHistory",
     "WriteConflict",
@@ -72,6 +75,7 @@ __all__ = [
     "journal_path",
     "read_history",
     "read_stored",
+    "read_undeclared",
     "read_workflow",
     "sent_try_ids",
 ]

@@ -20,9 +20,11 @@ from snakemake_executor_plugin_mantik.common.state_directory import STATE, make_
 from snakemake_executor_plugin_mantik.journal import backup
 from snakemake_executor_plugin_mantik.journal.records import LOST, StoredOutput, TryState
 
-JOURNAL_VERSION = 15
+JOURNAL_VERSION = 16
 STORED_SINCE = 10
 """The first version that knows stored outputs."""
+UNDECLARED_SINCE = 16
+"""The first version that lists undeclared files."""
 JOURNAL_FILE = "journal.sqlite"
 JOURNAL_LOCK = "lock"
 
@@ -146,6 +148,13 @@ _ADDED_IN_15 = """
 ALTER TABLE tries ADD COLUMN expected REAL;
 """
 
+_ADDED_IN_16 = """
+CREATE TABLE undeclared (
+    path TEXT NOT NULL, place TEXT NOT NULL, size INTEGER NOT NULL, modified REAL NOT NULL,
+    mode INTEGER NOT NULL, job TEXT NOT NULL, brought TEXT NOT NULL, PRIMARY KEY (path, place)
+);
+"""
+
 _SCHEMA = f"""
 {_ADDED_IN_2}
 CREATE TABLE sites (
@@ -191,13 +200,14 @@ CREATE TABLE bundle_files (
 {_ADDED_IN_13}
 {_ADDED_IN_14}
 {_ADDED_IN_15}
+{_ADDED_IN_16}
 """
 
 _ADDED = {
     2: _ADDED_IN_2, 3: _ADDED_IN_3, 4: _ADDED_IN_4, 5: _ADDED_IN_5, 6: _ADDED_IN_6, 7: _ADDED_IN_7,
     8: _ADDED_IN_8, 9: _ADDED_IN_9, 10: _ADDED_IN_10,
     11: _ADDED_IN_11, 12: _ADDED_IN_12, 13: _ADDED_IN_13, 14: _ADDED_IN_14,
-    15: _ADDED_IN_15,
+    15: _ADDED_IN_15, 16: _ADDED_IN_16,
 }  # fmt: skip
 
 

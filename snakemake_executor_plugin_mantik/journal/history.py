@@ -14,6 +14,7 @@ from snakemake_executor_plugin_mantik.journal.database import (
     JOURNAL_FILE,
     JOURNAL_LOCK,
     STORED_SINCE,
+    UNDECLARED_SINCE,
     JournalCopy,
 )
 from snakemake_executor_plugin_mantik.journal.files import all_stored
@@ -24,6 +25,7 @@ from snakemake_executor_plugin_mantik.journal.records import (
     TryRecord,
     TryState,
 )
+from snakemake_executor_plugin_mantik.journal.undeclared import UndeclaredFile, all_undeclared
 
 
 def read_tries(db: sqlite3.Connection, where: str, values: Sequence[object]) -> list[TryRecord]:
@@ -88,6 +90,25 @@ def read_stored(directory: Path) -> StoredOutputs:
             there = {output.path for output in outputs}
             paths = {row["path"] for row in db.execute("SELECT path FROM stored")}
             return StoredOutputs(outputs, frozenset(paths - there), sites, workflow)
+    except sqlite3.DatabaseError as error:
+        raise _unreadable(path, error) from error
+
+
+def read_undeclared(directory: Path) -> list[UndeclaredFile]:
+    """Return the new files that jobs left beside their outputs; none if there is no journal.
+
+    `directory` is the workflow's state directory. Works beside a running controller.
+
+    Raises:
+        JournalError: the journal cannot be read.
+    """
+    path = directory / JOURNAL_FILE
+    if not path.exists():
+        return []
+    try:
+        with closing(_connect(path)) as db:
+            known = db.execute("PRAGMA user_version").fetchone()[0] >= UNDECLARED_SINCE
+            return all_undeclared(db) if known else []
     except sqlite3.DatabaseError as error:
         raise _unreadable(path, error) from error
 

@@ -26,6 +26,7 @@ from snakemake_executor_plugin_mantik.journal.records import (
     is_utf8,
 )
 from snakemake_executor_plugin_mantik.journal.segments import SegmentLedger
+from snakemake_executor_plugin_mantik.journal.undeclared import UndeclaredLedger
 
 BUCKET_SIZE = 500
 """Tries per bucket: small enough for one listing, large enough that few buckets are open."""
@@ -62,6 +63,7 @@ class Journal:
         self.remark = self._database.remark
         self.files = FileLedger(self._database, self._note)
         self.segments = SegmentLedger(self._database)
+        self.undeclared = UndeclaredLedger(self._database)
         self._spared: set[str] = set()
         try:
             self._forget_made()

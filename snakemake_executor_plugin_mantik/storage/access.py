@@ -6,7 +6,7 @@ in runs that need none.
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -111,6 +111,22 @@ class Access:
         """Return the place that a site was last used with; None if no run has used it."""
         site = self._sites(lambda known: name in known).get(name)
         return site.place if site is not None else None
+
+    def places(self, name: str = "") -> Sequence[str]:
+        """Return the places that runs have used, or that of one site.
+
+        Raises:
+            UserError: no run has used the site.
+        """
+        sites = self._sites(bool)
+        if name and name not in sites:
+            raise UserError(
+                f"no job was submitted to a site named {name}",
+                where="--site",
+                do=f"Use one of the workflow's sites: {', '.join(sites) or 'none'}",
+            )
+        used = [site for site in sites.values() if name in ("", site.site)]
+        return tuple(dict.fromkeys(site.place for site in used if site.place))
 
     def _sites(self, suffice: Callable[[Mapping[str, SiteRecord]], bool]) -> dict[str, SiteRecord]:
         """Return the sites that runs have used; read them again unless the known ones suffice."""

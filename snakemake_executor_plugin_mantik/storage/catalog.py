@@ -6,7 +6,7 @@ import stat
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
@@ -38,6 +38,10 @@ from snakemake_executor_plugin_mantik.storage.copies import (
 )
 from snakemake_executor_plugin_mantik.storage.datasets import Datasets, Finding
 from snakemake_executor_plugin_mantik.storage.paths import Dataset
+from snakemake_executor_plugin_mantik.storage.workspace_files import (
+    as_output,
+    find_workspace_files,
+)
 
 _SAME_TIME_S = 0.01
 """Seconds by which the times of the same file may differ: file systems round them."""
@@ -113,6 +117,30 @@ class Catalog:
         """Return all stored outputs, as far as they were compared with their places."""
         with self._lock:
             return [self._known[path] for path in sorted(self._known)]
+
+    def files_at(self, name: str, site: str = "") -> list[StoredOutput]:
+        """Return the files at a path in workspaces, as outputs; see `find_workspace_files`.
+
+        With `site` only those of one site.
+        """
+        return find_workspace_files(self._access, self._access.places(site), name)
+
+    def places(self, site: str = "") -> Sequence[str]:
+        """Return the places that runs have used, or that of one site."""
+        return self._access.places(site)
+
+    def changed_files(self, files: Iterable[StoredOutput]) -> list[StoredOutput]:
+        """Return those files that are not as `files_at` has found them any more."""
+        now: dict[tuple[str, str], Mapping[str, Entry]] = {}
+        changed = []
+        for file in files:
+            folder, name = posixpath.split(file.path)
+            if (file.place, folder) not in now:
+                now[file.place, folder] = self._access.list(file.place, folder or ".")
+            entry = now[file.place, folder].get(name)
+            if entry is None or file != as_output(folder, entry, file.place):
+                changed.append(file)
+        return changed
 
     def site(self, output: StoredOutput) -> str:
         """Return the name of the site where an output is stored; empty for this machine."""

@@ -23,7 +23,9 @@ from snakemake_executor_plugin_mantik.journal import (
     StoredOutput,
     TryRecord,
     TryState,
+    UndeclaredFile,
     read_history,
+    read_undeclared,
 )
 from snakemake_executor_plugin_mantik.journal.database import JOURNAL_VERSION
 from tests.support.older import UNDO, UNDO_9
@@ -619,3 +621,16 @@ def test_a_job_goes_on_from_the_checkpoint_of_its_last_segment(tmp_path: Path) -
         assert last() == "", "it was lost"
         new()
         assert last() == ""
+
+
+def test_undeclared_files_are_listed_up_to_a_limit(tmp_path: Path) -> None:
+    with closing(Journal(tmp_path)) as journal:
+        files = [UndeclaredFile(f"f{n}", "p", n, 1.5, 0o644, "r") for n in range(10_100)]
+        journal.undeclared.add(files)
+        journal.undeclared.add([replace(files[-1], brought="sum")])
+        assert journal.undeclared.brought("f10099") == "sum"
+        assert journal.undeclared.brought("f10098") == ""
+    found = read_undeclared(tmp_path)
+    assert len(found) == 10_000
+    assert found[-1] == files[9999]
+    assert read_undeclared(tmp_path / "nowhere") == []

@@ -1,6 +1,7 @@
 """Journals of older versions: what makes one of the newest."""
 
 UNDO_9 = """
+DROP TABLE undeclared;
 DROP TABLE imports;
 ALTER TABLE tries DROP COLUMN started; ALTER TABLE tries DROP COLUMN runtime;
 ALTER TABLE tries DROP COLUMN pending; ALTER TABLE tries DROP COLUMN logs;

@@ -11,6 +11,7 @@ import math
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 
 from snakemake.io import is_flagged
 
@@ -48,7 +49,11 @@ from snakemake_executor_plugin_mantik.rules.make_request import make_request as 
 from snakemake_executor_plugin_mantik.rules.paths.job_paths import JobPaths, find_job_paths
 from snakemake_executor_plugin_mantik.rules.paths.storage import is_unstaged
 from snakemake_executor_plugin_mantik.rules.payload import why_full_job
-from snakemake_executor_plugin_mantik.rules.resources import choose_environment, given_resources
+from snakemake_executor_plugin_mantik.rules.resources import (
+    choose_environment,
+    given_resources,
+    job_fetch,
+)
 from snakemake_executor_plugin_mantik.rules.units import (
     job_display_name,
     job_identity,
@@ -157,7 +162,14 @@ def make_group_request(
         storable=frozenset(path for member in members for path in list_storable(member)),
         storage_link=next(filter(None, map(find_storage_link, members)), ""),
         datasets=tuple(dict.fromkeys(path for member in members for path in list_datasets(member))),
+        fetch=_fetched(members),
     )
+
+
+def _fetched(members: Iterable[Job]) -> tuple[str, ...] | None:
+    """Return the patterns of all members together; None if none of them has any."""
+    given = [patterns for member in members if (patterns := job_fetch(member)) is not None]
+    return tuple(chain.from_iterable(given)) if given else None
 
 
 def _own_environment(group: Job, payloads: Iterable[Payload], *, image: bool) -> bool:

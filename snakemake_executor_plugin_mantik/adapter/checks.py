@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,14 @@ from snakemake_executor_plugin_mantik.common.errors import (
     UserError,
     WorkflowNotRunnable,
 )
+from snakemake_executor_plugin_mantik.common.mistakes import MistakeCollector, shorten_list
 from snakemake_executor_plugin_mantik.config.exclude import Exclude
-from snakemake_executor_plugin_mantik.config.reading import LoadedConfig, read_configs
+from snakemake_executor_plugin_mantik.config.model import BackendConfig
+from snakemake_executor_plugin_mantik.config.reading import (
+    LoadedConfig,
+    read_configs,
+    split_spec,
+)
 from snakemake_executor_plugin_mantik.engine.core import Engine
 from snakemake_executor_plugin_mantik.engine.plan import Planner
 from snakemake_executor_plugin_mantik.engine.request import JobRequest
@@ -37,7 +43,11 @@ from snakemake_executor_plugin_mantik.rules.options import (
 )
 from snakemake_executor_plugin_mantik.rules.paths import storage
 from snakemake_executor_plugin_mantik.rules.payload import why_full_job
-from snakemake_executor_plugin_mantik.rules.preflight import refuse_jobs
+from snakemake_executor_plugin_mantik.rules.preflight import (
+    find_obstacles,
+    refuse_jobs,
+    refuse_obstacles,
+)
 from snakemake_executor_plugin_mantik.rules.units import list_members, list_units, member_title
 from snakemake_executor_plugin_mantik.rules.wrapping import deployment
 from snakemake_executor_plugin_mantik.rules.wrapping.mpi import launcher_mistake
@@ -58,6 +68,14 @@ STATE_DIRECTORY = "mantik"
 """The executor's directory below Snakemake's `.snakemake`."""
 
 _HOUR_S = 3600
+
+_STAND_IN = BackendConfig.model_validate(
+    {
+        "UnicoreApiUrl": "https://localhost/rest/core",
+        "Resources": {"Queue": "unknown", "Runtime": "24h"},
+    }
+)
+"""In place of an invalid config, for checks of the rules."""
 
 
 @dataclass(frozen=True)
@@ -145,11 +163,12 @@ def check_workflow(workflow: Any, dag: Any, options: Any, logger: Any) -> Checke
     `workflow`, `dag` and `logger` are Snakemake's, `options` are the executor's settings.
 
     Raises:
-        UserError: something is wrong with the options, the configs or the workflow. A mistake of
-            one kind may hide those of another. Commands that cannot be rendered are not among
-            them, but in the result's `mistakes`.
+        UserError: something is wrong with the options, the configs or the workflow: all mistakes
+            that can be found although there are others. If commands that cannot be rendered are
+            the only ones, they are in the result's `mistakes` instead.
     """
     workdir = Path.cwd()
+    found = MistakeCollector()
     if options.ahead < 0:
         raise UserError(
             f"--mantik-ahead has to be 0 or more, found {options.ahead}",
@@ -158,17 +177,66 @@ def check_workflow(workflow: Any, dag: Any, options: Any, logger: Any) -> Checke
     run_options = read_options(workflow)
     for warning in ignored_options(workflow):
         logger.warning(warning)
-    storage.check_shared(workflow.storage_settings)
-    configs = _configs(options.backend_config, workdir)
+    here = frozenset(workflow.deployment_settings.deployment_method)
+    wanted = deployment.parse_methods(options.software_deployment)
+    settings = _read_settings(workflow, options, here - wanted)
+    units = list_units(dag)
+    here_jobs = [job for job in dag.needrun_jobs() if job.is_local]
+    obstacles = find_obstacles([*units, *here_jobs], settings.deployed_here)
+    configs = _read_or_stand_in(found, options.backend_config, workdir)
+    with found.check():
+        refuse_obstacles(obstacles)
+    units = [unit for unit in units if unit.is_group() or resources.are_resources_known(unit)]
+    jobs = [job for unit in units for job in list_members(unit)]
+    _check_without_sites(found, workflow, dag, jobs)
+    if not configs:
+        found.refuse()
     for config in configs.values():
         for warning in config.warnings:
             logger.warning(warning)
-    here = frozenset(workflow.deployment_settings.deployment_method)
-    wanted = deployment.parse_methods(options.software_deployment)
+    for warning in capped_options(workflow, jobs):
+        logger.warning(warning)
+    state = Path(workflow.persistence.path) / STATE_DIRECTORY
+    environments = {n: Planner(c.config, None, workdir).environment() for n, c in configs.items()}
+    missing_snakemake = MissingSnakemake(state, environments)
+    planners = {
+        name: Planner(c.config, find_account(name, os.environ), workdir)
+        for name, c in configs.items()
+    }
+    used: list[str] = []
+    with found.check():
+        used = check_jobs(units, planners)
     context = RuleContext(configs, workdir, wanted, options=run_options)
-    settings = _Settings(
-        tuple(here - wanted),
-        DeploymentMethod.CONDA in here,
+    # The checks below need a job that has a site and can run there.
+    units = [unit for unit in units if _is_sound(unit, configs, obstacles)]
+    jobs = [job for unit in units for job in list_members(unit)]
+    _check_at_sites(found, jobs, context, find_products(dag))
+    with found.check():
+        missing_snakemake.refuse(jobs)
+    mistakes = preflight.find_mistakes(dag, units, context, workflow.linemaps)
+    if found:
+        with found.check():
+            preflight.refuse_mistakes({r: m for r, m in mistakes.items() if r not in obstacles})
+        found.refuse()
+    for remark in deployment.deployment_warnings(jobs, context, why_full_job):
+        logger.info(remark)
+    if without := _rules_without_outputs(units, planners):
+        logger.warning(
+            f"These rules have no output, so what their jobs make stays at the site: {without}."
+            f' Name it as output, or fetch it with resources: {FETCH}="*".'
+        )
+    if (limited := _beyond_max_jobs(workflow, units, used, configs)) is not None:
+        logger.warning(limited)
+    return CheckedWorkflow(
+        context, planners, units, used, settings, state, missing_snakemake, mistakes
+    )
+
+
+def _read_settings(workflow: Any, options: Any, deployed_here: Collection[Any]) -> _Settings:
+    """Read the user's settings; `deployed_here` are the methods to deploy on this machine alone."""
+    return _Settings(
+        tuple(deployed_here),
+        DeploymentMethod.CONDA in workflow.deployment_settings.deployment_method,
         options.track,
         direct.sent_variables(os.environ)
         if options.track_direct and options.track != "none"
@@ -177,42 +245,59 @@ def check_workflow(workflow: Any, dag: Any, options: Any, logger: Any) -> Checke
         bool(workflow.dag_settings.forceall),
         frozenset(map(str, workflow.dag_settings.forcerun)),
     )
-    units = list_units(dag)
-    here_jobs = [job for job in dag.needrun_jobs() if job.is_local]
-    refuse_jobs([*units, *here_jobs], settings.deployed_here)
-    check_conda_here(workflow, dag)
-    units = [unit for unit in units if unit.is_group() or resources.are_resources_known(unit)]
-    jobs = [job for unit in units for job in list_members(unit)]
-    _check_datasets(jobs, context)
+
+
+def _read_or_stand_in(
+    found: MistakeCollector, specs: list[str], workdir: Path
+) -> Mapping[str, LoadedConfig]:
+    """Read the configs; others stand in for invalid ones, so that further mistakes are found."""
+    with found.check():
+        return _configs(specs, workdir)
+    configs: dict[str, LoadedConfig] = {}
+    for spec in specs:
+        try:
+            configs |= read_configs([spec], workdir)
+        except ConfigError:
+            name, file = split_spec(spec)
+            configs[name] = LoadedConfig(name, workdir / file, _STAND_IN)
+    return configs
+
+
+def _check_without_sites(found: MistakeCollector, workflow: Any, dag: Any, jobs: list[Any]) -> None:
+    """Collect mistakes that have nothing to do with any site."""
+    with found.check():
+        storage.check_shared(workflow.storage_settings)
+    with found.check():
+        check_conda_here(workflow, dag)
     if uses_provider(workflow):
-        _check_names(dag.jobs)
-    _check_environments(jobs, context, find_products(dag))
-    for warning in capped_options(workflow, jobs):
-        logger.warning(warning)
-    resources.refuse_unknown(jobs, workflow.global_resources)
-    for remark in deployment.deployment_warnings(jobs, context, why_full_job):
-        logger.info(remark)
-    _check_projects(jobs, configs)
-    state = Path(workflow.persistence.path) / STATE_DIRECTORY
-    environments = {n: Planner(c.config, None, workdir).environment() for n, c in configs.items()}
-    missing_snakemake = MissingSnakemake(state, environments)
-    missing_snakemake.refuse(jobs)
-    planners = {
-        name: Planner(c.config, find_account(name, os.environ), workdir)
-        for name, c in configs.items()
-    }
-    used = check_jobs(units, planners)
-    if without := _rules_without_outputs(units, planners):
-        logger.warning(
-            f"These rules have no output, so what their jobs make stays at the site: {without}."
-            f' Name it as output, or fetch it with resources: {FETCH}="*".'
-        )
-    if (limited := _beyond_max_jobs(workflow, units, used, configs)) is not None:
-        logger.warning(limited)
-    mistakes = preflight.find_mistakes(dag, units, context, workflow.linemaps)
-    return CheckedWorkflow(
-        context, planners, units, used, settings, state, missing_snakemake, mistakes
-    )
+        with found.check():
+            _check_names(dag.jobs)
+    with found.check():
+        resources.refuse_unknown(jobs, workflow.global_resources)
+
+
+def _check_at_sites(
+    found: MistakeCollector, jobs: list[Any], context: RuleContext, products: frozenset[str]
+) -> None:
+    """Collect mistakes of jobs that have a site and no obstacle to run there."""
+    with found.check():
+        _check_datasets(jobs, context)
+    with found.check():
+        _check_environments(jobs, context, products)
+    with found.check():
+        _check_projects(jobs, context.sites)
+
+
+def _is_sound(unit: Any, sites: Mapping[str, LoadedConfig], obstacles: Mapping[str, str]) -> bool:
+    """Return whether all members of a unit have a known site, and no obstacle to run there."""
+    try:
+        for member in list_members(unit):
+            given, _ = resources.split_undetermined(resources.given_resources(member))
+            site = resources.choose_site(given, sites)
+            resources.choose_environment(given, sites[site].config)
+    except UserError:
+        return False
+    return not any(member.rule.name in obstacles for member in list_members(unit))
 
 
 def _rules_without_outputs(units: Iterable[Any], planners: Mapping[str, Planner]) -> str:
@@ -408,7 +493,9 @@ def check_jobs(
             what = str(error).removeprefix(f"{where}: ")
             mistakes[f"{where}: {what}"] = None
     if mistakes:
-        message = "\n  ".join(["nothing submitted: invalid resource requests:", *mistakes])
+        message = "\n  ".join(
+            ["nothing submitted: invalid resource requests:", *shorten_list(mistakes)]
+        )
         raise UserError(message.removesuffix("."))
     return list(used)
 

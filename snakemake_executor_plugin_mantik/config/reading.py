@@ -94,7 +94,8 @@ def _of_no_kind(path: Path) -> str:
         if (meant := Path(f"{path}{suffix}")).is_file():
             return f"is not a backend config: did you mean {meant.name}?"
     if path.suffix or path.exists():
-        return f"the file type {path.suffix!r} is not supported; use .yaml, .yml or .json"
+        kinds = f"the file type {path.suffix!r} is not supported; use .yaml, .yml or .json"
+        return f"{kinds} (put targets of Snakemake after '--')"
     return f"{_NOT_THERE} (put targets of Snakemake after '--')"
 
 

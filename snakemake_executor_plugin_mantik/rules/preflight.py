@@ -17,6 +17,7 @@ from snakemake.settings.types import DeploymentMethod
 from snakemake_interface_common.exceptions import WorkflowError
 
 from snakemake_executor_plugin_mantik.common.errors import UserError, WorkflowNotRunnable
+from snakemake_executor_plugin_mantik.common.mistakes import shorten_list
 from snakemake_executor_plugin_mantik.jobs.paths import OURS
 from snakemake_executor_plugin_mantik.mlproject.project import (
     find_bound_entry_point,
@@ -81,7 +82,8 @@ def refuse_mistakes(found: Mapping[str, str]) -> None:
         WorkflowNotRunnable: lists all mistakes.
     """
     if found:
-        mistakes = "\n".join(found[name] for name in sorted(found)).replace("\n", "\n  ")
+        listed = shorten_list(found[name] for name in sorted(found))
+        mistakes = "\n".join(listed).replace("\n", "\n  ")
         raise WorkflowNotRunnable(
             f"nothing submitted: the commands of these rules cannot be rendered:\n  {mistakes}",
             do="Correct these rules",
@@ -207,13 +209,10 @@ def _credential(job: Job, credentials: CredentialFiles) -> str | None:
     return None
 
 
-def refuse_jobs(jobs: Iterable[Job], deployment: Iterable[DeploymentMethod]) -> None:
-    """Refuse the jobs and members of groups in `jobs` that cannot run at a site, or here if local.
+def find_obstacles(jobs: Iterable[Job], deployment: Iterable[DeploymentMethod]) -> dict[str, str]:
+    """Return why jobs and members of groups cannot run at a site, or here if local, by rule.
 
     `deployment` holds the methods that Snakemake deploys on this machine and not at sites.
-
-    Raises:
-        WorkflowNotRunnable: lists each rule that cannot run, once, with the reason.
     """
     deployment = tuple(deployment)
     found: dict[str, str] = {}
@@ -231,9 +230,27 @@ def refuse_jobs(jobs: Iterable[Job], deployment: Iterable[DeploymentMethod]) -> 
             )
             if reason is not None:
                 found[member.rule.name] = reason
+    return found
+
+
+def refuse_jobs(jobs: Iterable[Job], deployment: Iterable[DeploymentMethod]) -> None:
+    """Refuse the jobs for which `find_obstacles` finds an obstacle.
+
+    Raises:
+        WorkflowNotRunnable: there is one.
+    """
+    refuse_obstacles(find_obstacles(jobs, deployment))
+
+
+def refuse_obstacles(found: Mapping[str, str]) -> None:
+    """Refuse the workflow if `find_obstacles` has found any obstacle.
+
+    Raises:
+        WorkflowNotRunnable: lists each rule, once, with the reason.
+    """
     if found:
         raise WorkflowNotRunnable(
             "not every rule can run at a site yet (nothing submitted): "
-            + "; ".join(f"rule {name} {reason}" for name, reason in sorted(found.items())),
+            + "; ".join(shorten_list(f"rule {name} {found[name]}" for name in sorted(found))),
             do="Correct these rules, or name them in localrules: to run them here",
         )

@@ -11,6 +11,7 @@ from snakemake.resources import Resources
 from snakemake_interface_common.exceptions import WorkflowError
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
+from snakemake_executor_plugin_mantik.common.mistakes import shorten_list
 from snakemake_executor_plugin_mantik.config.environment import unknown_environment
 from snakemake_executor_plugin_mantik.config.environment_keys import EnvironmentConfig
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
@@ -238,7 +239,9 @@ def refuse_unknown(jobs: Iterable[Job], limits: Collection[str]) -> None:
                 ] = None
     if found:
         raise UserError(
-            "\n  ".join(["nothing submitted: sites would not get these resources:", *found]),
+            "\n  ".join(
+                ["nothing submitted: sites would not get these resources:", *shorten_list(found)]
+            ),
             do="Rename them. One that the workflow limits itself needs a limit, as in --resources"
             " NAME=100",
         )

@@ -2,6 +2,7 @@
 
 import atexit
 import os
+import posixpath
 import stat
 import threading
 import time
@@ -27,6 +28,7 @@ from snakemake_executor_plugin_mantik.journal import (
     StoredOutputs,
     read_stored,
 )
+from snakemake_executor_plugin_mantik.sites.base import Entry
 from snakemake_executor_plugin_mantik.storage.access import Access
 from snakemake_executor_plugin_mantik.storage.comparison import Comparison
 from snakemake_executor_plugin_mantik.storage.copies import (

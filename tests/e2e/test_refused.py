@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -547,4 +548,69 @@ def test_nothing_to_do_needs_no_config(project: Project) -> None:
 
     assert (
         "Nothing to be done" in project.run("--executor", "mantik", "-j1", plain=True).ok().output
+    )
+
+
+@pytest.mark.parametrize("script", ["bad.py", "gone.py"])
+def test_mistakes_of_all_kinds_are_reported_together(
+    project: Project, tmp_path: Path, script: str
+) -> None:
+    """Also if Snakemake itself finds the first of them."""
+    wrong = tmp_path / "wrong.yaml"
+    wrong.write_text("UnicoreApiUrl: nonsense\nResources: {Queue: batch, Nodes: many}\n")
+    project.sites.append(str(wrong))
+    project.write("bad.py", "def f(:\n")
+    project.write(
+        "Snakefile",
+        """
+        rule all:
+            input: "a", "b", "c", "d", "e", "f", "g"
+
+        rule a:
+            output: "a"
+            resources: mantik_site="hpc11"
+            shell: "touch {output}"
+
+        rule b:
+            output: "b"
+            shell: "touch {outptu}"
+
+        rule c:
+            output: "c"
+            resources: mem_gb=4
+            shell: "touch {output}"
+
+        rule d:
+            output: "d"
+            script: "bad.py"
+
+        rule e:
+            output: "e"
+            resources: mantik_site="wrong", mantik_fetch="/x"
+            shell: "touch {output}"
+
+        rule f:
+            output: "f"
+            resources: runtime=-1
+            shell: "touch {output}"
+
+        rule g:
+            output: "g"
+            script: GONE
+        """.replace("GONE", f'"{script}"'),
+    )
+
+    said = project.run().failed()
+
+    tells(
+        said,
+        "Nothing submitted: the workflow has 5 kinds of mistakes.",
+        "\n1. 2 mistakes in the configuration.",
+        "Resources.Nodes",
+        "\n2. Not every rule can run at a site yet: rule d has script: bad.py, which is no valid",
+        "rule g has script: gone.py, which does not exist" if script == "gone.py" else "",
+        "rule c: there is no resource mem_gb (did you mean mem_mb?)",
+        "there is no site 'hpc11' (did you mean hpc1?)",
+        "mantik_fetch='/x' has to name files",
+        "outptu",
     )

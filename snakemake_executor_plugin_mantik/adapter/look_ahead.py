@@ -263,3 +263,5 @@ def _reasons_of_makers(
             yield f"needs an output of {name}, which runs at another site"
         if any(is_flagged(file, "touch") for file in maker.output if file in files):
             yield f"needs a touch() output of {name}, which Snakemake makes here"
+        if maker.benchmark is not None and maker.benchmark in files:
+            yield f"needs the benchmark file of {name}, which is written here"

@@ -55,3 +55,27 @@ def test_a_job_that_fails_has_none(project: Project) -> None:
     project.write("Snakefile", SNAKEFILE)
     project.run("failing.txt").failed()
     assert not project.exists("bench/failing.tsv")
+
+
+def test_a_later_rule_reads_one_at_its_site(project: Project) -> None:
+    """It is written here: the later job is submitted once, after that, and not ahead."""
+    project.write(
+        "Snakefile",
+        """
+        rule sum:
+            input: a="a.txt", b="bench/a.tsv"
+            output: "sum.txt"
+            shell: "head -1 {input.b} > {output}"
+
+        rule one:
+            output: "a.txt"
+            benchmark: "bench/a.tsv"
+            shell: "echo a > {output}"
+        """,
+    )
+
+    said = project.run().ok().output
+
+    assert project.read("sum.txt").startswith("s\th:m:s\t")
+    assert "queued behind" not in said
+    assert len(project.tries) == 2, said

@@ -265,6 +265,7 @@ _m_payload() {
   # From here on, only the end of the command itself counts.
   set +eu
   trap : TERM
+  { : > "$_m_work/begun"; } 2>/dev/null
   # Setup inside the command, such as a rule's own environment, records its failure here.
   export MANTIK_STATE=$_m_home/$_m_work/marker/state
   cd -- "$_m_workspace" && _m_command {_m_state}>&-
@@ -564,6 +565,67 @@ _m_make_archive() {
   _m_archive_sum=${line%% *}
 }
 
+# ---- undeclared files ----------------------------------------------------------------------------
+# Lists files that are new since the command began and are no outputs of the job: in the directories
+# of its outputs, and in the first levels of the working directory. Another job that runs at the same
+# time may have made some of them. Takes a few seconds at most, and leaves hidden files out.
+
+# Sets _m_since to the moment at which the command began, as find takes it. It is slightly too early,
+# since clocks of file systems tick: the command may have made a file in the same tick.
+_m_set_since() {
+  _m_since=$(find "$_m_work/begun" -printf %T@) || return
+  case ${_m_since#*.} in
+    000*) _m_since=$(( ${_m_since%.*} - 1 )).999 ;;
+    *) _m_since=${_m_since%.*}.$(printf %.3s "${_m_since#*.}") ;;
+  esac
+}
+
+# Prints the directories that may hold new files: a new file changes the time of its directory.
+_m_changed_directories() {
+  local -a search=(-mindepth 1 -name '.*' -prune -o -type d -newermt "@$_m_since" -print0)
+  printf '%s\0' "$@"
+  timeout 3 find "$@" -maxdepth 3 "${search[@]}"
+} 2>/dev/null
+
+# Succeeds if $1 is an input or an output of the job, or lies in one.
+_m_is_own() {
+  local path=$1
+  until [ -n "${own[$path]+yes}" ]; do
+    case $path in ?*/*) path=${path%/*} ;; *) return 1 ;; esac
+  done
+}
+
+_m_find_undeclared() {
+  local i path size time mode n=0 _m_since
+  local -a folders=(.)
+  local -A own=() near=([.]=yes)
+  : > "$_m_work/marker/new" || return
+  [ "$_m_code" = 0 ] && [ -z "$_m_signal" ] && [ -e "$_m_work/begun" ] && _m_set_since || return 0
+  for (( i = 2; i < ${#_m_inputs[@]}; i += 3 )); do own[${_m_inputs[i]}]=yes; done
+  for (( i = 3; i < ${#_m_outputs[@]}; i += 4 )); do
+    own[${_m_outputs[i]}]=yes
+    path=${_m_outputs[i]%/*}
+    case $path in ./.* | /*) continue ;; esac
+    if [ -z "${near[$path]+yes}" ] && (( ${#near[@]} < 100 )) && [ -d "$path" ]; then
+      near[$path]=yes folders+=("$path")
+    fi
+  done
+  near=()
+  while IFS= read -r -d '' path; do
+    [ -n "${near[$path]+yes}" ] || _m_is_own "$path" || near[$path]=yes
+    (( ${#near[@]} < 500 )) || break
+  done < <(_m_changed_directories "${folders[@]}")
+  (( ${#near[@]} )) || return 0
+  while IFS= read -r -d '' size && IFS= read -r -d '' time && IFS= read -r -d '' mode &&
+    IFS= read -r -d '' path; do
+    ! _m_is_own "$path" || continue
+    (( n++ < 500 )) || break
+    printf '%s\0' "$size" "$time" "$mode" "${path#./}" >&7
+  done 7>> "$_m_work/marker/new" < <(timeout 3 find "${!near[@]}" -mindepth 1 -maxdepth 1 \
+    ! -name '.*' -type f -newerct "@$_m_since" -printf '%s\0%T@\0%m\0%p\0' 2>/dev/null)
+  return 0
+}
+
 _m_write_meta() {
   # A signal after a success does not undo it. One after a failure may be its cause: a scheduler
   # signals one process after the other, and the command may have been the first.
@@ -592,8 +654,9 @@ _m_try_marker() {
         log_bytes "$(stat -c %s -- "$_m_work/log")" || return
       : > "$staging/times" || return
       (( ${#_m_time[@]} == 0 )) || printf '%s\0' "${_m_time[@]}" > "$staging/times" || return
-      what=(meta missing lacking files times log)
+      what=(meta missing lacking files times new log)
       [ -e "$staging/missing" ] || : > "$staging/missing" || return
+      [ -e "$staging/new" ] || : > "$staging/new" || return
       tar -czf "$new" --format=gnu -P -h --hard-dereference --no-recursion -C "$_m_home/$staging" \
         "${what[@]}" -C "$_m_home" --null -T "$staging/small" || return ;;
     bare)
@@ -613,6 +676,7 @@ _m_make_marker() {
   umask 077
   _m_sum=()
   if _m_survey; then
+    _m_find_undeclared
     _m_checksums
     for level in full lean listed; do
       _m_try_marker "$level" && return

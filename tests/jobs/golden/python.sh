@@ -109,8 +109,9 @@ host=${_m_host//$'\n'/ }"
 # Samples the memory of this job on this node, in bytes, and keeps the most in the file `memory`.
 # Bash alone reads it: a sample of a job with 10 processes costs about 2 ms. Where Slurm has made a
 # control group for the job, the kernel's number counts; else the sum of the resident memory of the
-# processes below the script, or the most that one of them ever had, if that is more. Processes that
-# srun starts are not below the script: with them and without a control group it is unknown.
+# processes below the script, or the most that one of them ever had, if that is more. What Slurm's
+# launcher starts is not below the script: with it and without a control group it is unknown. (Its
+# name is written apart: who searches a script for it finds only what uses it.)
 _m_sample_memory() {
   local pid line key value file text most=0 sum=0 number=0
   local -a left=("$$") lines=()
@@ -124,7 +125,7 @@ _m_sample_memory() {
       pid=${left[0]} left=("${left[@]:1}")
       [ "$pid" != "$BASHPID" ] && mapfile -t lines < "/proc/$pid/status" || continue
       text=" ${lines[*]} "
-      [[ $text != *" Name:"?srun" "* ]] && (( number++ < 256 )) || return
+      [[ $text != *" Name:"?"s"run" "* ]] && (( number++ < 256 )) || return
       if [[ $text =~ VmHWM:[[:space:]]*([0-9]+) ]]; then
         (( most = BASH_REMATCH[1] > most ? BASH_REMATCH[1] : most ))
       fi

@@ -106,7 +106,7 @@ def read_undeclared(directory: Path) -> list[UndeclaredFile]:
     if not path.exists():
         return []
     try:
-        with closing(_connect(path)) as db:
+        with closing(_connect(path, quiet=True)) as db:
             known = db.execute("PRAGMA user_version").fetchone()[0] >= UNDECLARED_SINCE
             return all_undeclared(db) if known else []
     except sqlite3.DatabaseError as error:
@@ -181,8 +181,11 @@ def is_controlled(directory: Path) -> bool:
     return is_locked(directory / JOURNAL_LOCK)
 
 
-def _connect(path: Path) -> sqlite3.Connection:
-    db = sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, timeout=30)
+def _connect(path: Path, *, quiet: bool = False) -> sqlite3.Connection:
+    """Open a journal for reading; if `quiet`, leave no files beside one that nobody uses."""
+    unused = quiet and not path.with_name(f"{path.name}-wal").exists()
+    source = f"file:{quote(str(path))}?mode=ro{'&immutable=1' * unused}"
+    db = sqlite3.connect(source, uri=True, timeout=30)
     db.row_factory = sqlite3.Row
     return db
 

@@ -555,10 +555,12 @@ class Executor(RemoteExecutor):
         super().shutdown()
         self._close_line()
         how = self._ending or ("finished" if is_done(self.dag) else "failed")
-        if self._notices is not None:
-            self._notices.end(_outcome(how, self._interruption), self._used_sites())
         try:
-            self._close_run(how)
+            try:
+                if self._notices is not None:
+                    self._notices.end(_outcome(how, self._interruption), self._used_sites())
+            finally:
+                self._close_run(how)
         finally:
             if self._notices is not None:
                 self._notices.wait(at_once=self._interruption.at_once)

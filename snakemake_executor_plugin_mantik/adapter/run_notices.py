@@ -28,6 +28,7 @@ class RunNotices:
             UserError: it names nothing that takes notices.
         """
         self._workflow = workflow
+        self._logger = logger
         self._directory = Path.cwd()
         target = parse_target(setting, self._directory)
         self._courier = Courier(target, logger.warning)
@@ -50,13 +51,23 @@ class RunNotices:
         scheduler = self._workflow.scheduler
         if self._announced or scheduler is None or not scheduler.failed or not scheduler.running:
             return
-        self._announced = True
-        self._courier.send(self._notice(None, sites))
+        self._send(None, sites)
 
     def end(self, outcome: RunOutcome, sites: Sequence[str]) -> None:
         """Announce the end of the run; `wait` waits until that is delivered."""
+        self._send(outcome, sites)
+
+    def _send(self, outcome: RunOutcome | None, sites: Sequence[str]) -> None:
+        """Begin to deliver a notice.
+
+        An error would make Snakemake cancel jobs, or end without closing the run: it is a warning.
+        """
         self._announced = True
-        self._courier.send(self._notice(outcome, sites))
+        try:
+            self._courier.send(self._notice(outcome, sites))
+        except Exception as error:  # noqa: BLE001 - such as a limit on the number of threads
+            why = one_line(f"{type(error).__name__}: {error}")
+            self._logger.warning(f"A notice could not be sent ({why}). Nothing else is affected.")
 
     def wait(self, *, at_once: bool) -> None:
         """Wait for notices to be delivered, some seconds at most; Ctrl-C ends that."""

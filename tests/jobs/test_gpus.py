@@ -44,6 +44,11 @@ def job(trial: Trial, command: str = SEEN, *, live: bool = False) -> JobSpec:
     )
 
 
+def gpu_functions(trial: Trial) -> str:
+    text = render_script(job(trial)).partition("# ---- GPUs")[2]
+    return f"# {text.partition('# ----')[0].partition(chr(10))[2]}"
+
+
 def test_the_use_of_each_gpu_is_in_the_marker(trial: Trial) -> None:
     smi(trial, 'sleep 0.2; printf "0, 71, 900, 40960\\n"; exec sleep 600')
     more = "until grep -q ' 2 ' .mantik/work/*/*/gpus; do sleep 0.05; done 2> /dev/null"
@@ -101,6 +106,24 @@ def test_a_heartbeat_that_was_killed_does_not_hold_the_job_up(trial: Trial) -> N
     assert ended.sure.exit_code == 0, ended.log
 
 
+def test_a_sampling_that_ended_long_ago_is_not_killed(trial: Trial) -> None:
+    """Its number may be another process's by then."""
+    command = f"""{gpu_functions(trial)}
+        _m_print_gpus() {{ :; }}
+        _m_now() {{ _m_time=1.0; }}
+        kill() {{ echo "kill $*"; }}
+        _m_work=.; _m_begin_gpus
+        [ -n "$_m_gpu_process" ] && echo begun
+        while [ -n "$_m_gpus" ]; do _m_sample_gpus; sleep 0.01; done
+        _m_end_gpus"""
+    ended = subprocess.run(
+        ["bash", "-c", command], cwd=trial.workspace, text=True, capture_output=True, check=True,
+        timeout=100,
+    )  # fmt: skip
+    assert ended.stdout == "begun\n"
+    assert (trial.workspace / "gpus.end").exists()
+
+
 def test_nothing_is_sampled_without_gpus(trial: Trial) -> None:
     smi(trial, "exec sleep 600")
     assert trial.run(trial.spec(":")).sure.gpus == ()
@@ -118,10 +141,8 @@ def test_the_kernels_files_of_amd_are_read(trial: Trial) -> None:
     # The control group of the job denies it another card.
     (trial.workspace / "dri").mkdir()
     (trial.workspace / "dri/renderD129").touch()
-    functions = (
-        render_script(job(trial)).partition("# ---- GPUs")[2].partition("_m_begin_gpus()")[0]
-    )
-    start = f"# {functions}\n_m_drm=drm _m_dri=dri _m_heartbeat_s=0.1"
+    functions = gpu_functions(trial).partition("_m_begin_gpus()")[0]
+    start = f"{functions}\n_m_drm=drm _m_dri=dri _m_heartbeat_s=0.1"
     command = f'{start}; exec 3< <(_m_print_gpus); read -r line <&3; kill $!; echo "$line"'
     ended = subprocess.run(
         ["bash", "-c", command], cwd=trial.workspace, text=True, capture_output=True, check=True,

@@ -148,6 +148,26 @@ def test_only_programs_that_handle_the_warning_get_it(plugins: Trial) -> None:
     assert "User defined signal" not in ended.log
 
 
+def test_a_container_lasts_until_the_program_has_saved_its_state(plugins: Trial) -> None:
+    """The shell around the program ends at once."""
+    plugins.write(
+        "train.sh", "trap 'sleep 1; echo > ckpt/whole; exit' TERM; echo > up; sleep 60 & wait"
+    )
+    spec = plugins.spec(
+        "bash train.sh; echo done",
+        environment=pyxis(plugins),
+        segment=Segment(0, 2, ("ckpt/",), 3600, 120),
+        outputs=(OutputFile("ckpt", "checkpoint", directory=True, keep=True),),
+    )
+    process = plugins.start(spec, env=ALLOCATION)
+    up = plugins.workspace / "up"
+    until(lambda: up.exists() or process.poll() is not None, "the program is up")
+    process.send_signal(signal.SIGTERM)
+    ended = plugins.end(spec, process)
+    assert (ended.sure.exit_code, ended.sure.changed) == (143, True), ended.log
+    assert "ckpt/whole" in [entry.path for entry in ended.sure.files]
+
+
 def test_options_for_srun(trial: Trial, tmp_path: Path) -> None:
     container = Container(
         "Pyxis", "a#b", mounts=("/x:/y:ro", "$D:/d"), options=("--no-container-mount-home",)

@@ -1101,25 +1101,39 @@ export TMPDIR TMP="$TMPDIR" TEMPDIR="$TMPDIR" TEMP="$TMPDIR"
 . /p/venvs/ml/bin/activate
 # The warning reaches all processes of this group, and would end those that do not handle it: so the
 # command gets a group of its own.
-_m_pass_caught() {
-  local status pid line caught
+# Sets _m_members to the processes of that group.
+_m_find_members() {
+  local path line pid
   local -a field
-  for status in /proc/[0-9]*/status; do
-    pid=${status#/proc/} pid=${pid%/status}
-    { line=$(< "/proc/$pid/stat"); } 2>/dev/null || continue
-    line=${line##*)}
-    field=($line)
-    [ "${field[2]-}" = "$_m_group" ] || continue
+  _m_members=()
+  for path in /proc/[0-9]*/stat; do
+    line=
+    { IFS= read -r -d '' line < "$path"; } 2>/dev/null
+    field=(${line##*)})
+    pid=${path#/proc/} pid=${pid%/stat}
+    [ "${field[2]-}" != "$_m_group" ] || [ "${field[0]}" = Z ] || _m_members+=("$pid")
+  done
+}
+_m_pass_caught() {
+  local pid line caught
+  _m_find_members
+  for pid in "${_m_members[@]}"; do
     caught=0
     while IFS= read -r line; do
       case $line in SigCgt:*) caught=${line##*[[:space:]]} ;; esac
-    done 2>/dev/null < "$status"
+    done 2>/dev/null < "/proc/$pid/status"
     (( (16#$caught >> 9) & 1 )) && kill -s USR1 "$pid" 2>/dev/null
   done
 }
-_m_polls=
+# Succeeds while the command runs; after TERM also while any of its processes does: the container ends
+# with this shell, and the shell around a program may end before it has saved its state.
+_m_goes_on() {
+  ! kill -0 "$_m_group" 2>/dev/null || return 0
+  [ -n "$_m_ending" ] && _m_find_members && (( ${#_m_members[@]} ))
+}
+_m_polls= _m_ending=
 trap '_m_polls=1; _m_pass_caught' USR1
-trap '_m_polls=1; kill -s TERM -- "-$_m_group" 2>/dev/null' TERM
+trap '_m_polls=1 _m_ending=1; kill -s TERM -- "-$_m_group" 2>/dev/null' TERM
 _m_codes=./.mantik/work/12/0b5e5b3e-5f0e-4c1e-9d55-0d3c2a1b4f60/code.${SLURM_PROCID:-0}
 set -m
 { trap : TERM USR1; "$@"; printf '%s\n' "$?" > "$_m_codes"; } &
@@ -1127,7 +1141,7 @@ _m_group=$!
 set +m
 while :; do
   if [ -z "$_m_polls" ]; then wait "$_m_group"; else sleep 0.2; fi
-  kill -0 "$_m_group" 2>/dev/null || break
+  _m_goes_on || break
 done
 _m_code=143
 { read -r _m_code < "$_m_codes"; } 2>/dev/null

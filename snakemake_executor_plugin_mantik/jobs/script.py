@@ -15,7 +15,7 @@ from typing import Final
 from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.jobs import live_packs
 from snakemake_executor_plugin_mantik.jobs.paths import IMPORTED, bundle_done_path, bundle_path
-from snakemake_executor_plugin_mantik.jobs.segments import GO_ON_CODE
+from snakemake_executor_plugin_mantik.jobs.segments import GO_ON_CODE, START_MARK
 from snakemake_executor_plugin_mantik.jobs.spec import (
     Apptainer,
     Container,
@@ -331,7 +331,9 @@ def _segment(segment: Segment) -> dict[str, object]:
     return {
         "number": segment.number,
         "most": segment.most,
-        "checkpoint": words(segment.checkpoint),
+        "checkpoint": words(
+            path for path in segment.checkpoint if os.path.basename(path) != START_MARK
+        ),
         "folders": words(path for path in segment.checkpoint if path.endswith("/")),
         "runtime_s": segment.runtime_s,
         "warn_ms": round(1000 * segment.warn_s),

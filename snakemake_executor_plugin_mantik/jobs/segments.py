@@ -18,6 +18,9 @@ SEGMENT_RESOURCES: Final = (CONTINUE, CHECKPOINT_PATHS, WARN, CONTINUE_ON)
 GO_ON_CODE: Final = 85
 """The exit code by which a command asks to go on in a next segment."""
 
+START_MARK: Final = ".mantik-started"
+"""The name of a file that the first segment makes in its checkpoint: kept, but no progress."""
+
 _REASONS: Final[Mapping[str, Reason]] = {
     "time_limit": Reason.TIME_LIMIT,
     "preempted": Reason.PREEMPTED,

@@ -5,6 +5,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from snakemake_executor_plugin_mantik.jobs.segments import START_MARK
 from snakemake_executor_plugin_mantik.mlproject.bound_entry_point import ParamsFunction
 from snakemake_executor_plugin_mantik.mlproject.values import path_in_folder
 
@@ -20,7 +21,7 @@ _SCRIPT: Final = """\
 (
 cd {folder}
 find . -name '.?*' -prune -o -name __pycache__ -prune -o {own} \
--type f -newer {from_folder}/.started -print0 | tar --null -T - -cf - \
+-type f -newer {from_folder}/{mark} -print0 | tar --null -T - -cf - \
 | tar -xf - -C {from_folder}
 )
 rm {started}
@@ -31,9 +32,9 @@ def started_file(out: str) -> str:
     """Return the file in a directory of collected files whose time is that of the start.
 
     It belongs to the checkpoint of a job with segments: with it the directory stays for the next
-    one, and what all of them have made is collected.
+    one, and what all of them have made is collected. It is no progress.
     """
-    return f"{out}/.started"
+    return f"{out}/{START_MARK}"
 
 
 def collect_outputs(
@@ -73,6 +74,7 @@ def collect_outputs(
             folder=shlex.quote(f"./{project.relative_folder()}"),
             own=own,
             from_folder=shlex.quote(from_folder),
+            mark=START_MARK,
         )
 
     return {**params, "command": ParamsFunction(command, given.asks, given)}

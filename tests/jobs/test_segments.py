@@ -13,6 +13,7 @@ import pytest
 from snakemake_executor_plugin_mantik.jobs.script import PREDECESSORS
 from snakemake_executor_plugin_mantik.jobs.segments import GO_ON_CODE
 from snakemake_executor_plugin_mantik.jobs.spec import JobSpec, OutputFile, Predecessor, Segment
+from snakemake_executor_plugin_mantik.mlproject.collect import started_file
 from tests.support.trial import Trial, wait_until
 
 SEGMENT = Segment(2, 5, ("ckpt/",), runtime_s=3600, warn_s=120)
@@ -58,6 +59,13 @@ def test_a_command_asks_to_go_on(trial: Trial, ask: str) -> None:
 def test_it_does_not_go_on_without_a_changed_checkpoint(trial: Trial, ask: str) -> None:
     trial.write("ckpt/old", "1")
     ended = trial.run(segment(trial, ask))
+    assert (ended.sure.exit_code, ended.sure.go_on, ended.sure.changed) == (1, "asked", False)
+
+
+def test_what_the_run_of_an_entry_point_makes_first_is_no_progress(trial: Trial) -> None:
+    started = started_file("out")
+    spec = segment(trial, f"mkdir out; touch {started}; exit 85", checkpoint=("ckpt/", started))
+    ended = trial.run(spec)
     assert (ended.sure.exit_code, ended.sure.go_on, ended.sure.changed) == (1, "asked", False)
 
 

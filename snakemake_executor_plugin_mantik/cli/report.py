@@ -14,7 +14,7 @@ from snakemake_executor_plugin_mantik.report.json_facts import facts_as_json
 from snakemake_executor_plugin_mantik.report.page import GENERATOR, render_report
 from snakemake_executor_plugin_mantik.report.profile import render_profile
 from snakemake_executor_plugin_mantik.staging.sources import REPORT_FILE
-from snakemake_executor_plugin_mantik.tracking.masking import make_masker, secret_values
+from snakemake_executor_plugin_mantik.tracking.masking import secret_values
 
 _HEAD_BYTES: Final = 1024
 """How much of a file is read to see whether it is a report."""
@@ -57,7 +57,12 @@ def report(
         )
     if not as_json and not force:
         _refuse_others(output)
-    facts = gather_facts(directory, every=every, mask=make_masker(secret_values(os.environ)))
+    facts = gather_facts(
+        directory,
+        every=every,
+        secrets=secret_values(os.environ),
+        warn=lambda text: typer.echo(printable(text), err=True),
+    )
     if as_json:
         typer.echo(json_text(facts_as_json(facts)))
     else:

@@ -15,6 +15,7 @@ from snakemake_executor_plugin_mantik.sites.credentials import Credential, requi
 from snakemake_executor_plugin_mantik.tracking.controller.tracker import Tracker
 from snakemake_executor_plugin_mantik.tracking.controller.worker_client import MADE_WAIT_S
 from snakemake_executor_plugin_mantik.tracking.masking import (
+    config_secrets,
     credential_secrets,
     make_masker,
     secret_values,
@@ -50,8 +51,7 @@ def find_secrets(
     """Return a function that masks all secrets known here in a text."""
     secrets = [*secret_values(os.environ), *credential_secrets(credentials.values())]
     for loaded in configs.values():
-        for environment in loaded.config.all_environments.values():
-            secrets += secret_values(environment.variables)
+        secrets += config_secrets(loaded.config)
     return make_masker(secrets)
 
 

@@ -2,12 +2,14 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from snakemake_executor_plugin_mantik.common.errors import ConfigError
 from snakemake_executor_plugin_mantik.common.state_directory import STATE
+from snakemake_executor_plugin_mantik.config.reading import read_backend_config
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.journal import (
     SiteRecord,
@@ -16,13 +18,14 @@ from snakemake_executor_plugin_mantik.journal import (
     read_workflow,
 )
 from snakemake_executor_plugin_mantik.pictures import NodeState, Picture
-from snakemake_executor_plugin_mantik.pictures.assemble import make_picture
+from snakemake_executor_plugin_mantik.pictures.assemble import PicturedTry, make_picture
 from snakemake_executor_plugin_mantik.report.tries import (
     ReportedTry,
     begun_since,
     report_tries,
 )
 from snakemake_executor_plugin_mantik.report.usage import RuleUsage, usage_by_rule
+from snakemake_executor_plugin_mantik.tracking.masking import config_secrets, make_masker
 
 MOST_FAILURES: Final = 20
 """The most failed jobs that are shown, and the most tries that later ones have replaced."""
@@ -87,13 +90,16 @@ class ReportFacts:
     last: float | None
 
 
-def gather_facts(workdir: Path, *, every: bool, mask: Callable[[str], str]) -> ReportFacts:
+def gather_facts(
+    workdir: Path, *, every: bool, secrets: Iterable[str], warn: Callable[[str], None]
+) -> ReportFacts:
     """Read what a report shows of a workflow; works beside a running Snakemake.
 
     Args:
         workdir: the workflow's working directory.
         every: show all runs of Snakemake, not only the last one that had jobs at sites.
-        mask: removes secrets from a text of a job.
+        secrets: what to mask in texts of jobs, besides secrets in the sites' backend configs.
+        warn: writes a line to the user's terminal.
 
     Raises:
         JournalError: there is no journal, or it cannot be read.
@@ -108,18 +114,23 @@ def gather_facts(workdir: Path, *, every: bool, mask: Callable[[str], str]) -> R
             if some := begun_since(tries, run.began):
                 runs, shown = (run,), some
                 break
+    used = {one.record.site for one in shown}
+    sites = {name: site for name, site in history.sites.items() if name in used}
+    mask = make_masker([*secrets, *_secrets_of(sites.values(), warn)])
     now = time.time()
     pipeline = history.runs[-1].pipeline if runs[-1:] == history.runs[-1:] and runs else None
     name = runs[-1].about.get("name", "") if runs else ""
     picture = make_picture(
-        name or workdir.resolve().name, pipeline or None, (one.pictured for one in shown), now
+        name or workdir.resolve().name,
+        pipeline or None,
+        (_pictured(one, mask) for one in shown),
+        now,
     )
     failed = [one for one in shown if one.last and one.node.state is NodeState.FAILED]
     repeated = [one for one in shown if not one.last and one.node.state is NodeState.FAILED]
     states: dict[NodeState, int] = {}
     for node in picture.nodes:
         states[node.state] = states.get(node.state, 0) + 1
-    used = {one.record.site for one in shown}
     begins = [one.record.submitted for one in shown if one.record.submitted is not None]
     ends = [one.record.finished or now for one in shown if one.record.submitted is not None]
     return ReportFacts(
@@ -136,7 +147,7 @@ def gather_facts(workdir: Path, *, every: bool, mask: Callable[[str], str]) -> R
         reasons=[(*kind, n) for kind, n in Counter(map(_kind, failed)).most_common()],
         repeated=[_failure(one, workdir, mask, tail=False) for one in repeated[:MOST_FAILURES]],
         repeats=len(repeated),
-        sites={name: site for name, site in history.sites.items() if name in used},
+        sites=sites,
         queues={
             name: sorted(
                 {o.record.queue for o in shown if o.record.site == name and o.record.queue}
@@ -146,6 +157,21 @@ def gather_facts(workdir: Path, *, every: bool, mask: Callable[[str], str]) -> R
         first=min(begins, default=None),
         last=max(ends, default=None),
     )
+
+
+def _secrets_of(sites: Iterable[SiteRecord], warn: Callable[[str], None]) -> Iterator[str]:
+    """Yield the secrets that sites' backend configs give to jobs."""
+    for path in dict.fromkeys(site.config for site in sites if site.config):
+        try:
+            config, _ = read_backend_config(Path(path))
+        except ConfigError:
+            warn(f"Secrets in {path} are not masked: it cannot be read any more, or is invalid.")
+        else:
+            yield from config_secrets(config)
+
+
+def _pictured(one: ReportedTry, mask: Callable[[str], str]) -> PicturedTry:
+    return PicturedTry(one.jobs, replace(one.node, note=mask(one.node.note)))
 
 
 def _kind(one: ReportedTry) -> tuple[str, str]:

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from snakemake_executor_plugin_mantik.journal import Asked, TryRecord, Used, WorkflowHistory
 from snakemake_executor_plugin_mantik.pictures import Node, NodeState
-from snakemake_executor_plugin_mantik.pictures.assemble import PicturedTry
 from snakemake_executor_plugin_mantik.watching.overview import (
     Condition,
     JobOverview,
@@ -51,10 +50,6 @@ class ReportedTry:
     @property
     def group(self) -> bool:
         return len(self.jobs) > 1
-
-    @property
-    def pictured(self) -> PicturedTry:
-        return PicturedTry(self.jobs, self.node)
 
     def ran(self, now: float) -> float | None:
         """Return the seconds that it has run so far, or did; None if it has not started."""

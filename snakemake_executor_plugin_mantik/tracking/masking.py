@@ -5,6 +5,8 @@ from base64 import b64decode
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
+from snakemake_executor_plugin_mantik.config.model import BackendConfig
+
 MASK: Final = "***"
 _SECRET: Final = re.compile(
     r"PASSWORD|PASSWD|PASSPHRASE|SECRET|TOKEN$|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|CREDENTIAL",
@@ -25,6 +27,12 @@ def secret_values(variables: Mapping[str, str]) -> Iterator[str]:
     for name, value in variables.items():
         if is_secret(name):
             yield value
+
+
+def config_secrets(config: BackendConfig) -> Iterator[str]:
+    """Yield the secret values in the variables of a backend config's environments."""
+    for environment in config.all_environments.values():
+        yield from secret_values(environment.variables)
 
 
 def credential_secrets(credentials: Iterable[object]) -> Iterator[str]:

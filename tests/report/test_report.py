@@ -21,6 +21,13 @@ from snakemake_executor_plugin_mantik.report.page import MOST_RULES
 STATE = Path(".snakemake", "mantik")
 NASTY = "<script>alert(1)</script>&\"' {{ x }} {% y %} \x1b[31m ]]> http://evil.example/"
 HTML = "mantik-report.html"
+URL = "https://hpc1.example/rest"
+CONFIG = f"""
+UnicoreApiUrl: {URL}
+Resources: {{Queue: batch, Runtime: 1h}}
+Environment: {{Variables: {{API_KEY: k3y-one}}}}
+Environments: {{gpu: {{Variables: {{API_KEY: k3y-two}}}}}}
+"""
 
 
 @pytest.fixture
@@ -28,7 +35,7 @@ def journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Journal
     """The journal of a workflow in the current directory, in which a Snakemake runs."""
     monkeypatch.chdir(tmp_path)
     with closing(Journal(tmp_path / STATE)) as opened:
-        opened.set_site("hpc1", "https://hpc1.example/rest", "/ws", "p")
+        opened.set_site("hpc1", URL, "/ws", "p")
         yield opened
 
 
@@ -80,9 +87,14 @@ def numbers(capsys: pytest.CaptureFixture[str], *, every: bool = False) -> dict[
 
 
 def test_all_kinds_of_tries_are_shown(
-    journal: Journal, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    journal: Journal,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("MY_SECRET", "hunter2-hunter2")
+    (tmp_path / "site.yaml").write_text(CONFIG)
+    journal.set_site("hpc1", URL, "/ws", "p", str(tmp_path / "site.yaml"))
     pipeline = {
         "jobs": [
             {"id": each, "name": each, "rule": rule, "wildcards": {}, "needed": True, "done": False}
@@ -100,8 +112,10 @@ def test_all_kinds_of_tries_are_shown(
     seen = Used(gpu_busy=37.4, gpu_memory=20 << 30)
     journal.ended(gpu.id, "succeeded", waited=1.0, ran=60.0, log="", used=seen)
     log = tmp_path / "a.log"
-    log.write_text("line\n" * 5000 + "the password is hunter2-hunter2\nKeyError: <x>\n")
-    fail(journal, group, "exit code 3", str(log))
+    log.write_text(
+        "line\n" * 5000 + "password hunter2-hunter2, keys k3y-one, k3y-two\nKeyError: <x>\n"
+    )
+    fail(journal, group, "exit code 3, k3y-two", str(log))
     segment = sent(journal, "s", "long", segment=2, segments=10)
     journal.ended(segment.id, "goes on (time limit)", waited=1.0, ran=7200.0, log="")
     journal.done(segment.id)
@@ -116,10 +130,10 @@ def test_all_kinds_of_tries_are_shown(
     assert header.startswith("digits It is still going on: this is a snapshot.")
     assert "1 try repeated" in header
     failures = section(root, "failures")
-    assert "group x=g exit code: exit code 3 at hpc1, try 1; the end of a.log" in failures
+    assert "group x=g exit code: exit code 3, *** at hpc1, try 1; the end of a.log" in failures
     assert "KeyError: <x>" in failures
-    assert "the password is ***" in failures
-    assert "hunter2" not in Path(HTML).read_text()
+    assert "password ***, keys ***, ***" in failures
+    assert not re.search("hunter2|k3y", Path(HTML).read_text())
     assert failures.count("line") < 40
     assert "the node died" in failures
     bars = section(root, "timeline")
@@ -135,6 +149,10 @@ def test_all_kinds_of_tries_are_shown(
     environment = section(root, "environment")
     for part in ("snakemake -j", "3.13", "https://hpc1.example/rest", "queues batch"):
         assert part in environment
+    assert not capsys.readouterr().err
+    (tmp_path / "site.yaml").unlink()
+    report()
+    assert "site.yaml are not masked" in capsys.readouterr().err
 
 
 def test_names_are_only_names_and_nothing_is_fetched(journal: Journal, tmp_path: Path) -> None:

@@ -214,7 +214,7 @@ class Makers:
     together: threading.Barrier
     told: threading.Event
 
-    def notify(self, try_id: str, lane: Lane) -> None:
+    def notify(self, try_id: str, lane: Lane) -> bool:
         if lane is not Lane.MAKING:
             self.told.set()
         elif re.search("[1-9]", try_id):
@@ -224,6 +224,7 @@ class Makers:
         if lane is not Lane.MAKING:
             for event in self.outbox.events(try_id):
                 self.outbox.done(event)
+        return True
 
 
 def test_several_runs_are_made_at_a_time_and_all_else_comes_later(

@@ -209,7 +209,7 @@ class Worker:
         return all(made) and all_made
 
     def _attempt(self, found: _Round, try_id: str) -> bool:
-        """Publish the events of a try; return whether that succeeded."""
+        """Publish the events of a try; return whether all of them are published."""
         place = found.places[try_id]
         if found.failures[place] >= _FAILURES:
             return False
@@ -230,15 +230,20 @@ class Worker:
         return published
 
     def _alone(self, teller: Any, lane: Lane, try_id: str) -> bool:
-        """Publish a try unless another lane does: then return False, or wait in the ENDING lane."""
+        """Publish a try unless another lane does; return whether nothing is left of it.
+
+        If another lane does, return False, or wait in the ENDING lane.
+        """
         busy = self._busy[try_id]
         if not busy.acquire(blocking=lane is Lane.ENDING):
             return False
         try:
-            teller.notify(try_id, lane)
+            published = bool(teller.notify(try_id, lane))
         finally:
             busy.release()
-        return True
+        if published and lane is Lane.ENDING:
+            self._wake[Lane.LIVE].set()  # what the next segment logs waits for this end
+        return published
 
     def _report_once(self, text: str) -> None:
         if text not in self._reported:

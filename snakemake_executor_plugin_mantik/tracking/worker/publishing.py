@@ -173,27 +173,34 @@ class Publisher:
         experiment = client.get_experiment(there.info.experiment_id)
         return there.info.run_id, experiment.experiment_id, experiment.name
 
-    def notify(self, try_id: str, lane: Lane) -> None:
+    def notify(self, try_id: str, lane: Lane) -> bool:
         """Publish the events of a try that belong to a lane; create its run first, if needed.
+
+        Returns:
+            Whether none of them has to wait for the end of the segment before.
 
         Raises:
             Exception: MLflow fails; try again later.
         """
         self.make(try_id)
         if lane is Lane.MAKING:
-            return
+            return True
         events = self._outbox.events(try_id)
         making = any(event.kind is EventKind.CREATE for event in events)
         run = self._outbox.run(try_id)
         assert run is not None
         # What the segment before has logged comes first.
         early = run.head and not self._outbox.settled(run.data["follows"])
+        complete = True
         for event in events:
-            if (making or early) and event.kind in LATE:
-                return
-            if early and event.kind is EventKind.LIVE:
-                continue
+            if making and event.kind in LATE:
+                return complete
             if lane is not Lane.ENDING and (event.kind is EventKind.LIVE) != (lane is Lane.LIVE):
+                continue
+            if early and event.kind in LATE:
+                return False
+            if early and event.kind is EventKind.LIVE:
+                complete = False
                 continue
             if event.kind in (EventKind.LIVE, EventKind.END) and try_id not in self._told:
                 run = self._with_steps(run)
@@ -205,6 +212,7 @@ class Publisher:
             if event.kind is EventKind.END:
                 self._told.pop(try_id, None)
                 shutil.rmtree(self._workdir / try_directory(try_id), ignore_errors=True)
+        return complete
 
     def _with_steps(self, run: RunRecord) -> RunRecord:
         """Find out, once, up to which step earlier segments have logged each metric."""

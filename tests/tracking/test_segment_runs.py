@@ -3,6 +3,7 @@
 import asyncio
 import json
 import shutil
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,11 +19,12 @@ from snakemake_executor_plugin_mantik.journal import TryRecord, TryState
 from snakemake_executor_plugin_mantik.tracking.controller.tracker import Tracker
 from snakemake_executor_plugin_mantik.tracking.controller.worker_client import WorkerClient
 from snakemake_executor_plugin_mantik.tracking.figures import workflow_figures
-from snakemake_executor_plugin_mantik.tracking.ledger import JobRow, Ledger
+from snakemake_executor_plugin_mantik.tracking.ledger import GOES_ON, JobRow, Ledger
 from snakemake_executor_plugin_mantik.tracking.outbox import EventKind, Lane, RunRecord
 from snakemake_executor_plugin_mantik.tracking.run import TAG_LENGTH, TrackedRun, TrackingTarget
 from snakemake_executor_plugin_mantik.tracking.segments import segments_tag
 from snakemake_executor_plugin_mantik.tracking.store import store_directory
+from snakemake_executor_plugin_mantik.tracking.worker.process import Worker
 from snakemake_executor_plugin_mantik.tracking.worker.publishing import Publisher
 from snakemake_executor_plugin_mantik.tracking.workflow import TrackedWorkflow
 from tests.support.controller import request
@@ -193,6 +195,20 @@ def test_an_end_that_could_not_be_written(controller: Controller) -> None:
     assert controller.ends() == {"t0": ("", False)}
 
 
+def test_ends_of_which_none_was_written(controller: Controller) -> None:
+    """Two segments ended while another controller did not track."""
+    controller.prepare(FIRST)
+    controller.prepare(SECOND, waits=True)
+    controller.prepare(THIRD, waits=True)
+    controller.prepare(THIRD)
+    controller.ended(THIRD, how="finished", exit_code=0)
+    assert controller.ends() == {"t0": ("", False), "t1": ("", False), "t2": ("FINISHED", False)}
+    ends = controller.outbox.db.execute("SELECT try FROM events WHERE kind = 'end' ORDER BY seq")
+    assert [row["try"] for row in ends] == ["t0", "t1", "t2"]
+    assert [controller.row(each).state for each in ("t0", "t1")] == [GOES_ON, GOES_ON]
+    assert not controller.row("t1").behind
+
+
 def test_a_list_that_is_too_long_for_a_tag_has_its_end() -> None:
     entry = {"try_id": "t" * 36, "job": "7", "nodes": "n", "started": 1.0, "ended": 2.0,
              "ran": 1.0, "end": "x" * 200}  # fmt: skip
@@ -296,3 +312,40 @@ def test_each_step_is_published_once_whoever_dies(
         each.check()
         each.outbox.close()
     assert died > 12
+
+
+class Bell(threading.Event):
+    """Notes the waits of a lane, and ends its work at the third round."""
+
+    def __init__(self, worker: Worker) -> None:
+        super().__init__()
+        self.worker, self.rounds, self.waits = worker, 0, list[float | None]()
+
+    def clear(self) -> None:
+        self.rounds += 1
+        if self.rounds == 3:
+            self.worker.finish()
+        super().clear()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.waits.append(timeout)
+        return True
+
+
+def test_a_worker_pauses_before_it_tries_an_early_segment_again(
+    tmp_path: Path, empty: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(WorkerClient, "wake", lambda _: None)
+    directory = Directory(tmp_path / "w", empty)
+    directory.publish(directory.client, Lane.MAKING, Lane.STATES)
+    directory.outbox.execute("DELETE FROM events WHERE try = 't0'", ())
+    directory.outbox._insert(directory.outbox.db, "t0", EventKind.CREATE, {}, done=True)
+    worker = Worker(directory.path, lambda _: None)
+    bell = Bell(worker)
+    worker._wake[Lane.ENDING] = bell
+    worker._over[Lane.STATES].set()
+    worker.work(Lane.ENDING)
+    assert bell.waits == [1.0, 2.0, 4.0]
+    assert directory.outbox.open_tries(Lane.ENDING) == ["t1"]
+    worker.close()
+    directory.outbox.close()

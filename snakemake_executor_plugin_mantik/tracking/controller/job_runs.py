@@ -102,10 +102,24 @@ class JobRuns:
         }
         self._outbox.continue_run(record.id, before, data)
         if not job.behind:
-            # A controller that could not write here may have left it out.
-            Ledger(self._outbox).ended(before.try_id, GOES_ON)
-            end = {"status": "", "time": time.time(), "words": "", "exit_code": None, "log": ""}
-            self._outbox.add(before.try_id, EventKind.END, end | {"goes_on": True})
+            self._end_earlier(before)
+
+    def _end_earlier(self, last: RunRecord) -> None:
+        """Add the ends of the segments up to `last` that no controller has written here."""
+        ledger = Ledger(self._outbox)
+        chain: list[RunRecord] = []
+        each: RunRecord | None = last
+        while each is not None:
+            chain.append(each)
+            each = self._outbox.run(str(each.data.get("follows", "")))
+        end = {"status": "", "time": time.time(), "words": "", "exit_code": None, "log": ""}
+        for run in reversed(chain):
+            if not self._outbox.add(run.try_id, EventKind.END, end | {"goes_on": True}):
+                continue
+            row = ledger.job(run.try_id)
+            if row is not None and row.behind:
+                ledger.take_up(row)
+            ledger.ended(run.try_id, GOES_ON)
 
     async def _tags(self, run: TrackedRun, record: TryRecord) -> dict[str, str]:
         make = partial(run_tags, run, record, self._workdir, self._snakefile)

@@ -17,6 +17,7 @@ from snakemake_executor_plugin_mantik.common.errors import (
     WorkflowNotRunnable,
 )
 from snakemake_executor_plugin_mantik.common.mistakes import MistakeCollector, shorten_list
+from snakemake_executor_plugin_mantik.config.environment_keys import EnvironmentConfig
 from snakemake_executor_plugin_mantik.config.exclude import Exclude
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
 from snakemake_executor_plugin_mantik.config.reading import (
@@ -69,12 +70,23 @@ STATE_DIRECTORY = "mantik"
 
 _HOUR_S = 3600
 
+
+class _AnyEnvironment(dict[str, EnvironmentConfig]):
+    """Has an environment of every name: those of an invalid config are unknown."""
+
+    def __contains__(self, name: object) -> bool:
+        return True
+
+    def __missing__(self, name: str) -> EnvironmentConfig:
+        return EnvironmentConfig()
+
+
 _STAND_IN = BackendConfig.model_validate(
     {
         "UnicoreApiUrl": "https://localhost/rest/core",
         "Resources": {"Queue": "unknown", "Runtime": "24h"},
     }
-)
+).model_copy(update={"environments": _AnyEnvironment()})
 """In place of an invalid config, for checks of the rules."""
 
 

@@ -573,6 +573,7 @@ def test_mistakes_of_all_kinds_are_reported_together(
 
         rule b:
             output: "b"
+            resources: mantik_site="wrong", mantik_environment="gpu"
             shell: "touch {outptu}"
 
         rule c:
@@ -614,3 +615,4 @@ def test_mistakes_of_all_kinds_are_reported_together(
         "mantik_fetch='/x' has to name files",
         "outptu",
     )
+    assert "environment" not in said, "which ones a config has is unknown while it is invalid"

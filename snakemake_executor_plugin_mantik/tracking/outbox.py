@@ -217,13 +217,23 @@ class Outbox:
     def conclude(self, try_id: str, data: Mapping[str, Any]) -> None:
         """End the run of a job with the segment `try_id`, after which it was to go on.
 
-        `data` are the values of its END event that change.
+        `data` are the values of its END event that change. What is published already is not again.
         """
         with self.write() as db:
-            known = self.end_of(try_id)
-            if known.get("goes_on"):
-                db.execute("DELETE FROM events WHERE try = ? AND kind = ?", (try_id, EventKind.END))
-                self._insert(db, try_id, EventKind.END, {**known, **data, "goes_on": False})
+            known = dict(self.end_of(try_id))
+            if not known.get("goes_on"):
+                return
+            row = db.execute(
+                "SELECT seq, attempts, done FROM events WHERE try = ? AND kind = ?",
+                (try_id, EventKind.END),
+            ).fetchone()
+            db.execute("DELETE FROM events WHERE seq = ?", (row["seq"],))
+            if row["done"] is not None:
+                known.pop("metrics", None)
+            self._insert(
+                db, try_id, EventKind.END, {**known, **data, "goes_on": False},
+                attempts=row["attempts"],
+            )  # fmt: skip
 
     def end_of(self, try_id: str) -> Mapping[str, Any]:
         """Return the values of a try's END event; empty if there is none."""

@@ -230,7 +230,7 @@ def end_unfinished(
     ledger = Ledger(outbox)
     for try_id in ledger.unfinished(workflow=workflow, job=job, but=but):
         ledger.conclude(try_id, status, words)
-        outbox.conclude(try_id, {"status": status, "time": time.time(), "words": words})
+        outbox.conclude(try_id, {"status": status, "words": words})
 
 
 def _end(outbox: Outbox, key: str, status: str, words: str, *, continued: bool) -> None:

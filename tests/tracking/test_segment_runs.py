@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from mlflow.entities import Run
@@ -145,6 +145,7 @@ def test_what_is_not_needed_ends_no_run(controller: Controller) -> None:
     controller.prepare(SECOND)
     # Its place is taken by another try, which is the same segment.
     controller.ended(SECOND, "same segment")
+    assert "metrics" not in controller.outbox.end_of("t1")
     other = replace(SECOND, id="t3")
     controller.prepare(other)
     assert controller.row("t3").attempt == 1
@@ -168,6 +169,40 @@ def test_a_job_that_does_not_go_on_after_all(controller: Controller) -> None:
     controller.goes_on(replace(FIRST, id="t5"))
     controller.tracker.end("failed")
     assert controller.ends()["t5"] == ("FAILED", False)
+
+
+def test_an_end_is_published_once_although_the_job_does_not_go_on(controller: Controller) -> None:
+    outbox = controller.outbox
+    for number, published in enumerate((False, True)):
+        record = replace(FIRST, id=f"t{number}", job=f"job {number}")
+        controller.prepare(record)
+        controller.goes_on(record, ended=1000.0)
+        [end] = [e for e in outbox.events(record.id) if e.kind is EventKind.END]
+        outbox.begin(end)
+        if published:
+            outbox.done(end)
+        controller.prepare(replace(record, id=f"t{number + 5}"))
+        [again] = [e for e in outbox.events(record.id) if e.kind is EventKind.END]
+        assert (again.data["status"], again.data["time"]) == ("KILLED", 1000.0)
+        assert (again.attempts, "metrics" in again.data) == (1, not published)
+
+
+def test_a_segment_that_is_submitted_again_leaves_no_files(controller: Controller) -> None:
+    controller.prepare(FIRST)
+    controller.goes_on(FIRST)
+    controller.prepare(SECOND)
+    controller.ended(SECOND, "same segment")
+    folders: list[str] = []
+
+    class Client:
+        def log_artifacts(self, _: str, __: str, folder: str) -> None:
+            folders.append(folder)
+
+    publisher = Publisher(controller.outbox, controller.workdir, print, print, {})
+    for each in (FIRST, SECOND):
+        data = controller.outbox.end_of(each.id)
+        publisher._files(cast("MlflowClient", Client()), controller.run(each.id), data)
+    assert folders == ["mantik/segment-1"]
 
 
 def test_a_controller_that_died_between_two_segments(controller: Controller) -> None:

@@ -352,13 +352,15 @@ class Tracker(Observer):
                 data["metrics"] = job_figures(end, row)
                 return
             before = self._box.end_of(row.follows).get("segments", []) if row is not None else []
-            if end.successor != "same segment":
+            same = end.successor == "same segment"
+            if not same:
                 site_job = self._job_ids.get(record.id) or " ".join(record.site_jobs[-1:])
                 last = before[-1] if before else None
                 before = [*before, segment_entry(record, end, row, last, job=site_job)]
             data["segments"] = before
-            data["metrics"] = sum_figures(before, None if goes_on else end.exit_code)
-            data["step"] = len(before) - 1
+            if not same or not goes_on:
+                data["metrics"] = sum_figures(before, None if goes_on else end.exit_code)
+                data["step"] = len(before) - 1
 
         self._record(write)
         self._note(record, EventKind.END, data)

@@ -368,7 +368,12 @@ class Publisher:
             client.update_run(run.run_id, status="RUNNING")
 
     def _files(self, client: MlflowClient, run: RunRecord, data: Mapping[str, Any]) -> None:
-        """Upload script, log and backend config as artifacts."""
+        """Upload script, log and backend config, unless the segment is submitted again."""
+        folder = ARTIFACT_FOLDER
+        if data.get("goes_on") and (segments := data.get("segments")):
+            if segments[-1]["try_id"] != run.try_id:
+                return
+            folder += f"/segment-{segments[-1]['segment']}"  # those of the run are the last one's
         directory = self._workdir / try_directory(run.try_id) / ARTIFACT_FOLDER
         directory.mkdir(parents=True, exist_ok=True)
         for name, path in (("backend-config.yaml", run.data["config"]), ("log.txt", data["log"])):
@@ -379,9 +384,6 @@ class Publisher:
                     os.link(origin, place)
                 except OSError:
                     shutil.copyfile(origin, place)
-        folder = ARTIFACT_FOLDER
-        if data.get("goes_on") and (segments := data.get("segments")):
-            folder += f"/segment-{segments[-1]['segment']}"  # those of the run are the last one's
         if any(directory.iterdir()):
             client.log_artifacts(run.run_id, str(directory), folder)
 

@@ -89,7 +89,7 @@ def get(
         if not force:
             _refuse_others(directory, missing)
         _bring(c, directory, missing)
-        bring_undeclared(c, directory, others, partial(_bring_one, c))
+        bring_undeclared(c, directory, others, partial(_bring_one, c), force=force)
         for output in chosen:
             _report_unnamed(c, output)
     size = humanize_size(sum(output.size for output in [*missing, *others]))

@@ -12,8 +12,9 @@ from snakemake_executor_plugin_mantik.engine.compare import same_time
 from snakemake_executor_plugin_mantik.jobs.paths import display_path, local_path
 from snakemake_executor_plugin_mantik.journal import StoredOutput, read_undeclared
 from snakemake_executor_plugin_mantik.sites.base import is_rest_safe
+from snakemake_executor_plugin_mantik.staging.transfers import move_beside
 from snakemake_executor_plugin_mantik.storage.catalog import Catalog
-from snakemake_executor_plugin_mantik.storage.copies import put_in_place, remove_path
+from snakemake_executor_plugin_mantik.storage.copies import remove_path
 
 
 def find_undeclared(
@@ -86,24 +87,29 @@ def bring_undeclared(
     directory: Path,
     files: Sequence[StoredOutput],
     fetch: Callable[[StoredOutput, Path], None],
+    *,
+    force: bool,
 ) -> None:
     """Bring files that may still be written: each is compared with its site before it counts.
 
-    `fetch` makes a path a copy of a file.
+    `fetch` makes a path a copy of a file. With `force` it replaces a file, but no directory.
 
     Raises:
-        UserError: files changed meanwhile. They were not brought, the others were.
+        UserError: files changed meanwhile, or others were made here. They were not brought, the
+            others were.
     """
     parts = {}
+    kept: list[StoredOutput] = []
+    targets = {file.path: local_path(file.path, directory) for file in files}
     try:
         for file in files:
-            target = local_path(file.path, directory)
+            target = targets[file.path]
             parts[file.path] = target.with_name(f".{target.name}.mantik-new")
             fetch(file, parts[file.path])
         changed = catalog.changed_files(files)
         for file in files:
-            if file not in changed:
-                put_in_place(parts[file.path], local_path(file.path, directory))
+            if file not in changed and not _move(parts[file.path], targets[file.path], force):
+                kept.append(file)
     finally:
         for part in parts.values():
             remove_path(part)
@@ -114,3 +120,18 @@ def bring_undeclared(
             where=f"site {catalog.site(changed[0])}",
             do="Bring them again when no job writes to them",
         )
+    if kept:
+        raise UserError(
+            f"there are other files or directories here now:"
+            f" {', '.join(display_path(file.path) for file in kept[:5])}",
+            where=str(directory),
+            do="Move them away and bring these again",
+        )
+
+
+def _move(part: Path, target: Path, force: bool) -> bool:
+    """Move a file to its final path; return whether that was free, or may be replaced."""
+    if force and not (target.is_dir() and not target.is_symlink()):
+        part.replace(target)
+        return True
+    return move_beside(part, target)

@@ -34,7 +34,7 @@ from snakemake_executor_plugin_mantik.engine.segments import (
 )
 from snakemake_executor_plugin_mantik.engine.stage import Stager
 from snakemake_executor_plugin_mantik.engine.submit import Submitter
-from snakemake_executor_plugin_mantik.engine.undeclared import NewFiles, UndeclaredFiles
+from snakemake_executor_plugin_mantik.engine.undeclared import UndeclaredFiles
 from snakemake_executor_plugin_mantik.engine.workflow_context import WorkflowContext
 from snakemake_executor_plugin_mantik.jobs.markers import Marker, MarkerInvalid, OutputEntry
 from snakemake_executor_plugin_mantik.jobs.paths import display_path, local_path, nearest
@@ -83,7 +83,7 @@ class Finalizer:
         self._canceller = canceller
         self._classifier = classifier
         self._late = late
-        self._undeclared = UndeclaredFiles(workflow)
+        self._undeclared = UndeclaredFiles(workflow, fetcher)
         self._observer = observer
         self._workdir = workflow.workdir
         self._logs = workflow.logs
@@ -131,8 +131,6 @@ class Finalizer:
         self, request: JobRequest, attempt: Attempt, marker: Marker, path: Path
     ) -> Outcome | None:
         record = attempt.record
-        new = await self._undeclared.sort(request, record, marker)
-        marker = new.declared
         # If this process dies after the download, the next one recognises the outputs as this job's
         # (`SiteRunner._is_already_updated`), and does not update them a second time.
         self._stager.made(_updated(request, attempt, marker))
@@ -140,7 +138,7 @@ class Finalizer:
             await self.again(attempt, "its outputs are no longer at the site")
             return None
         try:
-            fetched = await self._with_undeclared(request, attempt, marker, new)
+            fetched = await self._outputs(request, attempt, marker)
         except (OutputMissing, OutputsLost) as error:
             if isinstance(error, OutputMissing):
                 await self._fetch_present(request, record, marker)
@@ -155,6 +153,7 @@ class Finalizer:
                 " are still at the site: free space and start again.\n", None, None,
                 reason=Reason.OUTPUTS, keep=True,
             )  # fmt: skip
+        await self._undeclared.conclude(request, record, marker)
         await self._log(record, marker, path)
         return self._succeeded(request, attempt, marker, fetched, path)
 
@@ -181,34 +180,6 @@ class Finalizer:
         # Ended, but not closed: the next run adopts the try, and a forced run makes a new one.
         self._journal.ended(attempt.record.id, "succeeded", waited=None, ran=None, log="")
         return self._failed(request, attempt, words, None, None, reason=Reason.OUTPUTS, keep=True)
-
-    async def _with_undeclared(
-        self, request: JobRequest, attempt: Attempt, marker: Marker, new: NewFiles
-    ) -> tuple[FileRecord, ...]:
-        """Fetch the outputs together with undeclared files that are wanted, else without these.
-
-        Raises:
-            MantikError, OSError: an output cannot be fetched.
-        """
-        files: tuple[FileRecord, ...] | None = None
-        brought = {entry.path for entry in new.wanted}
-        if brought:
-            both = replace(marker, files=marker.files + new.wanted)
-            more = replace(
-                request, outputs=(*(OutputFile(p, "log") for p in brought), *request.outputs)
-            )
-            try:
-                files = await self._outputs(more, attempt, both)
-            except (MantikError, OSError) as error:
-                self._notify(
-                    f"{request.name}: its undeclared files could not be fetched and stay at"
-                    f" {request.site}. {error}"
-                )
-                brought = set()
-        if files is None:
-            files = await self._outputs(request, attempt, marker)
-        self._undeclared.settled(request, attempt.record, new, brought)
-        return files
 
     async def _outputs(
         self, request: JobRequest, attempt: Attempt, marker: Marker

@@ -2,18 +2,20 @@
 
 import asyncio
 import os
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from snakemake_executor_plugin_mantik.common.humanize import humanize_size
 from snakemake_executor_plugin_mantik.engine.compare import same_time
+from snakemake_executor_plugin_mantik.engine.fetch import Fetcher
 from snakemake_executor_plugin_mantik.engine.request import JobRequest
 from snakemake_executor_plugin_mantik.engine.workflow_context import WorkflowContext
 from snakemake_executor_plugin_mantik.jobs.markers import Marker, OutputEntry
 from snakemake_executor_plugin_mantik.jobs.paths import nearest
 from snakemake_executor_plugin_mantik.jobs.script import MOST_NEW
-from snakemake_executor_plugin_mantik.journal import TryRecord, UndeclaredFile
+from snakemake_executor_plugin_mantik.journal import TryRecord, UndeclaredFile, is_utf8
+from snakemake_executor_plugin_mantik.sites.base import is_rest_safe
 from snakemake_executor_plugin_mantik.staging.local import sha256_of
 
 _MOST_NAMED = 3
@@ -25,42 +27,60 @@ class NewFiles:
     """The new files of a job that no rule declares.
 
     Attributes:
-        declared: the marker of the job without those of them that are to be fetched.
         wanted: the files to fetch.
         left: the files that stay at the site.
         kept: the files that stay there because this machine has others under their names.
+        before: by path, the checksums of what earlier jobs have brought; empty for nothing.
         more: whether there may be further ones.
     """
 
-    declared: Marker
     wanted: tuple[OutputEntry, ...] = ()
     left: tuple[OutputEntry, ...] = ()
     kept: tuple[OutputEntry, ...] = ()
+    before: Mapping[str, str] = field(default_factory=dict)
     more: bool = False
 
 
 class UndeclaredFiles:
     """The undeclared files of the jobs at one site."""
 
-    def __init__(self, workflow: WorkflowContext) -> None:
+    def __init__(self, workflow: WorkflowContext, fetcher: Fetcher) -> None:
         self._journal = workflow.journal
         self._workdir = workflow.workdir
         self._notify = workflow.notify
+        self._fetcher = fetcher
         self._reported: set[str] = set()
+
+    async def conclude(self, request: JobRequest, record: TryRecord, marker: Marker) -> None:
+        """Fetch the new files that are wanted, record all, and report those that stay.
+
+        The job has succeeded, and its outputs are here: what cannot be fetched is reported, too.
+        """
+        found = await self.sort(request, record, marker)
+        taken = self._fetcher.undeclared(record, found.wanted, found.before)
+        ends = dict(zip(found.wanted, await taken, strict=True))
+        if errors := [end for end in ends.values() if isinstance(end, Exception)]:
+            self._notify(
+                f"{record.name}: {len(errors)} of its undeclared files could not be fetched and"
+                f" stay at {record.site}. {errors[0]}"
+            )
+        kept = tuple(entry for entry, end in ends.items() if end is False)
+        brought = {entry.path for entry, end in ends.items() if end is True}
+        self.settled(request, record, replace(found, kept=found.kept + kept), brought)
 
     async def sort(self, request: JobRequest, record: TryRecord, marker: Marker) -> NewFiles:
         """Decide about the new files that a job's marker lists.
 
         Files that a rule names, and those of the project that another job has unpacked meanwhile,
         are not among them. A file here is replaced only if it came from an earlier job in this way
-        and was not changed since.
+        and was not changed since. Names that the site's file API cannot carry stay there.
         """
-        if not marker.new:
-            return NewFiles(marker)
-        listed = {entry.path for entry in marker.new}
-        fetched = {entry.path: entry for entry in marker.files if entry.path in listed}
-        without = replace(marker, files=tuple(e for e in marker.files if e.path not in listed))
-        new = [e for e in marker.new if nearest(e.path, request.named) is None]
+        wanted = {e.path: e for e in marker.wanted if e.sha256 and is_rest_safe(e.path)}
+        new = [
+            wanted.get(entry.path, entry)
+            for entry in marker.new
+            if is_utf8(entry.path) and nearest(entry.path, request.named) is None
+        ]
         before = {e.path: self._journal.undeclared.brought(e.path) for e in new}
         new = [
             entry
@@ -72,10 +92,10 @@ class UndeclaredFiles:
         here = await asyncio.to_thread(_look, self._workdir, new, before)
         free = [entry for entry, state in zip(new, here, strict=True) if state == "free"]
         return NewFiles(
-            without,
-            tuple(fetched[entry.path] for entry in free if entry.path in fetched),
-            tuple(entry for entry in free if entry.path not in fetched),
+            tuple(entry for entry in free if entry.path in wanted),
+            tuple(entry for entry in free if entry.path not in wanted),
             tuple(entry for entry, state in zip(new, here, strict=True) if state == "other"),
+            before,
             more=len(marker.new) >= MOST_NEW,
         )
 
@@ -87,7 +107,9 @@ class UndeclaredFiles:
         self, request: JobRequest, record: TryRecord, found: NewFiles, brought: Collection[str]
     ) -> None:
         """Record and report the files; those at the paths `brought` have been fetched."""
-        stay = [entry for entry in found.wanted if entry.path not in brought] + [*found.left]
+        other = {entry.path for entry in found.kept}
+        stay = [e for e in found.wanted if e.path not in brought and e.path not in other]
+        stay += found.left
         ledger = self._journal.undeclared
         ledger.add(
             UndeclaredFile(
@@ -123,11 +145,12 @@ def list_brought(workdir: Path, files: Iterable[UndeclaredFile]) -> frozenset[st
 def _is_brought(path: Path, file: UndeclaredFile) -> bool:
     try:
         status = path.stat()
-        if not path.is_file() or status.st_size != file.size:
+        if not path.is_file():
             return False
-        return same_time(status.st_mtime, file.modified) or (
-            bool(file.brought) and sha256_of(path) == file.brought
-        )
+        if status.st_size == file.size and same_time(status.st_mtime, file.modified):
+            return True
+        # An older version, if a newer one has stayed at the site.
+        return bool(file.brought) and sha256_of(path) == file.brought
     except OSError:
         return False
 
@@ -146,10 +169,17 @@ def _look_at(path: Path, entry: OutputEntry, before: str) -> str:
     try:
         if not path.is_file() or path.is_symlink():
             return "other"
-        if before:
-            return "free" if sha256_of(path) == before else "other"
-        # A file of the project, or what smk-mantik get has brought.
-        return "same" if path.stat().st_size == entry.size else "other"
+        status = path.stat()
+        same = status.st_size == entry.size
+        if before or (entry.sha256 and same):
+            found = sha256_of(path)
+            if before == found != entry.sha256:
+                return "free"
+            same = found == entry.sha256
+        elif same:
+            # A file of the project, or what smk-mantik get has brought: both keep the time.
+            same = same_time(status.st_mtime, (entry.modified_ns or 0) / 1e9)
+        return "same" if same else "other"
     except OSError:
         return "other"
 

@@ -113,7 +113,9 @@ class Marker:
         files: files that the job made, in the order of the declared outputs, each directory with
             everything below it.
         new: files beside the outputs that are new since the command began; another job may have
-            made them. Those that are fetched with the outputs are in `files`, too.
+            made them.
+        wanted: those of the new files that are to be fetched; without a checksum if the job had no
+            time to compute it.
         archive_size, archive_sha256: of the archive; 0 and empty if there is none.
         log: the end of the log.
         log_bytes: size of the whole log.
@@ -140,6 +142,7 @@ class Marker:
     missing_outputs: tuple[str, ...] = ()
     files: tuple[OutputEntry, ...] = ()
     new: tuple[OutputEntry, ...] = ()
+    wanted: tuple[OutputEntry, ...] = ()
     archive_size: int = 0
     archive_sha256: str = ""
     log: bytes = b""
@@ -197,8 +200,9 @@ def _with_files(facts: Marker, meta: Mapping[str, str], members: Mapping[str, by
     lacking = _paths(_member(members, "lacking"))
     if len(entries) != _number(meta, "files") or len(lacking) != _number(meta, "lacking"):
         raise _invalid("its lists are not complete")
+    declared = _number(meta, "declared") if "declared" in meta else len(entries)
     small = {}
-    for entry in entries:
+    for entry in entries[:declared]:
         if entry.place != "marker":
             continue
         name = entry.path if entry.path.startswith("/") else f"./{entry.path}"
@@ -210,7 +214,8 @@ def _with_files(facts: Marker, meta: Mapping[str, str], members: Mapping[str, by
         facts,
         missing_inputs=_paths(_member(members, "missing")),
         missing_outputs=lacking,
-        files=entries,
+        files=entries[:declared],
+        wanted=entries[declared:],
         new=_new_files(members.get("new", b"")),
         archive_size=_number(meta, "archive_size"),
         archive_sha256=meta.get("archive_sha256", ""),
@@ -282,14 +287,18 @@ def _entry(fields: list[str]) -> OutputEntry:
 
 
 def _new_files(data: bytes) -> tuple[OutputEntry, ...]:
-    """Return the new files beside the outputs whose paths can be files of the workflow's."""
+    """Return the new files beside the outputs whose paths can be files of the workflow's.
+
+    The list may be cut, where the file system was full: that is no reason to doubt the outputs.
+    """
+    if data.count(b"\0") > MOST_ENTRIES:
+        return ()
     fields = _paths(data)
-    if len(fields) % 4:
-        raise _invalid("its list of new files is cut")
     found = []
-    for size, time, mode, path in (fields[i : i + 4] for i in range(0, len(fields), 4)):
+    for i in range(0, len(fields) - 3, 4):
+        size, time, mode, path = fields[i : i + 4]
         if not _is_number(size) or not _MODE.fullmatch(mode):
-            raise _invalid(f"its record of the new file {path!r} makes no sense")
+            break
         # A hidden or absolute path, or one with `..`, is none of the workflow's.
         if not any(part.startswith(".") or not part for part in path.split("/")):
             entry = OutputEntry(path, "f", int(size), int(mode, 8), "", "alone", "", _ns(time))

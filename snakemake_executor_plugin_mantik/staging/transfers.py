@@ -376,6 +376,25 @@ class OutputStaging:
             os.rename(temporary, final)
         self.settled = True
 
+    def settle_beside(self, entry: OutputEntry, before: str) -> bool:
+        """Move one complete file, which no rule declares, to its final path, with mode and time.
+
+        What lies there meanwhile is replaced only if it is a file with the checksum `before`, or
+        the same file, which another job has brought at the same time.
+
+        Returns:
+            whether the file is there now.
+
+        Raises:
+            OSError: the file cannot be written here.
+        """
+        temporary, final = self._place(entry)[1], local_path(entry.path, self._workdir)
+        change_mode(temporary, entry.mode & ~read_umask() | 0o400)
+        if entry.modified_ns is not None:
+            modified = min(entry.modified_ns, time.time_ns())
+            os.utime(temporary, ns=(modified, modified))
+        return move_beside(Path(temporary), final, {before, entry.sha256} - {""})
+
     def _date(self, entries: Sequence[OutputEntry]) -> None:
         now = time.time_ns()
         # Contents of a directory first: making them has changed the directory's own time.
@@ -393,6 +412,32 @@ class OutputStaging:
             else:
                 with suppress(FileNotFoundError, NotADirectoryError):
                     temporary.unlink()
+
+
+def move_beside(path: Path, final: Path, replaces: Collection[str] = ()) -> bool:
+    """Move the file `path` to `final`, where it replaces only a file with one of some checksums.
+
+    Returns:
+        whether it was moved.
+
+    Raises:
+        OSError: it cannot be moved.
+    """
+    try:
+        os.link(path, final)  # fails if something is there, at whatever moment that was made
+    except FileExistsError:
+        if not replaces or final.is_symlink() or not final.is_file():
+            return False
+        if _sha256(final) not in replaces:
+            return False
+        os.rename(path, final)
+    except OSError:  # a file system without hard links
+        if os.path.lexists(final):
+            return False
+        os.rename(path, final)
+    else:
+        path.unlink()
+    return True
 
 
 def _is_below(path: Path, places: Collection[Path], *, itself: bool) -> bool:

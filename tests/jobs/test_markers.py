@@ -215,3 +215,11 @@ def test_a_link_within_a_directory_has_its_target() -> None:
     assert replace(found.files[0], size=0) == markers.OutputEntry(
         "d/l", "l", 0, 0o777, "", "none", "../a b"
     )
+
+
+@pytest.mark.parametrize("rest", [b"7\x001.5\0", b"7\x001.5\x00644\0half", b"odd\0\x00644\0b\0"])
+def test_a_cut_list_of_new_files_costs_no_outputs(rest: bytes) -> None:
+    lists = {"files": b"", "lacking": b"", "missing": b"", "new": b"5\x001.5\x00644\0a\0" + rest}
+    meta = META.replace("files=1", "files=0")
+    found = read(made([("meta", meta.encode()), *lists.items(), ("log", b"log")]))
+    assert [entry.path for entry in found.new] == ["a"]

@@ -1,5 +1,7 @@
 """New files beside the outputs, as a job's script lists them."""
 
+import hashlib
+
 import pytest
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
@@ -37,10 +39,34 @@ def test_only_new_files_that_are_no_outputs_are_listed(trial: Trial) -> None:
     }, ended.log  # fmt: skip
     assert found["made/one.json"].size == 4
     assert found["made/deeper/old"].modified_ns == 978307200 * 10**9
-    fetched = {entry.path for entry in ended.sure.files}
-    assert fetched == {"res/out", "res/log", "tree", "tree/inner", "tree/inner/file",
-                       "made/one.json", "made/deeper/old"}  # fmt: skip
-    assert {e.path: c for e, c in ended.sure.small_outputs()}["made/one.json"] == b"one\n"
+    assert {entry.path for entry in ended.sure.files} == {
+        "res/out", "res/log", "tree", "tree/inner", "tree/inner/file"
+    }  # fmt: skip
+    wanted = {entry.path: entry for entry in ended.sure.wanted}
+    assert set(wanted) == {"made/one.json", "made/deeper/old"}
+    assert wanted["made/one.json"].sha256 == hashlib.sha256(b"one\n").hexdigest()
+
+
+def test_another_jobs_file_that_vanishes_costs_the_outputs_nothing(trial: Trial) -> None:
+    """`find` lists a file that is gone when sha256sum is to read it."""
+    trial.program(
+        "find",
+        '#!/bin/bash\nPATH=${PATH#*:}; find "$@"; code=$?\n'
+        "[[ $* != *-newerct* ]] || printf '5\\0001.5\\000644\\000./ghost.tmp\\0'; exit $code",
+    )
+    spec = trial.spec(
+        "echo out > out; echo x > kept.tmp", outputs=(OutputFile("out"),), fetch=("*.tmp",)
+    )
+
+    ended = trial.run(spec)
+
+    assert [entry.path for entry in ended.sure.new] == ["kept.tmp", "ghost.tmp"], ended.log
+    assert [(e.path, e.place, bool(e.sha256)) for e in ended.sure.wanted] == [
+        ("kept.tmp", "alone", True), ("ghost.tmp", "alone", False)
+    ]  # fmt: skip
+    assert {e.path: c for e, c in ended.sure.small_outputs()} == {"out": b"out\n"}
+    assert ended.sure.files[0].sha256
+    assert "cannot write" not in ended.log
 
 
 def test_a_failed_command_lists_nothing(trial: Trial) -> None:

@@ -845,7 +845,8 @@ _m_is_own() {
 }
 
 _m_find_undeclared() {
-  local i path size time mode n=0 _m_since
+  local n=0
+  local i path size time mode _m_since
   local -a folders=(.)
   local -A own=() near=([.]=yes)
   : > "$_m_work/marker/new" || return
@@ -869,7 +870,7 @@ _m_find_undeclared() {
     IFS= read -r -d '' path; do
     ! _m_is_own "$path" || continue
     (( n++ < 500 )) || break
-    printf '%s\0' "$size" "$time" "$mode" "${path#./}" >&7
+    printf '%s\0' "$size" "$time" "$mode" "${path#./}" >&7 || { : > "$_m_work/marker/new"; break; }
   done 7>> "$_m_work/marker/new" < <(timeout 3 find "${!near[@]}" -mindepth 1 -maxdepth 1 \
     ! -name '.*' -type f -newerct "@$_m_since" -printf '%s\0%T@\0%m\0%p\0' 2>/dev/null)
   return 0

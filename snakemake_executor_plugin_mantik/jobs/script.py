@@ -14,6 +14,7 @@ from typing import Final
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.jobs import live_packs
+from snakemake_executor_plugin_mantik.jobs.expansion import quote_expanded
 from snakemake_executor_plugin_mantik.jobs.paths import IMPORTED, bundle_done_path, bundle_path
 from snakemake_executor_plugin_mantik.jobs.segments import GO_ON_CODE, START_MARK
 from snakemake_executor_plugin_mantik.jobs.spec import (
@@ -74,9 +75,6 @@ BASH_OWN: Final = frozenset(
 )
 """Variables that bash sets in every process that it starts: the command would not see the user's
 value, and read-only ones would end the job (tried with bash 5.2)."""
-
-# In double quotes: an escaped character, or one that has to be escaped.
-_ESCAPE = re.compile(r"(\\[\\$`\"])|\"|\\\Z")
 
 _MONITOR: Final = "MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING"
 
@@ -249,8 +247,8 @@ def _expanded(environment: Environment) -> dict[str, str]:
     found = {}
     for name, value in environment.variables.items():
         if "$" in value or "`" in value:
-            text = _ESCAPE.sub(lambda match: match[0] if match[1] else "\\" + match[0], value)
-            found[name] = shell_quote(f'{name}="{text}"', f"the variable {name}")
+            text = f"{name}={quote_expanded(value)}"
+            found[name] = shell_quote(text, f"the variable {name}")
     return found
 
 

@@ -45,13 +45,16 @@ def test_values_are_expanded_where_the_config_asks_for_it(trial: Trial) -> None:
         "A": 'say "hi"\\ $HOME\\$X $(echo a  b) `echo c`',
         "B": "${A}!",
         "PLAIN": "a\\b'c",
+        "CODE": """"$(printf "%s|" "a  b" 'c"d)' "it's $(echo "e  f")" \\" $((2 * (1 + 2))))" """
+        """`printf "%s" "g  h"` ${NONE:-"i"}""",
     }
     environment = Environment(variables=values, expand=True)
-    spec = trial.spec('printf "%s\\n" "$A" "$B" "$PLAIN" "$RULE"', environment=environment,
+    spec = trial.spec('printf "%s\\n" "$A" "$B" "$PLAIN" "$RULE" "$CODE"', environment=environment,
                       variables={"RULE": "$HOME"})  # fmt: skip
     first = 'say "hi"\\ /h o$X a b c'
+    code = """"a  b|c"d)|it's e  f|"|6|" g  h """ + '"i"'
     ended = trial.run(spec, env={"HOME": "/h o"})
-    assert ended.log == f"{first}\n{first}!\na\\b'c\n$HOME\n"
+    assert ended.log == f"{first}\n{first}!\na\\b'c\n$HOME\n{code}\n"
     broken = Environment(variables={"A": "$(echo"}, expand=True)
     assert trial.run(trial.spec("echo no", environment=broken)).sure.failed_step == "variables"
 

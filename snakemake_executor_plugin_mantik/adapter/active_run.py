@@ -14,7 +14,12 @@ from snakemake_executor_plugin_mantik.adapter.look_ahead import LookAhead
 from snakemake_executor_plugin_mantik.adapter.workflow_metadata import describe_pipeline
 from snakemake_executor_plugin_mantik.config.exclude import Exclude, Include
 from snakemake_executor_plugin_mantik.engine.core import Engine
-from snakemake_executor_plugin_mantik.engine.request import JobNumber, JobRequest, Outcome
+from snakemake_executor_plugin_mantik.engine.request import (
+    JobNumber,
+    JobRequest,
+    NamedPaths,
+    Outcome,
+)
 from snakemake_executor_plugin_mantik.rules.payload import why_full_job
 from snakemake_executor_plugin_mantik.rules.tracked import is_tracked, make_tracked_run
 from snakemake_executor_plugin_mantik.rules.units import list_members
@@ -54,7 +59,8 @@ class ActiveRun:
     measured: dict[JobNumber, list[tuple[Any, Path]]] = field(default_factory=dict)
     _reported: set[tuple[str, str]] = field(default_factory=set)
     _full: dict[JobNumber, str] = field(default_factory=dict)
-    _named: tuple[int, frozenset[str]] = (-1, frozenset())
+    _jobs: int = -1
+    _named: NamedPaths = field(default_factory=NamedPaths)
 
     def request(self, job: Any, secrets: Mapping[str, str]) -> JobRequest:
         """Make the engine's request for a job, and record it.
@@ -84,11 +90,11 @@ class ActiveRun:
             self.engine.propose(replace(request, subject=subject, named=self.named))
 
     @property
-    def named(self) -> frozenset[str]:
-        """Return the paths that the workflow's jobs name."""
-        if self._named[0] != len(self.dag):  # a checkpoint has added jobs
-            self._named = (len(self.dag), find_products(self.dag))
-        return self._named[1]
+    def named(self) -> NamedPaths:
+        """Return the paths that the workflow's jobs name, also for earlier requests."""
+        if self._jobs != len(self.dag):  # a checkpoint has added jobs
+            self._jobs, self._named.paths = len(self.dag), find_products(self.dag)
+        return self._named
 
     def _subject(self, members: list[Any]) -> TrackedRun | None:
         if not is_tracked(members, self.checked.settings.tracked):
@@ -122,7 +128,7 @@ class ActiveRun:
         paths = list(chain.from_iterable(own))
         why = partial(
             why_left_out, workdir=self.checked.workdir, exclude=Exclude(config.config.exclude),
-            products=self.named, file_limit=config.config.site.source_file_limit_bytes,
+            products=self.named.paths, file_limit=config.config.site.source_file_limit_bytes,
             include=Include(config.config.site.include),
         )  # fmt: skip
         found = missed_files(

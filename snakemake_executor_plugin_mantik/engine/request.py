@@ -61,6 +61,17 @@ class JobGroup:
     report: str
 
 
+@dataclass
+class NamedPaths:
+    """The paths that the jobs of a run name, shared by its requests: checkpoints add some later.
+
+    Attributes:
+        paths: relative to the workspace; replaced as a whole, by the thread that makes requests.
+    """
+
+    paths: frozenset[str] = frozenset()
+
+
 @dataclass(frozen=True)
 class JobRequest:
     """One job that Snakemake requests, independent of a site's API.
@@ -99,8 +110,7 @@ class JobRequest:
         storage_link: see `JobSpec.storage_link`.
         datasets: see `JobSpec.datasets`.
         continuation: how it goes on past its walltime, if it may.
-        named: the paths that the workflow's rules name, relative to the workspace: other new files
-            of the job are undeclared.
+        named: what the jobs of the run name: other new files of the job are undeclared.
         fetch: see `JobSpec.fetch`; None for what the site's config says.
     """
 
@@ -135,7 +145,7 @@ class JobRequest:
     storage_link: str = ""
     datasets: tuple[str, ...] = ()
     continuation: Continuation | None = None
-    named: frozenset[str] = frozenset()
+    named: NamedPaths = field(default_factory=NamedPaths, compare=False)
     fetch: tuple[str, ...] | None = None
 
     @property

@@ -71,23 +71,27 @@ class UndeclaredFiles:
     async def sort(self, request: JobRequest, record: TryRecord, marker: Marker) -> NewFiles:
         """Decide about the new files that a job's marker lists.
 
-        Files that a rule names, and those of the project that another job has unpacked meanwhile,
-        are not among them. A file here is replaced only if it came from an earlier job in this way
-        and was not changed since. Names that the site's file API cannot carry stay there.
+        Files that jobs of the run name, or that open tries of other runs make, are not among them,
+        nor are those of the project that another job has unpacked meanwhile. A file here is
+        replaced only if it came from an earlier job in this way and was not changed since. Names
+        that the site's file API cannot carry stay there.
         """
         wanted = {e.path: e for e in marker.wanted if e.sha256 and is_rest_safe(e.path)}
         new = [
             wanted.get(entry.path, entry)
             for entry in marker.new
-            if is_utf8(entry.path) and nearest(entry.path, request.named) is None
+            if is_utf8(entry.path) and nearest(entry.path, request.named.paths) is None
         ]
         before = {e.path: self._journal.undeclared.brought(e.path) for e in new}
         new = [
             entry
             for entry in new
-            if before[entry.path]
-            or os.path.lexists(self._workdir / entry.path)
-            or not self._is_known(record.place, entry.path)
+            if (
+                before[entry.path]
+                or os.path.lexists(self._workdir / entry.path)
+                or not self._is_known(record.place, entry.path)
+            )
+            and not self._is_being_made(record, entry.path)
         ]
         here = await asyncio.to_thread(_look, self._workdir, new, before)
         free = [entry for entry, state in zip(new, here, strict=True) if state == "free"]
@@ -102,6 +106,10 @@ class UndeclaredFiles:
     def _is_known(self, place: str, path: str) -> bool:
         files = self._journal.files
         return files.is_stored(path) or files.remote_file(place, path) is not None
+
+    def _is_being_made(self, record: TryRecord, path: str) -> bool:
+        conflicts = self._journal.files.conflicts(record.place, path)
+        return any(other.makes and other.id != record.id for other in conflicts)
 
     def settled(
         self, request: JobRequest, record: TryRecord, found: NewFiles, brought: Collection[str]

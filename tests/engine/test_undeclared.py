@@ -11,7 +11,7 @@ import pytest
 
 from snakemake_executor_plugin_mantik.engine import undeclared
 from snakemake_executor_plugin_mantik.engine.fetch import Fetcher
-from snakemake_executor_plugin_mantik.engine.request import JobRequest
+from snakemake_executor_plugin_mantik.engine.request import JobRequest, NamedPaths
 from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
 from snakemake_executor_plugin_mantik.engine.transfer_meter import TransferMeter
 from snakemake_executor_plugin_mantik.engine.undeclared import UndeclaredFiles, list_brought
@@ -163,3 +163,19 @@ def test_fetched_files_keep_their_time(bench: Bench, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(undeclared, "sha256_of", None)
     assert list_brought(bench.workdir, read_undeclared(bench.state)) == {"a"}
     assert time.time_ns() > LONG_AGO_NS
+
+
+def test_what_running_jobs_make_is_not_taken_half_written(bench: Bench) -> None:
+    """A checkpoint adds jobs after the request, and an earlier run may have left some."""
+    asked = replace(request(1), named=NamedPaths(frozenset({"known"})))
+    asked.named.paths |= {"added"}
+    bench.journal.files.carry("here", "another try", (), ["earlier"])
+    bench.journal.files.carry("elsewhere", "a third one", (), ["free"])
+    bench.journal.files.carry("here", RECORD.id, (), ["own"])
+
+    bench.conclude(
+        dict.fromkeys(("known", "added/z", "earlier/y", "free", "own"), b"x"), asked=asked
+    )
+
+    assert set(bench.here()) == {"free", "own"}
+    assert bench.said == []

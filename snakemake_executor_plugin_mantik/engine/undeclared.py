@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from snakemake_executor_plugin_mantik.common.errors import MantikError
 from snakemake_executor_plugin_mantik.common.humanize import humanize_size
 from snakemake_executor_plugin_mantik.engine.compare import same_time
 from snakemake_executor_plugin_mantik.engine.fetch import Fetcher
@@ -54,8 +55,14 @@ class UndeclaredFiles:
     async def conclude(self, request: JobRequest, record: TryRecord, marker: Marker) -> None:
         """Fetch the new files that are wanted, record all, and report those that stay.
 
-        The job has succeeded, and its outputs are here: what cannot be fetched is reported, too.
+        The job has succeeded, and its outputs are here: what goes wrong is only reported.
         """
+        try:
+            await self._conclude(request, record, marker)
+        except (MantikError, OSError) as error:
+            self._notify(f"{record.name}: undeclared files stay at {record.site}. {error}")
+
+    async def _conclude(self, request: JobRequest, record: TryRecord, marker: Marker) -> None:
         found = await self.sort(request, record, marker)
         taken = self._fetcher.undeclared(record, found.wanted, found.before)
         ends = dict(zip(found.wanted, await taken, strict=True))

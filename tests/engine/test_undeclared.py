@@ -18,6 +18,7 @@ from snakemake_executor_plugin_mantik.engine.undeclared import UndeclaredFiles, 
 from snakemake_executor_plugin_mantik.engine.workflow_context import WorkflowContext
 from snakemake_executor_plugin_mantik.jobs.markers import Marker, OutputEntry
 from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, TryState, read_undeclared
+from snakemake_executor_plugin_mantik.staging.transfers import OutputStaging
 from tests.support import virtualtime
 from tests.support.controller import request
 from tests.support.simulated import Fault, SimulatedSite, World
@@ -179,3 +180,17 @@ def test_what_running_jobs_make_is_not_taken_half_written(bench: Bench) -> None:
 
     assert set(bench.here()) == {"free", "own"}
     assert bench.said == []
+
+
+def test_a_fault_of_this_machine_costs_the_job_nothing(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def clear(landing: OutputStaging) -> None:
+        raise OSError("the disk is broken")
+
+    bench.write("file", b"mine")
+    bench.conclude({"file/below": b"x"})
+    assert "could not be fetched and stay at sim" in bench.said[0]
+    monkeypatch.setattr(OutputStaging, "clear", clear)
+    bench.conclude({"a": b"x"})
+    assert "the disk is broken" in bench.said[-1]

@@ -77,6 +77,7 @@ def test_the_wheel_has_all_files_and_no_others(wheel: Path) -> None:
         for path in (ROOT / package).rglob("*")
         if path.is_file() and "__pycache__" not in path.parts and path.suffix != ".pyc"
     }
+    ours |= {f"{PACKAGE}/{f.relative_to(ROOT)}" for f in (ROOT / "docs").rglob("*") if f.is_file()}
     assert {name for name in names if name.startswith((f"{PACKAGE}/", f"{STORAGE}/"))} == ours
     assert f"{PACKAGE}/py.typed" in names
     assert f"{PACKAGE}/jobs/bash/script.sh.j2" in names

@@ -222,13 +222,13 @@ def check_workflow(workflow: Any, dag: Any, options: Any, logger: Any) -> Checke
     # The checks below need a job that has a site and can run there.
     units = [unit for unit in units if _is_sound(unit, configs, obstacles)]
     jobs = [job for unit in units for job in list_members(unit)]
-    _check_at_sites(found, jobs, context, find_products(dag))
+    reported = {*obstacles, *_check_at_sites(found, jobs, context, find_products(dag))}
     with found.check():
         missing_snakemake.refuse(jobs)
     mistakes = preflight.find_mistakes(dag, units, context, workflow.linemaps)
     if found:
         with found.check():
-            preflight.refuse_mistakes({r: m for r, m in mistakes.items() if r not in obstacles})
+            preflight.refuse_mistakes({r: m for r, m in mistakes.items() if r not in reported})
         found.refuse()
     for remark in deployment.deployment_warnings(jobs, context, why_full_job):
         logger.info(remark)
@@ -290,14 +290,20 @@ def _check_without_sites(found: MistakeCollector, workflow: Any, dag: Any, jobs:
 
 def _check_at_sites(
     found: MistakeCollector, jobs: list[Any], context: RuleContext, products: frozenset[str]
-) -> None:
-    """Collect mistakes of jobs that have a site and no obstacle to run there."""
+) -> Iterable[str]:
+    """Collect mistakes of jobs that have a site and no obstacle to run there.
+
+    Returns:
+        The rules whose environments have mistakes.
+    """
     with found.check():
         _check_datasets(jobs, context)
+    mistakes = _environment_mistakes(jobs, context, products)
     with found.check():
-        _check_environments(jobs, context, products)
+        _refuse_environments(mistakes)
     with found.check():
         _check_projects(jobs, context.sites)
+    return mistakes
 
 
 def _is_sound(unit: Any, sites: Mapping[str, LoadedConfig], obstacles: Mapping[str, str]) -> bool:
@@ -412,18 +418,23 @@ def look_up_datasets(jobs: Iterable[Any], catalog: Catalog) -> list[Finding]:
     return all_found
 
 
-def _check_environments(jobs: list[Any], context: RuleContext, products: frozenset[str]) -> None:
+def _environment_mistakes(
+    jobs: list[Any], context: RuleContext, products: frozenset[str]
+) -> dict[str, str]:
     """Check the rules' own environments and MPI launchers, as far as this machine can.
 
-    Raises:
-        WorkflowNotRunnable: lists each rule with a mistake.
+    Returns:
+        By rule, what is wrong.
     """
-    found = {
+    return {
         job.rule.name: mistake
         for job in jobs
         if (mistake := deployment.deployment_mistake(job, context, products)) is not None
         or (mistake := launcher_mistake(job, context)) is not None
     }
+
+
+def _refuse_environments(found: Mapping[str, str]) -> None:
     if found:
         raise WorkflowNotRunnable(
             "the environments of some rules are not available (nothing submitted): "

@@ -1,9 +1,6 @@
 """The documentation that each installation brings along."""
 
 import re
-import subprocess
-import sys
-import zipfile
 from pathlib import Path
 
 from typer.testing import CliRunner
@@ -34,13 +31,3 @@ def test_messages_name_pages_that_exist() -> None:
     }
     assert "credentials" in named
     assert named <= set(documentation_pages())
-
-
-def test_a_wheel_holds_the_pages(tmp_path: Path) -> None:
-    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
-    subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
-    (wheel,) = tmp_path.glob("*.whl")
-    with zipfile.ZipFile(wheel) as archive:
-        names = set(archive.namelist())
-    wanted = {f"{PACKAGE.name}/docs/{name}.md" for name in documentation_pages()}
-    assert wanted <= names

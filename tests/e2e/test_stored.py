@@ -480,7 +480,7 @@ def test_get_replaces_nothing_unless_told(one: Project) -> None:
     tells(said, "files with other contents here: results/model.txt", "--force")
     assert one.read("results/model.txt") == "mine\n"
     assert not one.exists("results/set.txt")
-    tells(smk_mantik(one, "get", "nothing.txt").output, "no output at a site is nothing.txt")
+    tells(smk_mantik(one, "get", "nothing.txt").output, "there is no file nothing.txt at a site")
     tells(smk_mantik(one, "get").output, "there is nothing to bring")
 
     smk_mantik(one, "get", "results", "--force").ok()

@@ -250,7 +250,8 @@ def test_why_a_job_cannot_start_is_listed_until_it_is_over(
 
 
 def test_each_job_of_a_run_is_shown() -> None:
-    jobs = [{"id": i, "queue": "batch", "outcome": "succeeded"} for i in ("1", "2")]
+    alone = {"queue": "batch", "outcome": "succeeded", "segment": None, "segments": None}
+    jobs = [alone | {"id": number} for number in ("1", "2")]
     run = {"run_id": "r", "state": "FINISHED", "note": ""}
     both = run_lines(run | {"jobs": jobs})
     assert "  jobs: 1, batch, succeeded; 2, batch, succeeded" in both

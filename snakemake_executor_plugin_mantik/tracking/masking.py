@@ -3,9 +3,10 @@
 import re
 from base64 import b64decode
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from snakemake_executor_plugin_mantik.config.model import BackendConfig
+if TYPE_CHECKING:
+    from snakemake_executor_plugin_mantik.config.model import BackendConfig
 
 MASK: Final = "***"
 _SECRET: Final = re.compile(
@@ -29,7 +30,7 @@ def secret_values(variables: Mapping[str, str]) -> Iterator[str]:
             yield value
 
 
-def config_secrets(config: BackendConfig) -> Iterator[str]:
+def config_secrets(config: "BackendConfig") -> Iterator[str]:
     """Yield the secret values in the variables of a backend config's environments."""
     for environment in config.all_environments.values():
         yield from secret_values(environment.variables)

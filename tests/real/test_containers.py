@@ -4,10 +4,10 @@ Only the plugins themselves are fakes (`tests/support/slurmplugins.py`).
 """
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
+from snakemake_executor_plugin_mantik.jobs.paths import parse_marker_name
 from snakemake_executor_plugin_mantik.jobs.script import render_script
 from snakemake_executor_plugin_mantik.jobs.spec import Container, Environment, JobSpec
 from tests.real import slurm
@@ -30,15 +30,16 @@ def submit(spec: JobSpec, trial: Trial, cluster: slurm.Slurm, *options: str) -> 
 
 def ended(spec: JobSpec, trial: Trial) -> tuple[str, str]:
     """Wait for a job's marker; return its exit code and the job's log."""
-    name = f"{spec.paths.try_id}."
-    found: list[Path] = []
+    codes: list[int] = []
 
     def look() -> bool:
-        found[:] = [path for path in trial.tries.iterdir() if path.name.startswith(name)]
-        return bool(found)
+        # Other files of the try begin with its id, too.
+        markers = [parse_marker_name(path.name) for path in trial.tries.iterdir()]
+        codes[:] = [one[1] for one in markers if one and one[0] == spec.paths.try_id]
+        return bool(codes)
 
     until(look, "the job has ended")
-    return found[0].suffix[1:], (trial.workspace / spec.paths.log).read_text()
+    return str(codes[0]), (trial.workspace / spec.paths.log).read_text()
 
 
 def test_tasks_in_containers_and_their_end(trial: Trial, real_slurm: slurm.Slurm) -> None:

@@ -31,10 +31,15 @@ AtSite = Callable[[Callable[[FirecrestSite, SiteFacts], Awaitable[None]]], None]
 
 @pytest.fixture
 def at_site(real_firecrest: Firecrest) -> AtSite:
-    """Runs a scenario with a new workspace."""
-    return lambda scenario: opened(
-        lambda: real_firecrest_site(real_firecrest, f"ws-{uuid.uuid4()}"), scenario
-    )
+    """Runs a scenario with a new workspace.
+
+    The account is given: a busy accounting may answer the server's question for it with nothing.
+    """
+
+    def site() -> FirecrestSite:
+        return real_firecrest_site(real_firecrest, f"ws-{uuid.uuid4()}", account=ACCOUNTS[0])
+
+    return lambda scenario: opened(site, scenario)
 
 
 def write(facts: SiteFacts, size: int) -> str:

@@ -180,6 +180,7 @@ def real_firecrest_site(
     *,
     url: str | None = None,
     credential: Credential | None = None,
+    account: str | None = None,
     **settings: object,
 ) -> FirecrestSite:
     """A site of a real firecREST; further `settings` by their names in the config."""
@@ -190,6 +191,7 @@ def real_firecrest_site(
         credential or ClientCredentials(server.token_url, firecrest.CLIENT, firecrest.SECRET),
         workspace_name=workspace,
         settings=SiteSettings.model_validate(settings),
+        account=account,
     )
 
 

@@ -35,6 +35,6 @@ def _page(picture: Picture, what: str, svg: str) -> str:
         "page.html.j2",
         title=f"{text_line(picture.title)}: {what}",
         states=count_states(node.state for node in picture.nodes),
-        told=f"as of {format_timestamp(picture.now)}",
+        caption=f"as of {format_timestamp(picture.now)}",
         svg=svg,
     )

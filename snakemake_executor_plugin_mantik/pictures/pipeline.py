@@ -111,12 +111,12 @@ def render_pipeline(picture: Picture) -> str:
 
 def _job(node: Node, now: float) -> Box:
     seconds = ran_s(node, now)
-    told = [
+    caption = [
         f"{GLYPHS[node.state]} {node.state}",
         humanize_duration(seconds) if seconds else "",
         node.site,
     ]
-    lines = [node.rule, format_wildcards(node), " · ".join(part for part in told if part)]
+    lines = [node.rule, format_wildcards(node), " · ".join(part for part in caption if part)]
     return _box(node.id, lines, [(node.state, 1)], node_title(node, now))
 
 
@@ -131,14 +131,14 @@ def _rule(rule: str, nodes: Sequence[Node], now: float) -> Box:
     states = count_states(node.state for node in nodes)
     times = [seconds for node in nodes if (seconds := ran_s(node, now)) is not None]
     sites = ", ".join(sorted({node.site for node in nodes if node.site}))
-    told = [f"{number} {state}" for state, number in states]
+    caption = [f"{number} {state}" for state, number in states]
     typical = [f"half ran {humanize_duration(median(times))} or less"] if times else []
     counts = " ".join(f"{GLYPHS[state]} {number}" for state, number in states)
     last = " · ".join(
         [*([f"~{humanize_duration(median(times))}"] if times else []), *([sites] * bool(sites))]
     )
     name = f"{shorten_text(rule, _LETTERS - 8)} ×{len(nodes)}" if len(nodes) > 1 else rule
-    whole = "\n".join([rule, ", ".join(told), *typical, *([f"at {sites}"] * bool(sites))])
+    whole = "\n".join([rule, ", ".join(caption), *typical, *([f"at {sites}"] * bool(sites))])
     return _box(rule, [name, counts, last], states, whole)
 
 

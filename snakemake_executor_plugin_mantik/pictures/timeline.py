@@ -111,7 +111,7 @@ _LETTERS: Final = 29
 class Bar:
     """A job: x and width of each of its stages; the width is 0 if there was none.
 
-    The stages are stage-in, waiting, running and stage-out. `name` and `told` stand before and
+    The stages are stage-in, waiting, running and stage-out. `name` and `caption` stand before and
     behind the bar, the latter at `end`.
     """
 
@@ -125,7 +125,7 @@ class Bar:
     stage_out: tuple[float, float]
     end: float
     name: str
-    told: str
+    caption: str
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ class Profile:
     """The waiting and running jobs of a rule at a site, as two areas scaled to their peaks."""
 
     name: str
-    told: str
+    caption: str
     title: str
     y: float
     running: str
@@ -250,12 +250,12 @@ class _Drawing:
         prepared = queued if node.prepared is None else node.prepared
         fetched = end if node.fetched is None else node.fetched
         seconds = ran_s(node, self.now)
-        told = [] if node.state is NodeState.FINISHED else [node.state.value]
+        caption = [] if node.state is NodeState.FINISHED else [node.state.value]
         if seconds is not None:
-            told.append(humanize_duration(seconds))
+            caption.append(humanize_duration(seconds))
         elif (in_queue := waited_s(node, self.now)) is not None:
             word = "" if node.state is NodeState.QUEUED else "waited "
-            told.append(f"{word}{humanize_duration(in_queue)}")
+            caption.append(f"{word}{humanize_duration(in_queue)}")
         self.drawn_bars.append(
             Bar(
                 node, node_title(node, self.now), self.y + row * 0.12, row * 0.76,
@@ -263,7 +263,7 @@ class _Drawing:
                 self._stretch(left, end), self._stretch(end, fetched),
                 self.axis.at(max(end, fetched)),
                 "" if thin else shorten_text(node.name, _LETTERS),
-                "" if thin else f"{GLYPHS[node.state]} {', '.join(told)}",
+                "" if thin else f"{GLYPHS[node.state]} {', '.join(caption)}",
             )
         )  # fmt: skip
 
@@ -296,8 +296,8 @@ class _Drawing:
             average_use(queued, self.axis, _BINS),
         )
         bad = [n for n in nodes if n.state in {NodeState.FAILED, NodeState.KILLED}]
-        told = [f"{max(running):.0f} ran", f"{max(waiting):.0f} waited"]
-        most = f"at most {' and '.join(told)} at once"
+        caption = [f"{max(running):.0f} ran", f"{max(waiting):.0f} waited"]
+        most = f"at most {' and '.join(caption)} at once"
         failed = f"{GLYPHS[NodeState.FAILED]} {len(bad)}" if bad else ""
         marks = dict.fromkeys(f"{self.axis.at(_end(n, self.now)):.0f}" for n in bad)
         name = f"{shorten_text(rule, _LETTERS - 8)} ×{len(nodes)}"
@@ -305,7 +305,7 @@ class _Drawing:
         shown += f"\n{failed} failed or killed" if bad else ""
         self.drawn_profiles.append(
             Profile(
-                name, " · ".join([", ".join(told), failed][: 1 + bool(bad)]), shown, self.y,
+                name, " · ".join([", ".join(caption), failed][: 1 + bool(bad)]), shown, self.y,
                 self._area(running), self._area(waiting),
                 "".join(f"M{x} {self.y + 4:.1f}v{_PROFILE - 8}" for x in marks),
             )

@@ -215,6 +215,10 @@ class Cell:
         """What the journal knows of a job."""
         return [record for record in self.project.tries if record.rule == job]
 
+    def any_signalled(self) -> bool:
+        """Whether the journal says of the last try of a job that a signal ended it."""
+        return any("by a signal" in self.tries(job)[-1].outcome for job in JOBS if self.tries(job))
+
     def _most(self, job: str, runs: int, *, stopped: bool) -> int:
         """How often a job may have run."""
         tries = max(1, len(self.tries(job)))

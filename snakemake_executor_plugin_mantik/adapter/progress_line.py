@@ -8,7 +8,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from snakemake_executor_plugin_mantik.adapter.bottom_line import BottomLine
-from snakemake_executor_plugin_mantik.common.humanize import humanize_duration, humanize_size
+from snakemake_executor_plugin_mantik.common.humanize import (
+    humanize_count,
+    humanize_duration,
+    humanize_size,
+)
 
 if TYPE_CHECKING:
     from snakemake_executor_plugin_mantik.engine.transfer_meter import (
@@ -43,7 +47,7 @@ class RunProgress:
 
 def describe_progress(progress: RunProgress, width: int) -> str:
     """Return one line of at most `width` characters; what matters least is left out first."""
-    jobs = [f"{progress.done} of {progress.total} jobs done"]
+    jobs = [f"{progress.done} of {humanize_count(progress.total, 'job')} done"]
     if progress.failed:
         jobs.append(f"{progress.failed} failed")
     jobs += [f"{number} {state}" for state, number in progress.states.items() if number]

@@ -24,7 +24,7 @@ from snakemake_executor_plugin_mantik.adapter.workflow_metadata import (
     describe_workflow,
 )
 from snakemake_executor_plugin_mantik.common.errors import MantikError
-from snakemake_executor_plugin_mantik.common.humanize import humanize_duration
+from snakemake_executor_plugin_mantik.common.humanize import humanize_count, humanize_duration
 from snakemake_executor_plugin_mantik.config.exclude import Exclude, Include
 from snakemake_executor_plugin_mantik.connections.connect import (
     find_secrets,
@@ -220,7 +220,8 @@ def collect_sources(
         logger.warning(f"Sources for {name}: {chosen.withheld}.")
     left_out = f", without {len(chosen.too_large)} too large" if chosen.too_large else ""
     logger.info(
-        f"Sources: uploading {len(chosen.paths)} project files ({max(1, chosen.size >> 10)} KiB)"
-        f" to {name}{left_out}; add patterns to Exclude in the backend config to skip some."
+        f"Sources: uploading {humanize_count(len(chosen.paths), 'project file')}"
+        f" ({max(1, chosen.size >> 10)} KiB) to {name}{left_out}; add patterns to"
+        " Exclude in the backend config to skip some."
     )
     return chosen

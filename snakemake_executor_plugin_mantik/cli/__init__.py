@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import metadata
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -17,6 +17,11 @@ _FAILED = 2
 
 _INTERRUPTED = 130
 """Exit code after Ctrl-C."""
+
+_PREPARE = "Before a run"
+_JOBS = "The jobs of the workflow in this directory"
+_FILES = "Their files"
+_RUNS = "Entry points of an MLproject, without a Snakefile"
 
 
 def main() -> None:
@@ -69,6 +74,7 @@ def _options(
 
 def _app() -> typer.Typer:
     from snakemake_executor_plugin_mantik.cli import runs, sandbox, schedule
+    from snakemake_executor_plugin_mantik.cli.apps import App
     from snakemake_executor_plugin_mantik.cli.bootstrap import bootstrap
     from snakemake_executor_plugin_mantik.cli.cancel import cancel
     from snakemake_executor_plugin_mantik.cli.check import check
@@ -89,7 +95,7 @@ def _app() -> typer.Typer:
     from snakemake_executor_plugin_mantik.cli.track import track
     from snakemake_executor_plugin_mantik.cli.watch import watch
 
-    app = typer.Typer(
+    app = App(
         name="smk-mantik",
         help="Run Snakemake rules as jobs at HPC sites behind REST APIs.",
         no_args_is_help=True,
@@ -97,25 +103,26 @@ def _app() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_options)
-    app.command()(init)
-    app.command()(check)
-    app.command()(render)
-    app.command(cls=Passing)(plan)
-    app.command()(schema)
-    app.command(context_settings={"allow_interspersed_args": True})(run)
-    app.command(context_settings={"allow_interspersed_args": True})(bootstrap)
-    app.command()(jobs)
-    app.command()(watch)
-    app.command()(logs)
-    app.command()(report)
-    app.command(cls=Evaluating)(ls)
-    app.command(cls=Evaluating)(get)
-    app.command()(put)
-    app.command()(cancel)
-    app.command()(clean)
-    app.command()(track)
-    app.command()(docs)
-    app.add_typer(runs.runs_app, name="runs")
-    app.add_typer(schedule.schedule_app, name="schedule")
-    app.add_typer(sandbox.sandbox_app, name="sandbox")
+    passing_on: dict[str, Any] = {"context_settings": {"allow_interspersed_args": True}}
+    app.command(rich_help_panel=_PREPARE)(init)
+    app.command(rich_help_panel=_PREPARE)(check)
+    app.command(rich_help_panel=_PREPARE)(schema)
+    app.command(rich_help_panel=_PREPARE, **passing_on)(bootstrap)
+    app.command(rich_help_panel=_PREPARE)(docs)
+    app.add_typer(sandbox.sandbox_app, name="sandbox", rich_help_panel=_PREPARE)
+    app.command(rich_help_panel=_JOBS, cls=Passing)(plan)
+    app.command(rich_help_panel=_JOBS)(render)
+    app.command(rich_help_panel=_JOBS)(jobs)
+    app.command(rich_help_panel=_JOBS)(watch)
+    app.command(rich_help_panel=_JOBS)(logs)
+    app.command(rich_help_panel=_JOBS)(cancel)
+    app.command(rich_help_panel=_JOBS)(report)
+    app.command(rich_help_panel=_JOBS)(track)
+    app.command(rich_help_panel=_FILES, cls=Evaluating)(ls)
+    app.command(rich_help_panel=_FILES, cls=Evaluating)(get)
+    app.command(rich_help_panel=_FILES)(put)
+    app.command(rich_help_panel=_FILES)(clean)
+    app.command(rich_help_panel=_RUNS, **passing_on)(run)
+    app.add_typer(runs.runs_app, name="runs", rich_help_panel=_RUNS)
+    app.add_typer(schedule.schedule_app, name="schedule", rich_help_panel=_RUNS)
     return app

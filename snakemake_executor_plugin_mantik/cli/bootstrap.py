@@ -61,7 +61,7 @@ def bootstrap(
         ),
     ] = None,
 ) -> None:
-    """Make Snakemake available to the full jobs of the workflow in this directory.
+    """Install a Snakemake at a site, for the rules that need one there.
 
     A job at the site makes a virtual environment in the workflow's workspace, with the version of
     Snakemake that is installed here. Full jobs use it if the environment in the backend config has

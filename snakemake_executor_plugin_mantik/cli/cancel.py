@@ -37,7 +37,7 @@ def cancel(
     wait: Annotated[float, typer.Option(min=1, help="Seconds to wait until the sites confirm.")] = 2
     * CANCEL_WAIT_S,
 ) -> None:
-    """Cancel jobs at the sites, and wait until the sites confirm that they have ended.
+    """Cancel jobs of a workflow, and wait until their sites confirm it.
 
     Snakemake must not be running in the directory. Jobs that have already succeeded stay: the next
     run fetches their outputs. The exit code is 1 if a job may still run.

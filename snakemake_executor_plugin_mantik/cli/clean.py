@@ -11,7 +11,7 @@ import typer
 from snakemake_executor_plugin_mantik.cli.cancel import cancel_tries
 from snakemake_executor_plugin_mantik.cli.options import Sites, Workdir
 from snakemake_executor_plugin_mantik.common.errors import MantikError, UserError, printable
-from snakemake_executor_plugin_mantik.common.humanize import humanize_size
+from snakemake_executor_plugin_mantik.common.humanize import humanize_count, humanize_size
 from snakemake_executor_plugin_mantik.connections.reconnect import (
     ReconnectedSite,
     open_journal,
@@ -185,7 +185,9 @@ def _table(found: Mapping[str, WorkspacePart]) -> list[str]:
     lines = []
     for name, part in found.items():
         more = "more than " if part.more else ""
-        lines.append(f"  {name}: {more}{part.files} files, {humanize_size(part.size)}")
+        lines.append(
+            f"  {name}: {more}{humanize_count(part.files, 'file')}, {humanize_size(part.size)}"
+        )
     return lines
 
 

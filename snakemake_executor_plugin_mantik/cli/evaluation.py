@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import typer
-from typer.core import TyperCommand
 
 from snakemake_executor_plugin_mantik.adapter.snakemake_version import check_snakemake_version
+from snakemake_executor_plugin_mantik.cli.apps import Command
 from snakemake_executor_plugin_mantik.cli.check import WRONG
 from snakemake_executor_plugin_mantik.common.errors import UserError
 
@@ -21,7 +21,7 @@ NEEDED_BY: Final = "--needed-by"
 _ARGUMENTS: Final = f"{__name__}.arguments"
 
 
-class Evaluating(TyperCommand):
+class Evaluating(Command):
     """A command that takes Snakemake's arguments after `--` with an option that evaluates."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

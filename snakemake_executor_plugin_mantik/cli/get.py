@@ -20,7 +20,7 @@ from snakemake_executor_plugin_mantik.cli.get_undeclared import (
 from snakemake_executor_plugin_mantik.cli.options import Workdir
 from snakemake_executor_plugin_mantik.cli.tables import make_progress
 from snakemake_executor_plugin_mantik.common.errors import UserError, printable
-from snakemake_executor_plugin_mantik.common.humanize import humanize_size
+from snakemake_executor_plugin_mantik.common.humanize import humanize_count, humanize_size
 from snakemake_executor_plugin_mantik.jobs.paths import display_path, local_path
 from snakemake_executor_plugin_mantik.journal import StoredOutput
 from snakemake_executor_plugin_mantik.storage.catalog import Catalog
@@ -34,9 +34,7 @@ def get(
     context: typer.Context,
     paths: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="[PATH…]", help="Files or directories, as the Snakefile names them."
-        ),
+        typer.Argument(metavar="PATH", help="Files or directories, as the Snakefile names them."),
     ] = None,
     *,
     directory: Workdir = Path(),
@@ -94,9 +92,12 @@ def get(
             _report_unnamed(c, output)
     size = humanize_size(sum(output.size for output in [*missing, *others]))
     left = len(chosen) - len(missing) + here
-    counts = [f"{len(missing)} outputs"] if missing or not others else []
-    counts += [f"{len(others)} file" + "s" * (len(others) > 1)] if others else []
-    typer.echo(f"Brought {' and '.join(counts)}, {size}" + f"; {left} were here." * bool(left))
+    counts = [humanize_count(len(missing), "output")] if missing or not others else []
+    counts += [humanize_count(len(others), "file")] if others else []
+    typer.echo(
+        f"Brought {' and '.join(counts)}, {size}"
+        + f"; {humanize_count(left, 'was', 'were')} here." * bool(left)
+    )
     if lacking:
         raise UserError(
             f"there are targets that do not exist: {_names(lacking)}",
@@ -147,9 +148,9 @@ def _report_unnamed(catalog: Catalog, output: StoredOutput) -> None:
     if unnamed := catalog.unnamed(output):
         typer.echo(
             printable(
-                f"{display_path(output.path)}: not brought are {len(unnamed)} files with names that"
-                f" are not UTF-8, such as {unnamed[0]!r}. They stay at {catalog.site(output)}. Let"
-                " the rule pack its files, for example with tar."
+                f"{display_path(output.path)}: left at {catalog.site(output)}:"
+                f" {humanize_count(len(unnamed), 'file')} with names that are not UTF-8, such as"
+                f" {unnamed[0]!r}. Let the rule pack its files, for example with tar."
             ),
             err=True,
         )

@@ -7,6 +7,7 @@ from pathlib import Path
 import typer
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
+from snakemake_executor_plugin_mantik.common.humanize import humanize_count
 from snakemake_executor_plugin_mantik.common.state_directory import STATE
 from snakemake_executor_plugin_mantik.engine.compare import same_time
 from snakemake_executor_plugin_mantik.jobs.paths import display_path, local_path
@@ -51,8 +52,8 @@ def find_undeclared(
         del found[path]
     if unsafe:
         typer.echo(
-            f"{len(unsafe)} files have names that the site's file API cannot carry, such as"
-            f" {unsafe[0]!r}. They are left there."
+            f"Left at the site: {humanize_count(len(unsafe), 'file')} with names that its file API"
+            f" cannot carry, such as {unsafe[0]!r}."
         )
     here = [f for f in found.values() if os.path.lexists(local_path(f.path, directory))]
     if force:

@@ -43,7 +43,7 @@ def jobs(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     site: Sites = None,
 ) -> None:
-    """Show the jobs of a workflow: site, id at the site, waiting and running time, outcome.
+    """List the jobs that snakemake submitted from this directory: site, id, times, outcome.
 
     Shows the last try of each job, and all tries that may still run, without segments that wait
     for others. To cancel those, use smk-mantik cancel; to follow them, smk-mantik watch.

@@ -40,7 +40,7 @@ def logs(
     directory: Workdir = Path(),
     site: Sites = None,
 ) -> None:
-    """Show the output of a job's last try.
+    """Show what a job writes, while it runs and afterwards.
 
     That of a running job is read from its site. The output of a job that has ended is here.
     """

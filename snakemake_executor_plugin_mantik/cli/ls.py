@@ -13,7 +13,11 @@ from snakemake_executor_plugin_mantik.cli import tables
 from snakemake_executor_plugin_mantik.cli.evaluation import NEEDED_BY, read_files
 from snakemake_executor_plugin_mantik.cli.options import Workdir
 from snakemake_executor_plugin_mantik.common.errors import json_text
-from snakemake_executor_plugin_mantik.common.humanize import humanize_duration, humanize_size
+from snakemake_executor_plugin_mantik.common.humanize import (
+    humanize_count,
+    humanize_duration,
+    humanize_size,
+)
 from snakemake_executor_plugin_mantik.common.state_directory import STATE
 from snakemake_executor_plugin_mantik.jobs.paths import display_path, local_path
 from snakemake_executor_plugin_mantik.journal import (
@@ -67,7 +71,7 @@ def ls(
         return
     tables.make_console().print(_table(outputs, names, directory, files))
     total = humanize_size(sum(output.size for output in outputs))
-    typer.echo(f"{len(outputs)} outputs, {total}")
+    typer.echo(f"{humanize_count(len(outputs), 'output')}, {total}")
 
 
 def _show_undeclared(

@@ -8,13 +8,17 @@ from typing import Annotated, Any, Final
 import typer
 from rich.table import Table
 from rich.text import Text
-from typer.core import TyperCommand
 
 from snakemake_executor_plugin_mantik.cli import tables
+from snakemake_executor_plugin_mantik.cli.apps import Command
 from snakemake_executor_plugin_mantik.cli.check import WRONG
 from snakemake_executor_plugin_mantik.cli.evaluation import require_snakemake
 from snakemake_executor_plugin_mantik.common.errors import one_line, printable
-from snakemake_executor_plugin_mantik.common.humanize import humanize_duration, humanize_size
+from snakemake_executor_plugin_mantik.common.humanize import (
+    humanize_count,
+    humanize_duration,
+    humanize_size,
+)
 from snakemake_executor_plugin_mantik.engine.forecast import (
     Forecast,
     JobPlan,
@@ -28,7 +32,7 @@ _OURS: Final = ("--json", "--connect", "--details", "--sources", "--help")
 _LATER: Final = "follows from files that are still to be made"
 
 
-class Passing(TyperCommand):
+class Passing(Command):
     """A command that takes a few options of its own and passes on all others unchanged."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -172,7 +176,7 @@ def _source_lines(made: JobPlan, site: str) -> Iterator[str]:
 def _totals(made: JobPlan) -> Iterator[str]:
     for site, total in made.sites.items():
         yield (
-            f"{site}: {_jobs(total.jobs)}, at most {_core_hours(total)}"
+            f"{site}: {humanize_count(total.jobs, 'job')}, at most {_core_hours(total)}"
             f" and {total.gpu_hours:.1f} GPU hours"
             + (f", and {total.without_runtime} without walltime" if total.without_runtime else "")
             + f"; files: {_uploads(total.uploads)}."
@@ -181,9 +185,9 @@ def _totals(made: JobPlan) -> Iterator[str]:
             yield f"{site}: {unchecked_message(total.unchecked)}."
     later = sum(job.site is None for job in made.jobs)
     if later:
-        yield f"{_jobs(later)} at a site that {_LATER}."
+        yield f"{humanize_count(later, 'job')} at a site that {_LATER}."
     if made.here:
-        yield f"{_jobs(made.here)} on this machine."
+        yield f"{humanize_count(made.here, 'job')} on this machine."
     if made.more:
         yield "Checkpoints may lead to more jobs."
     if made.jobs:
@@ -194,7 +198,8 @@ def _totals(made: JobPlan) -> Iterator[str]:
 
 def _alone(made: JobPlan) -> str:
     """Describe how far the run goes on once its first jobs are submitted."""
-    number = "all jobs at sites" if made.alone == len(made.jobs) else _jobs(made.alone)
+    everything = made.alone == len(made.jobs)
+    number = "all jobs at sites" if everything else humanize_count(made.alone, "job")
     text = f"{number} would go on by {'itself' if made.alone == 1 else 'themselves'}"
     stops = "; ".join(f"{rule} ({why})" for rule, why in made.stops.items())
     return f"{text}. Waiting for this machine: {stops}" if stops else text
@@ -205,19 +210,15 @@ def _core_hours(total: Total) -> str:
     if not total.without_cores:
         return f"{total.core_hours:.1f} core hours"
     unknown = (
-        f"an unknown number of core hours for {_jobs(total.without_cores)} without CPUs (set"
-        " Resources: CPUsPerNode, or threads: of the rule)"
+        f"an unknown number of core hours for {humanize_count(total.without_cores, 'job')} without"
+        " CPUs (set Resources: CPUsPerNode, or threads: of the rule)"
     )
     return f"{total.core_hours:.1f} core hours, {unknown}" if total.core_hours else unknown
 
 
-def _jobs(number: int) -> str:
-    return "1 job" if number == 1 else f"{number} jobs"
-
-
 def _uploads(files: UploadForecast, *, short: bool = False) -> str:
     if short:
-        count = "1 file" if files.files == 1 else f"{files.files} files"
+        count = humanize_count(files.files, "file")
         parts = [f"{count}, {humanize_size(files.bytes)}"] if files.files else []
         if moved := files.moved + files.imported:
             size = humanize_size(files.moved_bytes + files.imported_bytes)

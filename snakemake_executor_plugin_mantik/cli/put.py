@@ -11,7 +11,7 @@ import typer
 from snakemake_executor_plugin_mantik.cli.options import Workdir
 from snakemake_executor_plugin_mantik.cli.tables import make_progress
 from snakemake_executor_plugin_mantik.common.errors import JournalLocked, UserError, printable
-from snakemake_executor_plugin_mantik.common.humanize import humanize_size
+from snakemake_executor_plugin_mantik.common.humanize import humanize_count, humanize_size
 from snakemake_executor_plugin_mantik.common.state_directory import STATE
 from snakemake_executor_plugin_mantik.config.reading import LoadedConfig, read_configs
 from snakemake_executor_plugin_mantik.connections.reconnect import reach_sites
@@ -28,7 +28,7 @@ _NOT_DONE = 1
 def put(
     paths: Annotated[
         list[str] | None,
-        typer.Argument(metavar="PATH…", help="Files or directories, as the Snakefile names them."),
+        typer.Argument(metavar="PATH", help="Files or directories, as the Snakefile names them."),
     ] = None,
     *,
     directory: Workdir = Path(),
@@ -61,8 +61,10 @@ def put(
     if journal.remark:
         typer.echo(printable(journal.remark))
     sent, left = asyncio.run(_put(journal, name, given, wanted))
-    there = f"; {left} were there" * bool(left)
-    typer.echo(f"Sent {sent.files} files, {humanize_size(sent.size)}, to {name}{there}.")
+    there = f"; {humanize_count(left, 'was', 'were')} there" * bool(left)
+    typer.echo(
+        f"Sent {humanize_count(sent.files, 'file')}, {humanize_size(sent.size)}, to {name}{there}."
+    )
 
 
 def _place(directory: Path, path: str) -> str:

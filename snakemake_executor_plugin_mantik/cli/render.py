@@ -11,6 +11,7 @@ import typer
 
 from snakemake_executor_plugin_mantik.cli.check import WRONG, examine
 from snakemake_executor_plugin_mantik.common.errors import UserError
+from snakemake_executor_plugin_mantik.common.humanize import humanize_count
 from snakemake_executor_plugin_mantik.config.environment import unknown_environment
 from snakemake_executor_plugin_mantik.config.exclude import Exclude, Include
 from snakemake_executor_plugin_mantik.config.reading import LoadedConfig
@@ -36,7 +37,7 @@ def render(  # noqa: PLR0917 - options of a command line
     ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Show the script, the submission and the uploads of a job; connects to no site."""
+    """Show the script, the submission and the uploads of a job; connect to no site."""
     if not project.is_dir():
         raise UserError("there is no such folder", where=str(project), do="Correct --project")
     report = examine(file, project)
@@ -112,9 +113,10 @@ def _sizes(loaded: LoadedConfig, chosen: sources.Sources, files: Collection[str]
         warnings.append(chosen.withheld)
     left = [path for path in chosen.too_large if path not in files]
     if left:
+        named = ", ".join(map(_shown, left[:3])) + ", …" * (len(left) > 3)
         warnings.append(
-            f"{len(left)} files above Site.SourceFileLimit are not uploaded unless a rule names"
-            f" them as inputs: {', '.join(map(_shown, left[:3]))}{', …' if len(left) > 3 else ''}"
+            f"not uploaded unless a rule names it as an input: {humanize_count(len(left), 'file')}"
+            f" above Site.SourceFileLimit, {named}"
         )
     if chosen.size > site.sources_limit_bytes:
         warnings.append(

@@ -9,6 +9,7 @@ import typer
 
 from snakemake_executor_plugin_mantik.cli.options import Workdir
 from snakemake_executor_plugin_mantik.common.errors import UserError, json_text, printable
+from snakemake_executor_plugin_mantik.common.humanize import humanize_count
 from snakemake_executor_plugin_mantik.report.facts import gather_facts
 from snakemake_executor_plugin_mantik.report.json_facts import facts_as_json
 from snakemake_executor_plugin_mantik.report.page import GENERATOR, render_report
@@ -45,7 +46,7 @@ def report(
         bool, typer.Option("--json", help="Print the numbers as JSON, and write no HTML.")
     ] = False,
 ) -> None:
-    """Write a report of a workflow: timeline, pipeline, used resources, failures, environment.
+    """Write a report of a workflow's jobs: timeline, pipeline, used resources, failures.
 
     It is one HTML file that needs no server and no internet. It may be written while Snakemake
     runs, and contacts no site.
@@ -71,7 +72,7 @@ def report(
     if target is not None:
         _write(target, render_profile(facts.rules))
         number = sum(bool(usage.advice) for usage in facts.rules)
-        words = f"It changes {number} of {len(facts.rules)} rules."
+        words = f"It changes {number} of {humanize_count(len(facts.rules), 'rule')}."
         typer.echo(printable(f"The profile is in {target}. {words}"), err=as_json)
 
 

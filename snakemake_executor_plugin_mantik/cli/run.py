@@ -69,7 +69,9 @@ def run(
         bool, typer.Option("--check", help="Only check the arguments, and run nothing.")
     ] = False,
 ) -> None:
-    """Run one entry point of an MLproject as a job at a site: a workflow of one rule.
+    """Run one entry point of an MLproject as a job, and wait for it here.
+
+    Write a workflow of one rule and run snakemake on it.
 
     Without --output, new and changed files of the project's folder are copied to a folder in
     mlproject-runs/.

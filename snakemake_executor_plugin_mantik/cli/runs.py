@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from snakemake_executor_plugin_mantik.cli.apps import App
 from snakemake_executor_plugin_mantik.cli.options import Checkpoint, Segments
 from snakemake_executor_plugin_mantik.common.errors import UserError, json_text, one_line, printable
 
@@ -17,8 +18,10 @@ if TYPE_CHECKING:
 _FAILED = 1
 """Exit code if a run did not succeed with `--wait`, or a deletion was not confirmed."""
 
-runs_app = typer.Typer(help="Submit, follow and manage runs of MLproject entry points.",
-                  no_args_is_help=True)  # fmt: skip
+runs_app = App(
+    help="Submit runs of MLproject entry points that go on by themselves; list, repeat them.",
+    no_args_is_help=True,
+)
 
 _Run = Annotated[str, typer.Argument(metavar="RUN", help="The run's id, a prefix of it, or name.")]
 _AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]

@@ -9,7 +9,11 @@ from rich.table import Table
 
 from snakemake_executor_plugin_mantik.cli import tables
 from snakemake_executor_plugin_mantik.common.errors import MantikError
-from snakemake_executor_plugin_mantik.common.humanize import humanize_duration, humanize_size
+from snakemake_executor_plugin_mantik.common.humanize import (
+    humanize_count,
+    humanize_duration,
+    humanize_size,
+)
 from snakemake_executor_plugin_mantik.mlproject.single_rule import RESULTS
 
 if TYPE_CHECKING:
@@ -148,8 +152,8 @@ def deletion_lines(found: "FoundRun", *, site: bool) -> Iterator[str]:
     here = found.here
     if here is not None and here.request.run_id == found.run_id:
         files = [path for path in here.directory.path.rglob("*") if path.is_file()]
-        total = sum(path.lstat().st_size for path in files)
-        yield f"here: {here.directory.path} ({len(files)} files, {humanize_size(total)})"
+        size = humanize_size(sum(path.lstat().st_size for path in files))
+        yield f"here: {here.directory.path} ({humanize_count(len(files), 'file')}, {size})"
         if site:
             yield f"at {here.request.site}: its workspace"
 

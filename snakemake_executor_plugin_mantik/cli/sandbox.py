@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from snakemake_executor_plugin_mantik.cli.apps import App
 from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.sandbox.settings import (
     SCHEDULERS,
@@ -34,7 +35,7 @@ _DIRECTORY = "MANTIK_SANDBOX_DIR"
 _TOKEN = "MANTIK_SANDBOX_TOKEN"  # noqa: S105 - the name of a variable
 """The variable with the token of the sandbox's control API, which causes failures on demand."""
 
-sandbox_app = typer.Typer(
+sandbox_app = App(
     name="sandbox", help="A site on this machine that runs jobs as local processes.",
     no_args_is_help=True,
 )  # fmt: skip

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from snakemake_executor_plugin_mantik.cli import tables
+from snakemake_executor_plugin_mantik.cli.apps import App
 from snakemake_executor_plugin_mantik.common.errors import (
     MantikError,
     UserError,
@@ -41,8 +42,10 @@ from snakemake_executor_plugin_mantik.schedule.submit import submit_firing as su
 from snakemake_executor_plugin_mantik.schedule.unit import SERVICE
 from snakemake_executor_plugin_mantik.schedule.unit import systemd_unit as unit_file
 
-schedule_app = typer.Typer(
-    name="schedule", help="Submit runs again at scheduled times.", no_args_is_help=True
+schedule_app = App(
+    name="schedule",
+    help="Submit a run of `smk-mantik runs` again and again, at scheduled times.",
+    no_args_is_help=True,
 )
 
 _Name = Annotated[str, typer.Argument(help="The schedule's name.")]

@@ -10,6 +10,7 @@ import typer
 
 from snakemake_executor_plugin_mantik.cli.options import Workdir
 from snakemake_executor_plugin_mantik.common.errors import MantikError, UserError, printable
+from snakemake_executor_plugin_mantik.common.humanize import humanize_count
 from snakemake_executor_plugin_mantik.common.locks import hold_if_free, is_locked
 from snakemake_executor_plugin_mantik.common.state_directory import STATE
 from snakemake_executor_plugin_mantik.journal import JOURNAL_FILE, read_history, sent_try_ids
@@ -27,7 +28,7 @@ _IMPORT_S = 60.0
 def track(
     directory: Workdir = Path(),
 ) -> None:
-    """Publish to MLflow what it does not have yet of the runs of a workflow."""
+    """Publish to MLflow what it has missed of a workflow's jobs, for example while down."""
     kept = directory / DIRECTORY
     if not (kept / OUTBOX).exists():
         raise UserError(
@@ -47,7 +48,7 @@ def track(
         outbox.close()
     except (OSError, sqlite3.Error) as error:
         raise MantikError(f"it cannot be used ({error})", where=str(kept / OUTBOX)) from error
-    text = f"{_runs(max(0, before - left))} published, {left} left"
+    text = f"{humanize_count(max(0, before - left), 'run')} published, {left} left"
     if left:
         typer.echo(printable(f"{text}: {why or f'see {kept}/worker.log'}"))
         raise typer.Exit(1)
@@ -79,7 +80,3 @@ def _settle(directory: Path, outbox: Outbox) -> None:
     with hold_if_free(state / JOURNAL_LOCK) as free:
         if free and (state / JOURNAL_FILE).exists():
             settle_invocations(outbox, sent_try_ids(read_history(state)))
-
-
-def _runs(number: int) -> str:
-    return "1 run" if number == 1 else f"{number} runs"

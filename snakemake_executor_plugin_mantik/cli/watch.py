@@ -52,7 +52,7 @@ def watch(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     site: Sites = None,
 ) -> None:
-    """Follow the jobs of a workflow: what each does, since when, and why it waits.
+    """Follow the jobs of a workflow in a table: what each does, since when, and why it waits.
 
     Works beside a running Snakemake, which asks the sites anyway. Without one, asks each site that
     has jobs itself, with one request each half minute. In both cases, reads the last line of one

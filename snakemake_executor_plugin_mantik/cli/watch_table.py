@@ -11,7 +11,11 @@ from rich.text import Text
 
 from snakemake_executor_plugin_mantik.cli import tables
 from snakemake_executor_plugin_mantik.common.errors import one_line
-from snakemake_executor_plugin_mantik.common.humanize import humanize_duration, humanize_size
+from snakemake_executor_plugin_mantik.common.humanize import (
+    humanize_count,
+    humanize_duration,
+    humanize_size,
+)
 from snakemake_executor_plugin_mantik.engine.transfer_meter import TransferView
 from snakemake_executor_plugin_mantik.watching.overview import (
     Condition,
@@ -95,7 +99,8 @@ def _transfers(transfers: Sequence[TransferView]) -> list[Text]:
     if left := transfers[len(shown) :]:
         size, moved = sum(each.size for each in left), sum(each.moved for each in left)
         lines.append(
-            f"… and {len(left)} more transfers: {humanize_size(moved)} of {humanize_size(size)}"
+            f"… and {humanize_count(len(left), 'more transfer')}: {humanize_size(moved)} of"
+            f" {humanize_size(size)}"
         )
     return [Text(one_line(line), no_wrap=True, overflow="ellipsis") for line in lines]
 

@@ -1,4 +1,12 @@
-"""Readable sizes and durations."""
+"""Readable numbers, sizes and durations."""
+
+
+def humanize_count(number: int, one: str, many: str = "") -> str:
+    """Format a number of things: `1 file`, `2,000 files`; `many` if it is not `one` and an s.
+
+    With the words that agree with it: `humanize_count(n, "file stays", "files stay")`.
+    """
+    return f"{number:,} {one if number == 1 else many or f'{one}s'}"
 
 
 def humanize_size(number: float) -> str:

@@ -22,6 +22,7 @@ from snakemake_executor_plugin_mantik.common.errors import (
     UserError,
     printable,
 )
+from snakemake_executor_plugin_mantik.common.humanize import humanize_count
 from snakemake_executor_plugin_mantik.engine.adopt import ended_since_message
 from snakemake_executor_plugin_mantik.engine.cancel import CANCEL_WAIT_S
 from snakemake_executor_plugin_mantik.engine.observer import Observer
@@ -302,8 +303,8 @@ class Engine:
             return  # they can be reached by another name
         if stored := self._journal.files.stored_at(known.place):
             raise UserError(
-                f"{len(stored)} outputs stay in the workspace {known.workspace}, but this run would"
-                f" use {workspace} (nothing submitted)",
+                f"{humanize_count(len(stored), 'output stays', 'outputs stay')} in the workspace"
+                f" {known.workspace}, but this run would use {workspace} (nothing submitted)",
                 where=f"site {name}",
                 do=f"Set Site: Workspace to {known.workspace} in the backend config; a working"
                 " directory that was moved or copied needs it, too. To make the outputs again"

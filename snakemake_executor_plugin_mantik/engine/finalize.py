@@ -14,6 +14,7 @@ from snakemake_executor_plugin_mantik.common.errors import (
     OutputsLost,
     SiteError,
 )
+from snakemake_executor_plugin_mantik.common.humanize import humanize_count
 from snakemake_executor_plugin_mantik.engine import messages
 from snakemake_executor_plugin_mantik.engine.adopt import is_at
 from snakemake_executor_plugin_mantik.engine.attempt import Attempt, TryEnd, TryEndKind
@@ -211,8 +212,8 @@ class Finalizer:
         if not links:
             return marker
         self._notify(
-            f"{record.name}: {below}, to which it logged, contains {len(links)} symbolic links,"
-            " which are not downloaded."
+            f"{record.name}: not downloaded: {humanize_count(len(links), 'symbolic link')} in"
+            f" {below}, to which it logged."
         )
         return replace(marker, files=tuple(e for e in marker.files if e not in links))
 
@@ -457,10 +458,10 @@ class Finalizer:
         ]
         if unnamed:
             self._notify(
-                f"{record.name}: {len(unnamed)} files of its outputs have names that are not UTF-8,"
-                f" such as {unnamed[0]!r}. They stay at {record.site}: neither smk-mantik"
-                " get nor a job at another site gets them. Let the rule pack its files, for example"
-                " with tar."
+                f"{record.name}: left at {record.site}: {humanize_count(len(unnamed), 'file')} of"
+                f" its outputs with names that are not UTF-8, such as {unnamed[0]!r}. Neither"
+                " smk-mantik get nor a job at another site gets these. Let the rule pack its files,"
+                " for example with tar."
             )
 
     def _timestamps(self, record: TryRecord) -> list[FileRecord]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from snakemake_executor_plugin_mantik.common.errors import one_line, printable
-from snakemake_executor_plugin_mantik.common.humanize import humanize_duration
+from snakemake_executor_plugin_mantik.common.humanize import humanize_count, humanize_duration
 from snakemake_executor_plugin_mantik.jobs.markers import Marker
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.jobs.script import CHECKPOINT, PREDECESSORS
@@ -246,7 +246,7 @@ def ahead_message(records: Sequence[TryRecord]) -> str:
     awaited = {maker for record in records for maker in record.makers.values()}
     last = [record.name for record in records if record.id not in awaited]
     named = ", ".join(last[:_MOST_NAMED]) + (" …" if len(last) > _MOST_NAMED else "")
-    jobs = "1 job waits" if len(records) == 1 else f"{len(records)} jobs wait"
+    jobs = humanize_count(len(records), "job waits", "jobs wait")
     return (
         f"{jobs} at their sites and start without this machine when the jobs before them have"
         f" ended; the last: {named}."

@@ -7,7 +7,11 @@ from enum import StrEnum
 from types import TracebackType
 from typing import Final, Self
 
-from snakemake_executor_plugin_mantik.common.humanize import humanize_duration, humanize_size
+from snakemake_executor_plugin_mantik.common.humanize import (
+    humanize_count,
+    humanize_duration,
+    humanize_size,
+)
 from snakemake_executor_plugin_mantik.engine.transfer_meter import (
     Direction,
     Transfer,
@@ -48,7 +52,7 @@ class TransferProgress:
     ) -> None:
         """Make it; `way` is that of files of another place."""
         self._size = sum(file.size for file in files)
-        more = f" and {len(files) - 1} more files" if len(files) > 1 else ""
+        more = f" and {humanize_count(len(files) - 1, 'more file')}" if len(files) > 1 else ""
         largest = display_path(max(files, key=lambda file: file.size).path) if files else ""
         moved = any(file.stored for file in files)
         self._name = f"{largest}{more}"

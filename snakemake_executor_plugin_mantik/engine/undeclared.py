@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from snakemake_executor_plugin_mantik.common.errors import MantikError
-from snakemake_executor_plugin_mantik.common.humanize import humanize_size
+from snakemake_executor_plugin_mantik.common.humanize import humanize_count, humanize_size
 from snakemake_executor_plugin_mantik.engine.compare import same_time
 from snakemake_executor_plugin_mantik.engine.fetch import Fetcher
 from snakemake_executor_plugin_mantik.engine.request import JobRequest
@@ -67,9 +67,10 @@ class UndeclaredFiles:
         taken = self._fetcher.undeclared(record, found.wanted, found.before)
         ends = dict(zip(found.wanted, await taken, strict=True))
         if errors := [end for end in ends.values() if isinstance(end, Exception)]:
+            files = humanize_count(len(errors), "undeclared file")
             self._notify(
-                f"{record.name}: {len(errors)} of its undeclared files could not be fetched and"
-                f" stay at {record.site}. {errors[0]}"
+                f"{record.name}: left at {record.site}: {files} that could not be fetched."
+                f" {errors[0]}"
             )
         kept = tuple(entry for entry, end in ends.items() if end is False)
         brought = {entry.path for entry, end in ends.items() if end is True}

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from snakemake_executor_plugin_mantik.common.humanize import humanize_count
 from snakemake_executor_plugin_mantik.mlproject.entry import suggest, unsendable_characters
 
 _ROOTS: Final = ("wildcards", "input", "output", "threads", "resources")
@@ -258,8 +259,8 @@ def _in_text(part: _Field, found: Any, relative: Callable[[str], str]) -> tuple[
     files = _files(found)
     if len(files) != 1:
         raise ValueError(
-            f"{{{part.text}}} names {len(files)} files, which cannot stand amid other text:"
-            " name one"
+            f"{{{part.text}}} names {humanize_count(len(files), 'file')}, which cannot stand amid"
+            " other text: name one"
         )
     return files[0], relative(files[0])
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from snakemake_executor_plugin_mantik.common.errors import one_line
-from snakemake_executor_plugin_mantik.common.humanize import humanize_duration
+from snakemake_executor_plugin_mantik.common.humanize import humanize_count, humanize_duration
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 
 _MOST_LISTED: Final = 20
@@ -94,7 +94,7 @@ class Notice:
     @property
     def text(self) -> str:
         """One line for people."""
-        counts = f"{self.done} of {self.total} jobs done"
+        counts = f"{self.done} of {humanize_count(self.total, 'job')} done"
         if self.outcome is None:
             what = f"{self._failures} failed"
             counts += f", {self.running} still running" if self.running else ""

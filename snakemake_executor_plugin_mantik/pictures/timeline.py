@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Final
 
-from snakemake_executor_plugin_mantik.common.humanize import humanize_duration
+from snakemake_executor_plugin_mantik.common.humanize import humanize_count, humanize_duration
 from snakemake_executor_plugin_mantik.pictures.text import (
     GLYPHS,
     node_title,
@@ -230,8 +230,9 @@ class _Drawing:
 
     def _head(self, site: str, number: int, what: str) -> None:
         where = text_line(site) if site else "this machine"
-        jobs = "1 job" if number == 1 else f"{number} jobs"
-        self.headings.append(Heading(f"{where}: {jobs}{what}", self.y + 17))
+        self.headings.append(
+            Heading(f"{where}: {humanize_count(number, 'job')}{what}", self.y + 17)
+        )
         self.y += _HEAD
 
     def bars(self, tries: Iterable[Node], *, thin: bool, what: str = "") -> None:
@@ -301,7 +302,9 @@ class _Drawing:
         failed = f"{GLYPHS[NodeState.FAILED]} {len(bad)}" if bad else ""
         marks = dict.fromkeys(f"{self.axis.at(_end(n, self.now)):.0f}" for n in bad)
         name = f"{shorten_text(rule, _LETTERS - 8)} ×{len(nodes)}"
-        shown = "\n".join(t for t in (f"{text_line(rule)}: {len(nodes)} jobs", most) if t)
+        shown = "\n".join(
+            t for t in (f"{text_line(rule)}: {humanize_count(len(nodes), 'job')}", most) if t
+        )
         shown += f"\n{failed} failed or killed" if bad else ""
         self.drawn_profiles.append(
             Profile(

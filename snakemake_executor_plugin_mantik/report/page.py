@@ -5,7 +5,11 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Final
 
-from snakemake_executor_plugin_mantik.common.humanize import humanize_duration, humanize_size
+from snakemake_executor_plugin_mantik.common.humanize import (
+    humanize_count,
+    humanize_duration,
+    humanize_size,
+)
 from snakemake_executor_plugin_mantik.pictures import NodeState, render_pipeline, render_timeline
 from snakemake_executor_plugin_mantik.pictures.text import (
     GLYPHS,
@@ -79,6 +83,7 @@ def render_report(facts: ReportFacts) -> str:
         generator=GENERATOR,
         version=version("snakemake-executor-plugin-mantik"),
         facts=facts,
+        count=humanize_count,
         title=text_line(facts.title),
         about=_about(facts),
         status=_status(facts),
@@ -143,17 +148,15 @@ def _tiles(facts: ReportFacts) -> Sequence[tuple[str, str, str]]:
     if facts.first is not None and facts.last is not None:
         span = humanize_duration(facts.last - facts.first)
         tiles.append((span, "from first to last", f"since {format_timestamp(facts.first)}"))
-    tiles.append((_hours(hours), "core hours", f"at {_count(len(facts.queues), 'site')}"))
+    tiles.append((_hours(hours), "core hours", f"at {humanize_count(len(facts.queues), 'site')}"))
     if (share := _cpu_share(facts.rules)) is not None:
         tiles.append((f"{100 * share:.0f} %", "of CPU time used", "of the cores requested"))
     if (queued := _typical_queue(facts.rules)) is not None:
         tiles.append(
             (humanize_duration(queued), "in the queue", "median of the rule that waits most")
         )
-    repeats = (
-        f"{_count(facts.repeats, 'try', 'tries')} repeated" if facts.repeats else "none repeated"
-    )
-    tiles.append((f"{facts.failed:,}", "failed", repeats))
+    repeats = humanize_count(facts.repeats, "try", "tries") if facts.repeats else "none"
+    tiles.append((f"{facts.failed:,}", "failed", f"{repeats} repeated"))
     return tiles
 
 
@@ -194,7 +197,7 @@ def _gpus(usage: RuleUsage) -> Meter:
     words = [f"{busy:.0f} %"] if busy is not None else []
     words += [_size(memory)] if memory is not None else []
     share = busy / 100 if busy is not None else None
-    return Meter(", ".join(words) or _UNKNOWN, _count(usage.gpus or 0, "GPU"), share)
+    return Meter(", ".join(words) or _UNKNOWN, humanize_count(usage.gpus or 0, "GPU"), share)
 
 
 def _meter(
@@ -223,7 +226,3 @@ def _hours(hours: float | None) -> str:
     if hours < 0.01:
         return "< 0.01"
     return f"{hours:,.2f}" if hours < 10 else f"{hours:,.0f}"
-
-
-def _count(number: int, one: str, many: str = "") -> str:
-    return f"{number:,} {one if number == 1 else many or f'{one}s'}"

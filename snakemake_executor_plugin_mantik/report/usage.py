@@ -5,7 +5,11 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Final, TypeVar
 
-from snakemake_executor_plugin_mantik.common.humanize import humanize_duration, humanize_size
+from snakemake_executor_plugin_mantik.common.humanize import (
+    humanize_count,
+    humanize_duration,
+    humanize_size,
+)
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.pictures import NodeState
 from snakemake_executor_plugin_mantik.report.tries import ReportedTry
@@ -236,7 +240,7 @@ def _why(asked: float, want: float, used: float, *, number: int, lacked: str) ->
     if used > _NEAR * asked and want > asked:
         return f"a job used {_percent(used, asked)} of it"
     if asked > _FAR * want and number >= ENOUGH:
-        return f"{number} jobs used at most {_percent(used, asked)} of it"
+        return f"{humanize_count(number, 'job')} used at most {_percent(used, asked)} of it"
     return ""
 
 
@@ -253,8 +257,8 @@ def _cores(tries: Sequence[ReportedTry]) -> str:
     if len(seen) < ENOUGH or cores < 2 or most > cores / 2:
         return ""
     return (
-        f"{len(seen)} jobs kept at most {most:.1f} of {cores} cores busy: request fewer threads, or"
-        " let the command use them"
+        f"{humanize_count(len(seen), 'job')} kept at most {most:.1f} of {cores} cores busy: request"
+        " fewer threads, or let the command use them"
     )
 
 
@@ -268,8 +272,8 @@ def _gpus(tries: Sequence[ReportedTry]) -> str:
     if len(busy) < ENOUGH or max(busy) > _IDLE_GPU:
         return ""
     return (
-        f"the GPUs of {len(busy)} jobs were busy for at most {max(busy):.0f} % of the time: let the"
-        " command use them, or request none"
+        f"the GPUs of {humanize_count(len(busy), 'job')} were busy for at most {max(busy):.0f} % of"
+        " the time: let the command use them, or request none"
     )
 
 

@@ -19,6 +19,7 @@ from typing import Final
 from zoneinfo import ZoneInfo
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
+from snakemake_executor_plugin_mantik.common.humanize import humanize_count
 
 _DO: Final = (
     "Write five fields: minute, hour, day of the month, month, day of the week; as in"
@@ -145,7 +146,7 @@ def _numbers(text: str) -> str:
     where = f"the crontab line {text!r}"
     words = _NICKNAMES.get(text.strip().lower(), text).split()
     if len(words) != len(_FIELDS):
-        raise UserError(f"it has {len(words)} fields", where=where, do=_DO)
+        raise UserError(f"it has {humanize_count(len(words), 'field')}", where=where, do=_DO)
     numbers, wrong = [], []
     for field, word in zip(_FIELDS, words, strict=True):
         try:

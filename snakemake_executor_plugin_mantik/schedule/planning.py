@@ -9,6 +9,7 @@ from typing import Any, Final
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
+from snakemake_executor_plugin_mantik.common.humanize import humanize_count
 from snakemake_executor_plugin_mantik.jobs.resources import is_single_word
 from snakemake_executor_plugin_mantik.runs.configs import config_of_file
 from snakemake_executor_plugin_mantik.schedule.cron import Cron
@@ -108,7 +109,9 @@ def _changed(
 
 def _all(mistakes: list[UserError]) -> UserError:
     lines = "".join(f"\n  {mistake}" for mistake in mistakes)
-    return UserError(f"{len(mistakes)} mistakes:{lines}", do="Nothing was changed")
+    return UserError(
+        f"{humanize_count(len(mistakes), 'mistake')}:{lines}", do="Nothing was changed"
+    )
 
 
 def _check_due(schedule: Schedule, now: datetime) -> None:

@@ -1,6 +1,11 @@
 """Options of `smk-mantik` itself."""
 
+import os
+import re
+import subprocess
+import sys
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -21,3 +26,38 @@ def test_help_has_a_short_option(words: list[str]) -> None:
     done = CliRunner().invoke(_app(), words)
     assert done.exit_code == 0, done.output
     assert "--help" in done.stdout
+
+
+def test_a_flag_has_no_type_in_the_help() -> None:
+    for words in (["--help"], ["plan", "--help"], ["get", "--help"], ["runs", "submit", "--help"]):
+        assert "bool" not in CliRunner().invoke(_app(), words).stdout
+    assert "<dir>" in CliRunner().invoke(_app(), ["get", "--help"]).stdout
+
+
+def test_the_help_tells_commands_apart() -> None:
+    shown = " ".join(CliRunner().invoke(_app(), ["--help"], env={"COLUMNS": "200"}).stdout.split())
+    for command in ("run", "runs", "jobs", "track", "watch"):
+        found = re.search(rf"│ {command} +([A-Z].*?\.) │", shown)
+        assert found, command
+        own = CliRunner().invoke(_app(), [command, "--help"], env={"COLUMNS": "200"}).stdout
+        assert found[1] in " ".join(own.split()), command
+    assert "as a job, and wait for it" in shown
+    assert "jobs that snakemake submitted" in shown
+
+
+def test_bash_completes_commands_and_options(tmp_path: Path) -> None:
+    """As in a shell that has sourced what `--show-completion` prints."""
+    asked = """
+        eval "$(_SMK_MANTIK_COMPLETE=source_bash smk-mantik)"
+        complete -p smk-mantik > /dev/null
+        COMP_WORDS=(smk-mantik tra) COMP_CWORD=1
+        _smk_mantik_completion smk-mantik; echo "${COMPREPLY[@]}"
+        COMP_WORDS=(smk-mantik runs submit --check) COMP_CWORD=3
+        _smk_mantik_completion smk-mantik; echo "${COMPREPLY[@]}"
+    """
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-euc", asked], env={**os.environ, "PATH": path}, cwd=tmp_path,
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (0, "track\n--checkpoint\n", "")

@@ -1,8 +1,42 @@
-"""Bytes and seconds as people read them."""
+"""Numbers, bytes and seconds as people read them."""
+
+import re
+from pathlib import Path
 
 import pytest
 
-from snakemake_executor_plugin_mantik.common.humanize import humanize_duration, humanize_size
+from snakemake_executor_plugin_mantik.common.humanize import (
+    humanize_count,
+    humanize_duration,
+    humanize_size,
+)
+
+PACKAGE = Path(__file__).parents[2] / "snakemake_executor_plugin_mantik"
+
+
+def test_numbers_of_things() -> None:
+    found = [humanize_count(number, "file") for number in (0, 1, 2, 2000)]
+    assert found == ["0 files", "1 file", "2 files", "2,000 files"]
+    assert humanize_count(1, "try", "tries") == "1 try"
+    assert humanize_count(2, "try", "tries") == "2 tries"
+
+
+def test_no_message_counts_things_by_itself() -> None:
+    """`1 files` is what a plural after a number in braces says when there is one."""
+    things = "files|jobs|outputs|runs|sites|rules|transfers|links|tries|segments|mistakes|fields"
+    allowed = ("kinds of mistakes", "sites cannot be used", "jobs:", 'mistakes"')  # never one
+    found = [
+        f"{path.name}: {match[0]}"
+        for path in PACKAGE.rglob("*.py")
+        if path.relative_to(PACKAGE).parts[0] != "sandbox"  # quotes servers
+        for match in re.finditer(
+            rf"\{{(?:len\([^{{}}]+\)[^{{}}]*|[a-z.]*(?:number|left|files|jobs|total|done|size))\}}"
+            rf"(?: \w+)? (?:{things})\b.{{0,16}}",
+            path.read_text(),
+        )
+        if not any(words in match[0] for words in allowed)
+    ]
+    assert found == []
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ def test_what_was_put_is_not_uploaded_again(inputs: Project, options: tuple[str,
     assert kept(inputs) == [large], "sources were unpacked, and nothing that waits is removed"
     tells(put(inputs, "data", "large.bin"), f"Sent 0 files, 0 B, to {name}; 3 were there.")
     shutil.rmtree(large)
-    tells(put(inputs, "data", "large.bin"), "Sent 1 files, 64.0 MiB", "2 were there")  # purged
+    tells(put(inputs, "data", "large.bin"), "Sent 1 file, 64.0 MiB", "2 were there")  # purged
     plan = ["plan", *options, "--mantik-backend-config", str(inputs.config), "--", "sum.txt"]
     tells(smk_mantik(inputs, *plan).ok().output, "0 to upload")
     said = inputs.run(*options).ok().output
@@ -77,7 +77,7 @@ def test_what_was_put_is_not_uploaded_again(inputs: Project, options: tuple[str,
     tells(put(inputs, "data/set"), "Sent 0 files", "2 were there")
 
     inputs.write("data/set/a.txt", "another\n")
-    tells(put(inputs, "data/set"), "Sent 1 files, 8 B", "1 were there")
+    tells(put(inputs, "data/set"), "Sent 1 file, 8 B", "1 was there")
     inputs.write("data/set/a.txt", "a third\n")
     inputs.run(*options, "--forcerun", "sum").ok()
     if options:
@@ -100,7 +100,7 @@ def test_put_goes_on_where_it_was_killed(inputs: Project) -> None:
 
     said = put(inputs, *words[1:])
 
-    tells(said, "% of it is there already", "Sent 1 files, 95.4 MiB")
+    tells(said, "% of it is there already", "Sent 1 file, 95.4 MiB")
     [_] = kept(inputs)
     said = inputs.run().ok().output
     assert "Sending" not in said

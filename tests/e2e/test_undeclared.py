@@ -37,7 +37,7 @@ def test_new_files_are_reported_once_listed_and_brought(both: Project) -> None:
     assert not both.exists("plots/more/b.svg")
     both.write("taken.bin", "mine\n")
     tells(smk_mantik(both, "get", "taken.bin").output, "there are other files here: taken.bin")
-    tells(smk_mantik(both, "get", "plots").ok().output, "Brought 1 file, 5 B; 1 were here.")
+    tells(smk_mantik(both, "get", "plots").ok().output, "Brought 1 file, 5 B; 1 was here.")
     tells(smk_mantik(both, "get", "--undeclared").ok().output, "Brought 2 files")
     assert both.read("taken.bin") == "mine\n"
     assert all(both.exists(path) for path in NEW)

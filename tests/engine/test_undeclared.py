@@ -97,7 +97,7 @@ def test_files_that_other_jobs_still_write_delay_nothing(bench: Bench) -> None:
 
     assert took < 60
     assert bench.here() == {"whole": b"z"}
-    assert "3 of its undeclared files could not be fetched and stay at sim" in bench.said[0]
+    assert "left at sim: 3 undeclared files that could not be fetched" in bench.said[0]
 
 
 def test_a_connection_that_breaks_is_made_again(bench: Bench) -> None:
@@ -190,7 +190,7 @@ def test_a_fault_of_this_machine_costs_the_job_nothing(
 
     bench.write("file", b"mine")
     bench.conclude({"file/below": b"x"})
-    assert "could not be fetched and stay at sim" in bench.said[0]
+    assert "left at sim: 1 undeclared file that could not be fetched" in bench.said[0]
     monkeypatch.setattr(OutputStaging, "clear", clear)
     bench.conclude({"a": b"x"})
     assert "the disk is broken" in bench.said[-1]

@@ -264,7 +264,7 @@ class TestFromAnotherPlace:
             assert run.job(staged) is None
             assert run.there.files[NASTY] == content
             assert run.there.files["small"] == b"1"
-            assert "and 1 more files (976.6 KiB) to site sim, through this machine." in run.said[0]
+            assert "and 1 more file (976.6 KiB) to site sim, through this machine." in run.said[0]
 
         play(scenario)
 

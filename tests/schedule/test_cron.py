@@ -116,7 +116,7 @@ def test_the_latest_is_the_later_moment_though_its_clock_time_is_earlier() -> No
         ("* * L * *", "the day of the month: 'L' is not 1 to 31"),
         ("x 99 * * *", "the minute: 'x' is not 0 to 59; the hour: '99' is not 0 to 23"),
         ("0 0 6 * * 1", "it has 6 fields"),
-        ("@reboot", "it has 1 fields"),
+        ("@reboot", "it has 1 field"),
         ("", "it has 0 fields"),
         ("٣ * * * *", "the minute"),
     ],

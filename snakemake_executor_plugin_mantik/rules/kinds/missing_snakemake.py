@@ -60,8 +60,8 @@ class MissingSnakemake:
             raise WorkflowNotRunnable(
                 "nothing submitted: "
                 + "; ".join(
-                    f"rule{'s' * (len(names) > 1)} {', '.join(names)} cannot run at {site}, where"
-                    f" the last such job reported: {self._lack(site)}"
+                    f"{'rule' if len(names) == 1 else 'rules'} {', '.join(names)} cannot run at"
+                    f" {site}, where the last such job reported: {self._lack(site)}"
                     for site, names in rules.items()
                 ),
                 do="If you have installed it since, run smk-mantik bootstrap SITE to check again",

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from snakemake_executor_plugin_mantik.common.humanize import humanize_count
 from snakemake_executor_plugin_mantik.engine.observer import (
     How,
     JobEnd,
@@ -188,8 +189,9 @@ class Tracker(Observer):
         if left and wait_s:
             how = "" if worker_ended else "; publishing continues in the background"
             self._notify(
-                f"MLflow does not know everything about {left} runs yet{how}. To publish the rest"
-                f" at any time: smk-mantik track -d {shlex.quote(str(self._workdir))}"
+                f"MLflow does not know everything about {humanize_count(left, 'run')} yet{how}. To"
+                " publish the rest at any time: smk-mantik track -d"
+                f" {shlex.quote(str(self._workdir))}"
             )
 
     def _open(self) -> bool:

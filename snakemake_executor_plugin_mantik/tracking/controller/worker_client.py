@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from snakemake_executor_plugin_mantik.common.humanize import humanize_count
 from snakemake_executor_plugin_mantik.tracking.controller.worker_pipe import WorkerPipe
 
 MADE_WAIT_S = 15.0
@@ -129,7 +130,8 @@ class WorkerClient:
             # Only runs of earlier workflows fail, at another destination: no job here is affected.
             if not self._earlier_told:
                 self._earlier_told = True
-                self._notify(f"MLflow cannot be updated for {len(tries)} earlier runs. {why}")
+                runs = humanize_count(len(tries), "earlier run")
+                self._notify(f"MLflow cannot be updated for {runs}. {why}")
             return
         self._away(why)
 

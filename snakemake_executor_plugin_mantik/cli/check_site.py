@@ -5,10 +5,11 @@ All requests go through the Site protocol, as in a run, so this works with every
 
 import asyncio
 import os
+import posixpath
 import time
 import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, Literal
@@ -36,7 +37,13 @@ from snakemake_executor_plugin_mantik.engine.plan import (
 from snakemake_executor_plugin_mantik.jobs.paths import OURS
 from snakemake_executor_plugin_mantik.jobs.spec import Resources
 from snakemake_executor_plugin_mantik.sites import make_issuer, make_site
-from snakemake_executor_plugin_mantik.sites.base import QueueLimits, Site, SiteDetails, SiteFacts
+from snakemake_executor_plugin_mantik.sites.base import (
+    WORKSPACES,
+    QueueLimits,
+    Site,
+    SiteDetails,
+    SiteFacts,
+)
 from snakemake_executor_plugin_mantik.sites.credentials import (
     Credential,
     expires_at,
@@ -86,33 +93,48 @@ def check_connection(loaded: LoadedConfig, project: Path) -> list[Finding]:
     try:
         from snakemake_executor_plugin_mantik.connections.connect import workspace_name
 
-        workdir = project.absolute()
-        # No run uses this name; the results do not depend on it.
-        name = workspace_name(workdir, "check")
-        site = make_site(loaded, credential, name, project=project, account=account)
+        # No run and no other check uses this name; the results do not depend on it.
+        own = workspace_name(project.absolute(), f"check {uuid.uuid4()}")
+        directory, opened = "", loaded
+        if loaded.config.site.workspace is None:
+            # A site removes everything below its workspace, not that itself: open the one above.
+            above = loaded.config.site.model_copy(update={"workspace": WORKSPACES})
+            directory, config = own, loaded.config.model_copy(update={"site": above})
+            opened = replace(loaded, config=config)
+        site = make_site(opened, credential, own, project=project, account=account)
         resources = planner.resources({}, 1)
     except MantikError as error:
         return [*findings, Finding("site", "wrong", str(error))]
-    findings += asyncio.run(_ask(site, planner, loaded, resources, credential.origin))
+    findings += asyncio.run(
+        _ask(site, planner, loaded, resources, credential.origin, directory=directory)
+    )
     findings += _images(loaded, project)
     return findings
 
 
 async def _ask(
-    site: Site, planner: Planner, loaded: LoadedConfig, resources: Resources, used: str
+    site: Site,
+    planner: Planner,
+    loaded: LoadedConfig,
+    resources: Resources,
+    used: str,
+    *,
+    directory: str,
 ) -> list[Finding]:
+    """Ask a site; `directory` is a workspace's below the one opened, empty if it is that one."""
     findings: list[Finding] = []
     topic = "server"
     try:
         async with asyncio.timeout(ANSWER_WAIT_S):
-            facts = await site.open()
+            facts = await site.open(make=not directory)
+            facts = replace(facts, workspace=posixpath.join(facts.workspace, directory).rstrip("/"))
             findings += _facts(facts, loaded, resources)
             findings += _mounts(facts, planner)
             details = await _details(site, findings)
             findings += _scheduler(loaded.config.site.scheduler, details.scheduler)
             findings += _account(resources.account, details)
             topic = "workspace"
-            findings += await _workspace(site, facts.workspace)
+            findings += await _workspace(site, facts.workspace, directory)
             findings += _space(details.free_bytes)
             findings += _purge(facts.workspace, loaded)
     except TimeoutError:
@@ -286,9 +308,9 @@ def _limits(limits: QueueLimits) -> str:
     return ", ".join(parts)
 
 
-async def _workspace(site: Site, workspace: str) -> list[Finding]:
+async def _workspace(site: Site, workspace: str, directory: str) -> list[Finding]:
     """Write, stat, read and remove a small file; its mtime shows the site's clock."""
-    path = f"{OURS}/check-{uuid.uuid4()}"
+    path = posixpath.join(directory, OURS, f"check-{uuid.uuid4()}")
     content = b"smk-mantik check\n"
     try:
         before = time.time()
@@ -297,7 +319,7 @@ async def _workspace(site: Site, workspace: str) -> list[Finding]:
         middle = (before + time.time()) / 2
         back = b"".join([chunk async for chunk in site.get(path, size=len(content))])
     finally:
-        await site.remove(path)
+        await site.remove(directory or path)
     if back != content:
         raise SiteRejected("a file was read back with different content", where=workspace)
     found = [Finding("workspace", "ok", f"{workspace} can be written to")]

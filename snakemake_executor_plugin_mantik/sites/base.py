@@ -15,10 +15,13 @@ mean the following unless a method documents otherwise:
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol
+from typing import Final, Protocol
 
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.jobs.spec import Resources
+
+WORKSPACES: Final = "mantik"
+"""Directory in a storage that holds the workspaces whose path is not configured."""
 
 
 @dataclass(frozen=True)

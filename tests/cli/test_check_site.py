@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import struct
 from dataclasses import replace
 from pathlib import Path
@@ -54,6 +55,12 @@ def of_sandbox(box: Sandbox, name: str, folder: Path, *, more: str = "", **chang
     return asked(config, {**box.environment(), **changed})
 
 
+def left_behind(box: Sandbox, name: str, folder: Path) -> list[Path]:
+    """Return the workspaces of a project at a site."""
+    assert list((box.directory / name).rglob("mantik")), "workspaces lie elsewhere"
+    return list((box.directory / name).rglob(f"{folder.name}-*"))
+
+
 def test_firecrest_is_asked(sandbox: Sandbox, tmp_path: Path) -> None:
     done = of_sandbox(sandbox, "hpc2", tmp_path)
     assert done.exit_code == 0, done.output
@@ -70,8 +77,7 @@ def test_firecrest_is_asked(sandbox: Sandbox, tmp_path: Path) -> None:
     assert "reports neither" in about("free space", found).text
     assert "does not report" in about("purge", found).text
     assert about("clock", found).verdict == "ok"
-    left = [path for path in (sandbox.directory / "hpc2").rglob("check-*") if path.is_file()]
-    assert left == []
+    assert left_behind(sandbox, "hpc2", tmp_path) == []
 
 
 def test_accounts_are_held_against_those_that_are_told(sandbox: Sandbox, tmp_path: Path) -> None:
@@ -84,6 +90,18 @@ def test_accounts_are_held_against_those_that_are_told(sandbox: Sandbox, tmp_pat
     assert "so sandbox, the site's default, pays" in about("account", findings(done)).text
     done = of_sandbox(sandbox, "hpc1", tmp_path, MANTIK_COMPUTE_BUDGET_ACCOUNT="x")
     assert "the site does not report accounts" in about("account", findings(done)).text
+    assert re.search(
+        rf"/mantik/{tmp_path.name}-\w+ can be wr", about("workspace", findings(done)).text
+    )
+    assert left_behind(sandbox, "hpc1", tmp_path) == []
+
+
+def test_a_workspace_of_the_user_s_own_stays(sandbox: Sandbox, tmp_path: Path) -> None:
+    for name in ("hpc1", "hpc2"):
+        done = of_sandbox(sandbox, name, tmp_path, more=f"  Workspace: shared/{tmp_path.name}\n")
+        assert f"shared/{tmp_path.name} can be written" in about("workspace", findings(done)).text
+        (kept,) = (sandbox.directory / name).rglob(f"shared/{tmp_path.name}")
+        assert [path for path in kept.rglob("*") if path.is_file()] == []
 
 
 def test_what_is_asked_beyond_limits_that_are_not_told_is_said(

@@ -12,10 +12,13 @@ from snakemake_executor_plugin_mantik.config.settings import SiteSettings
 from snakemake_executor_plugin_mantik.sites import request_policy
 from snakemake_executor_plugin_mantik.sites.credentials import Bearer
 from snakemake_executor_plugin_mantik.sites.firecrest import FirecrestSite
+from snakemake_executor_plugin_mantik.sites.firecrest.connection import FirecrestConnection
 from snakemake_executor_plugin_mantik.sites.firecrest.opening import (
     FileSystem,
+    FirecrestUser,
     choose_workspace,
     parse_system,
+    read_user,
     zone_offset,
 )
 from tests.support.parrot import Parrot, Say
@@ -95,6 +98,27 @@ def test_a_portal_proves_nothing(parrot: Parrot, answer: Say) -> None:
     parrot.answers = [answer]
     with pytest.raises(SiteUnreachable):
         open_at(parrot)
+
+
+def test_an_empty_list_of_accounts_is_asked_for_again(parrot: Parrot) -> None:
+    async def read() -> FirecrestUser:
+        connection = FirecrestConnection(
+            "alps", parrot.url, Bearer("s3cr3t"),
+            ca_file=None, proxy=None, timeout_s=10.0, concurrent_requests=1,
+        )  # fmt: skip
+        try:
+            return await read_user(connection, "Daint")
+        finally:
+            await connection.close()
+
+    none = say({"user": {"id": "1", "name": "me"}, "accounts": []})
+    some = say({"user": {"id": "1", "name": "me"}, "accounts": [{"name": "a", "default": True}]})
+    parrot.answers = [none, some]
+    assert asyncio.run(read()) == FirecrestUser("me", "a", ("a",))
+    parrot.asked.clear()
+    parrot.answers = [none]
+    assert asyncio.run(read()) == FirecrestUser("me")
+    assert len(parrot.asked) == 2
 
 
 def test_a_version_2_below_v1_is_one(parrot: Parrot) -> None:

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from snakemake_executor_plugin_mantik.common.errors import SiteNotFound, SiteRejected, UserError
-from snakemake_executor_plugin_mantik.sites.base import QueueLimits
+from snakemake_executor_plugin_mantik.sites.base import WORKSPACES, QueueLimits
 from snakemake_executor_plugin_mantik.sites.firecrest.answers import malformed_answer
 from snakemake_executor_plugin_mantik.sites.firecrest.connection import (
     JOB_CHANNELS,
@@ -16,8 +16,6 @@ from snakemake_executor_plugin_mantik.sites.firecrest.connection import (
 )
 from snakemake_executor_plugin_mantik.sites.firecrest.script import SchedulerName
 
-_OURS: Final = "mantik"
-"""Directory in a file system that holds the workspaces that we make."""
 _MAX_OPS_BYTES: Final = 5 << 20
 """Largest file that is transferred directly if a server reports no limit (its own default)."""
 _LEAST_BYTES: Final = 4 << 10
@@ -168,10 +166,19 @@ def parse_system(description: Mapping[str, Any], version: str, site: str) -> Fir
 
 
 async def read_user(connection: FirecrestConnection, system: str) -> FirecrestUser:
-    """Read the user's login name and accounts at the system."""
-    answer = await connection.ask(
-        "userinfo", lambda client: client.userinfo(system), channels=JOB_CHANNELS
-    )
+    """Read the user's login name and accounts at the system.
+
+    An empty list of accounts is asked for once more: Slurm's database may have been away.
+    """
+
+    async def ask() -> Mapping[str, Any]:
+        return await connection.ask(
+            "userinfo", lambda client: client.userinfo(system), channels=JOB_CHANNELS
+        )
+
+    answer = await ask()
+    if answer.get("accounts") == []:
+        answer = await ask()
     user = answer.get("user")
     name = user.get("name") if isinstance(user, Mapping) else user
     if not isinstance(name, str) or not name or "/" in name:
@@ -238,7 +245,7 @@ def choose_workspace(
         what = f"there is no file system {storage!r}" if storage else "there is no file system"
         raise _no_storage(what, site, file_systems)
     own = f"{chosen.path.rstrip('/')}/{user}"
-    path = posixpath.normpath(f"{own}/{workspace or f'{_OURS}/{name}'}")
+    path = posixpath.normpath(f"{own}/{workspace or f'{WORKSPACES}/{name}'}")
     if not path.startswith(f"{own}/"):
         raise SiteRejected(f"the workspace {workspace!r} lies outside {own}", where=site)
     return path

@@ -11,15 +11,13 @@ from urllib.parse import quote
 
 from snakemake_executor_plugin_mantik.common.errors import SiteNotFound, SiteRejected
 from snakemake_executor_plugin_mantik.sites.answers import MALFORMED
-from snakemake_executor_plugin_mantik.sites.base import QueueLimits
+from snakemake_executor_plugin_mantik.sites.base import WORKSPACES, QueueLimits
 from snakemake_executor_plugin_mantik.sites.unicore.connection import (
     UnicoreConnection,
     not_authorized,
 )
 from snakemake_executor_plugin_mantik.sites.unicore.paths import find_storage
 
-_OURS: Final = "mantik"
-"""Directory in a storage that holds the workspaces that we make."""
 _MOST_STORAGES: Final = 200
 """Maximum number of storages searched for the workspace's."""
 
@@ -179,7 +177,7 @@ async def locate_workspace(
     Raises:
         SiteRejected: no storage holds the workspace, or a relative path leads out of its storage.
     """
-    relative = workspace or f"{_OURS}/{name}"
+    relative = workspace or f"{WORKSPACES}/{name}"
     if storage is not None and not relative.startswith("/"):
         found, mount = await _named_storage(connection, site, storage)
         return found, _within(relative, site), posixpath.join(mount, relative)

@@ -138,7 +138,7 @@ def _software(environment: EnvironmentConfig) -> Iterator[str]:
     if environment.uenv:
         yield f"Uenv {','.join(environment.uenv.image)}"
     if environment.python:
-        yield f"Python {environment.python}"
+        yield f"Python {environment.python.path}"
 
 
 def _notify(report: CheckReport) -> None:

@@ -1,7 +1,7 @@
 """Convert a backend config to values of `jobs.spec`.
 
-No I/O, except that links on the path of a local image are followed, and local Environment
-Definition Files are read.
+No I/O, except that links on the path of a local image are followed, and that local Environment
+Definition Files and files of requirements are read.
 """
 
 import difflib
@@ -18,6 +18,10 @@ from snakemake_executor_plugin_mantik.config.environment_keys import (
     EnvironmentConfig,
 )
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
+from snakemake_executor_plugin_mantik.config.requirements import (
+    RequirementsError,
+    read_requirements,
+)
 from snakemake_executor_plugin_mantik.jobs.paths import IMAGES
 from snakemake_executor_plugin_mantik.jobs.spec import (
     Apptainer,
@@ -54,7 +58,8 @@ def job_environment(
         )
     return Environment(
         apptainer=apptainer,
-        python=_python(environment.python),
+        python=posixpath.normpath(environment.python.path) if environment.python else None,
+        requirements=requirement_files(environment, project),
         modules=environment.modules,
         variables={**variables, **environment.variables},
         before_on_login=environment.before_on_login,
@@ -163,7 +168,7 @@ def environment_uploads(
     """Return the files of an environment to upload: paths on this machine and in the workspace.
 
     Raises:
-        UserError: a local Environment Definition File is invalid.
+        UserError: a local Environment Definition File, or a file of requirements, is invalid.
     """
     if (image := image_upload(environment, project)) is not None:
         return (image,)
@@ -172,7 +177,25 @@ def environment_uploads(
         paths = [edf, *read_local_edf(edf, project).files]
     elif environment.pyxis is not None and environment.pyxis.image.startswith("./"):
         paths = [environment.pyxis.image]
+    paths += requirement_files(environment, project)
     return tuple((project / path, image_path(path, project)) for path in paths)
+
+
+def requirement_files(environment: EnvironmentConfig, project: Path) -> tuple[str, ...]:
+    """Return the files of which the virtual environment is made; none if it lies at the site.
+
+    Raises:
+        UserError: the file of requirements is invalid.
+    """
+    python = environment.python
+    if python is None or python.requirements is None:
+        return ()
+    try:
+        return read_requirements(python.requirements, project).files
+    except RequirementsError as error:
+        raise UserError(
+            str(error), where="Environment.Python.Requirements", do="Correct the file"
+        ) from None
 
 
 def local_edf(environment: EnvironmentConfig) -> str | None:
@@ -236,7 +259,3 @@ def _in_project(path: str, project: Path) -> str | None:
 def _stays(path: str) -> bool:
     """Return whether a normalised path stays in the folder that it is relative to."""
     return path != ".." and not path.startswith(("/", "../"))
-
-
-def _python(path: str | None) -> str | None:
-    return None if path is None else posixpath.normpath(path)

@@ -221,23 +221,72 @@ class UenvConfig(ConfigSection):
     )
 
 
-class _PythonEnvironment(ConfigSection):
-    path: _ProjectPath = Field(alias="Path")
-
-
-def _python(value: object) -> str:
-    if isinstance(value, Mapping):
-        path = _PythonEnvironment.model_validate(value).path
-    elif isinstance(value, str):
-        path = _path(value)
-    else:
-        raise not_allowed("the path of a virtual environment, or a mapping with its Path", value)
+def _python_path(value: object) -> str:
+    path = _path(value)
     if not path.startswith("/") and ".." in path.split("/"):
         raise ValueError(
             "leaves the project folder; use a path inside it, or an absolute one at the site; "
             f"found {describe_value(path)}"
         )
     return path.rstrip("/") or "/"
+
+
+def _requirements(value: object) -> str:
+    path = _path(value)
+    if path.startswith("/") or ".." in path.split("/"):
+        raise ValueError(
+            f"has to be a file in the project folder, which is uploaded; found "
+            f"{describe_value(path)}"
+        )
+    return path
+
+
+class PythonConfig(ConfigSection):
+    """A virtual environment, at the site or to be made there."""
+
+    path: Annotated[
+        str, BeforeValidator(_python_path), WithJsonSchema({"type": ["string", "number"]})
+    ] = Field(
+        alias="Path",
+        description="The environment: relative to the project folder, or absolute at the site.",
+    )
+    requirements: (
+        Annotated[
+            str, BeforeValidator(_requirements), WithJsonSchema({"type": ["string", "number"]})
+        ]
+        | None
+    ) = Field(
+        default=None,
+        alias="Requirements",
+        description="A file in the project folder, such as requirements.txt, of which the first "
+        "job makes the environment at the site, once for each content.",
+    )
+
+
+_PATH_OR_MAPPING: Final = WithJsonSchema(
+    {
+        "anyOf": [
+            {"type": "string"},
+            {
+                "type": "object",
+                "properties": {
+                    "Path": {"type": ["string", "number"]},
+                    "Requirements": {"type": ["string", "number"]},
+                },
+                "required": ["Path"],
+                "additionalProperties": False,
+            },
+        ]
+    }
+)
+
+
+def _python(value: object) -> object:
+    if isinstance(value, str):
+        return PythonConfig.model_construct(path=_python_path(value))
+    if not isinstance(value, Mapping | PythonConfig):
+        raise not_allowed("the path of a virtual environment, or a mapping with its Path", value)
+    return value
 
 
 class EnvironmentConfig(ConfigSection):
@@ -271,30 +320,11 @@ class EnvironmentConfig(ConfigSection):
     uenv: UenvConfig | None = Field(
         default=None, alias="Uenv", description="Mount a software stack with CSCS's uenv."
     )
-    python: (
-        Annotated[
-            str,
-            BeforeValidator(_python),
-            WithJsonSchema(
-                {
-                    "anyOf": [
-                        {"type": "string"},
-                        {
-                            "type": "object",
-                            "properties": {"Path": {"type": ["string", "number"]}},
-                            "required": ["Path"],
-                            "additionalProperties": False,
-                        },
-                    ]
-                }
-            ),
-        ]
-        | None
-    ) = Field(
+    python: Annotated[PythonConfig, BeforeValidator(_python), _PATH_OR_MAPPING] | None = Field(
         default=None,
         alias="Python",
-        description="Run the command in this virtual environment: absolute at the site, or "
-        "relative to the project folder.",
+        description="Run the command in this virtual environment: its path, or a mapping with "
+        "Path and Requirements.",
     )
     modules: Modules = Field(
         default=(), alias="Modules", description="Environment modules to load, in this order."
@@ -335,4 +365,12 @@ class EnvironmentConfig(ConfigSection):
             yield (
                 (),
                 f"Only one execution environment is allowed, but {' and '.join(given)} are given",
+            )
+        python = data.get("Python")
+        containers = [key for key in ("ContainerEngine", "Pyxis") if key in data]
+        if containers and isinstance(python, Mapping) and "Requirements" in python:
+            yield (
+                ("Python", "Requirements"),
+                f"is not possible with {containers[0]}: make the environment with the Python of "
+                "the container, and give its Path alone",
             )

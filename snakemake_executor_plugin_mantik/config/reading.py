@@ -17,7 +17,12 @@ from snakemake_executor_plugin_mantik.config.documents import (
     read_document,
 )
 from snakemake_executor_plugin_mantik.config.edf import EdfError, read_edf
+from snakemake_executor_plugin_mantik.config.exclude import Exclude
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
+from snakemake_executor_plugin_mantik.config.requirements import (
+    RequirementsError,
+    read_requirements,
+)
 from snakemake_executor_plugin_mantik.config.units import is_plain_number
 
 KINDS: Final = {".yaml": "yaml", ".yml": "yaml", ".json": "json"}
@@ -122,6 +127,8 @@ def parse_backend_config(
         found += [(".".join(map(str, each["loc"])), each["msg"]) for each in error.errors()]
     if project is not None and isinstance(raw, Mapping):
         found += _missing_files(raw, project)
+    if project is not None and config is not None and not found:
+        found += _not_uploaded(config, project)
     if found or config is None:
         raise ConfigError([Mistake(shown, key, _one_line(message)) for key, message in found])
     return config, [f"{shown}: {warning}" for warning in _warnings(raw, config)]
@@ -246,7 +253,25 @@ def _missing_software(environment: Any, key: str, project: Path) -> Iterator[tup
             f"the image {path!r} was not found; the path is relative to the project folder "
             f"{project}",
         )
-    python = _entry(environment, "Python")
+    yield from _missing_python(_entry(environment, "Python"), f"{key}.Python", project)
+    path = _entry(environment, "ContainerEngine", "File")
+    if _is_path(path) and not str(path).strip().startswith("/"):
+        try:
+            read_edf(str(path).strip(), project)
+        except EdfError as error:
+            yield f"{key}.ContainerEngine.File", str(error)
+
+
+def _missing_python(python: Any, key: str, project: Path) -> Iterator[tuple[str, str]]:
+    """Yield mistakes about a virtual environment, or about the files that it is made of."""
+    if isinstance(python, Mapping) and "Requirements" in python:
+        path = python["Requirements"]
+        if _is_path(path) and not str(path).strip().startswith("/"):
+            try:
+                read_requirements(str(path).strip(), project)
+            except RequirementsError as error:
+                yield f"{key}.Requirements", str(error)
+        return
     path = _entry(python, "Path") if isinstance(python, Mapping) else python
     if (
         _is_path(path)
@@ -254,16 +279,30 @@ def _missing_software(environment: Any, key: str, project: Path) -> Iterator[tup
         and _is_file(project / str(path).strip() / "pyvenv.cfg")
     ):
         yield (
-            f"{key}.Python",
-            f"{str(path)!r} is a virtual environment of this machine, which is not uploaded: "
-            "it holds absolute paths; make one at the site and name its absolute path there",
+            key,
+            f"{str(path)!r} is a virtual environment of this machine, which is not uploaded: it "
+            "holds absolute paths; name one at the site, or add Requirements (a file, such as "
+            "requirements.txt) to make one there",
         )
-    path = _entry(environment, "ContainerEngine", "File")
-    if _is_path(path) and not str(path).strip().startswith("/"):
-        try:
-            read_edf(str(path).strip(), project)
-        except EdfError as error:
-            yield f"{key}.ContainerEngine.File", str(error)
+
+
+def _not_uploaded(config: BackendConfig, project: Path) -> Iterator[tuple[str, str]]:
+    """Yield mistakes about packages that an environment is made of and that are not uploaded."""
+    exclude = Exclude(config.exclude)
+    for name, environment in config.all_environments.items():
+        python = environment.python
+        if python is None or python.requirements is None:
+            continue
+        for folder in read_requirements(python.requirements, project).folders:
+            parts = [] if folder == "." else folder.split("/")
+            above = ["/".join(parts[: n + 1]) for n in range(len(parts))]
+            hidden = any(part.startswith(".") for part in parts)
+            if hidden or any(exclude.matches(path, is_dir=True) for path in above):
+                yield (
+                    f"{f'Environments.{name}' if name else 'Environment'}.Python.Requirements",
+                    f"names the package {folder!r}, which is not uploaded "
+                    f"({'it is hidden' if hidden else 'Exclude matches it'})",
+                )
 
 
 def _is_path(value: object) -> bool:

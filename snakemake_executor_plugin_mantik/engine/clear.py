@@ -7,7 +7,15 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from snakemake_executor_plugin_mantik.common.errors import SiteError, SiteNotFound
-from snakemake_executor_plugin_mantik.jobs.paths import CONDA, IMAGES, OURS, OUTSIDE, PLACE, TRIES
+from snakemake_executor_plugin_mantik.jobs.paths import (
+    CONDA,
+    IMAGES,
+    OURS,
+    OUTSIDE,
+    PLACE,
+    PYTHONS,
+    TRIES,
+)
 from snakemake_executor_plugin_mantik.journal import FileRecord, Journal
 from snakemake_executor_plugin_mantik.sites.base import Entry, Site
 
@@ -17,6 +25,7 @@ MOST_LISTINGS = 500
 WORKFLOW_FILES = "files of the workflow"
 _PARTS = {
     CONDA: "conda environments",
+    PYTHONS: "virtual environments",
     IMAGES: "container images",
     OUTSIDE: WORKFLOW_FILES,
     OURS: "tries, logs and archives",

@@ -104,9 +104,8 @@ class Dispatcher:
                 if path in request.storable:
                     self._require_here(path)
                 wanted.append((path, None))
-        if not request.own_environment:
-            files = self._planner.environment_files(request.environment)
-            wanted += [(path, local) for local, path in files]
+        files = self._planner.environment_files(request.environment, own=request.own_environment)
+        wanted += [(path, local) for local, path in files]
         wanted += [(u.path, u.local) for u in request.uploads if u.content is None]
         made = [(u.path, u.content) for u in request.uploads if u.content is not None]
         return [*await self._local.look_at(wanted), *stored, *starmap(LocalFile.holding, made)]

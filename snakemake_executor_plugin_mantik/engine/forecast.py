@@ -225,9 +225,9 @@ class Forecaster:
                 look.append((path, None))
             else:
                 found[path] = ("made_there" if self._places.get(maker) == place else "later", 0)
-        if not request.own_environment:
-            files = self._planners[request.site].environment_files(request.environment)
-            look += [(path, local) for local, path in files]
+        planner = self._planners[request.site]
+        files = planner.environment_files(request.environment, own=request.own_environment)
+        look += [(path, local) for local, path in files]
         for upload in request.uploads:
             if upload.content is not None:
                 file = LocalFile.holding(upload.path, upload.content)

@@ -72,9 +72,9 @@ _STEPS = {
         "Correct that command in the backend config and start again",
     ),
     "python": (
-        "when it activated the virtual environment",
-        "Correct Environment: Python in the backend config, or make the environment at the site: it"
-        " is not uploaded",
+        "when it made or activated the virtual environment",
+        "Correct Environment: Python in the backend config or its file of requirements, or make the"
+        " environment at the site: it is not uploaded",
     ),
     "temporary": (
         "when it looked for a directory for temporary files",

@@ -1,6 +1,6 @@
 """Plan tries: turn a request and a site's config into a JobSpec.
 
-No I/O, except that local Environment Definition Files are read.
+No I/O, except that local Environment Definition Files and files of requirements are read.
 """
 
 import posixpath
@@ -18,6 +18,7 @@ from snakemake_executor_plugin_mantik.config.environment import (
     job_resources,
     local_edf,
     read_local_edf,
+    requirement_files,
     script_limits,
 )
 from snakemake_executor_plugin_mantik.config.known_sites import node_cores
@@ -115,13 +116,21 @@ class Planner:
         """Return an environment as text: a job whose environment changed is another job."""
         return job_environment(self.config, self.project, name=name).text
 
-    def environment_files(self, name: str = "") -> tuple[tuple[Path, str], ...]:
+    def environment_files(
+        self, name: str = "", *, own: bool = False
+    ) -> tuple[tuple[Path, str], ...]:
         """Return the files of an environment to upload: local paths and paths in the workspace.
 
+        `own` is for a job with an environment of its own, which replaces the config's container.
+
         Raises:
-            UserError: a local Environment Definition File is invalid.
+            UserError: a local Environment Definition File, or a file of requirements, is invalid.
         """
-        return self._software(name)[0]
+        files = self._software(name)[0]
+        if not own:
+            return files
+        needed = requirement_files(self.config.named_environment(name), self.project)
+        return tuple(file for file in files if file[1] in needed)
 
     def _software(self, name: str) -> tuple[tuple[tuple[Path, str], ...], tuple[str, ...] | None]:
         """Return the files of an environment and its mounts, read once.

@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from snakemake_executor_plugin_mantik.jobs.once import Times
 from snakemake_executor_plugin_mantik.jobs.paths import CONDA, IMAGES
 from snakemake_executor_plugin_mantik.jobs.script import quote_expandable
 from snakemake_executor_plugin_mantik.jobs.templates import load_template
@@ -38,22 +39,6 @@ _NOT_MADE = {
         "(apptainer pull FILE.sif URL) and name the file in container:",
     ),
 }
-
-
-@dataclass(frozen=True)
-class Times:
-    """Times, in seconds, for jobs that wait while another job makes an environment or image.
-
-    Attributes:
-        beat_s: interval of the heartbeats of the job that makes it.
-        stale_s: time without a heartbeat after which another job takes over. Network file systems
-            show what another node wrote up to a minute late.
-        poll_s: interval of a waiting job's checks.
-    """
-
-    beat_s: float = 10
-    stale_s: int = 180
-    poll_s: float = 3
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ The workspace mirrors the workflow's working directory; the executor's own files
     .mantik/files/<checksum>/<name>         generated files that a job needs
     .mantik/outside/<absolute path>         files from outside the working directory
     .mantik/conda/<content>-<machine>/      conda environments of rules
+    .mantik/python/<path>/<content>-<machine>/  virtual environments that jobs made
     .mantik/images/<source>-<machine>/      container images from outside the workflow
     .mantik/shadow/<job>                    shadow directory of a job, while it runs
     .mantik/bundles/<bucket>/<id>.tar.gz    bundle of uploaded files
@@ -46,6 +47,7 @@ SECRETS = f"{OURS}/secrets"
 OUTSIDE = f"{OURS}/outside"
 CONDA = f"{OURS}/conda"
 IMAGES = f"{OURS}/images"
+PYTHONS = f"{OURS}/python"
 SHADOWS = f"{OURS}/shadow"
 
 LIVE = ".live"

@@ -15,6 +15,7 @@ from typing import Final
 from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.jobs import live_packs
 from snakemake_executor_plugin_mantik.jobs.expansion import quote_expanded
+from snakemake_executor_plugin_mantik.jobs.once import venv_text
 from snakemake_executor_plugin_mantik.jobs.paths import IMPORTED, bundle_done_path, bundle_path
 from snakemake_executor_plugin_mantik.jobs.segments import GO_ON_CODE, START_MARK
 from snakemake_executor_plugin_mantik.jobs.spec import (
@@ -40,7 +41,7 @@ STEPS: Final = (
     "modules",
     "variables",
     "before",  # run the user's commands before the job, on the compute node
-    "python",  # activate the virtual environment
+    "python",  # make and activate the virtual environment
     "temporary",  # set the variables for temporary files
     "image",  # find Apptainer and its image
     "container",  # find srun, and start the container with it
@@ -153,6 +154,7 @@ def render_script(spec: JobSpec) -> str:
         before=[shell_quote(text, "a command") for text in environment.before_on_compute],
         after=[shell_quote(text, "a command") for text in environment.after_on_compute],
         python=environment.python and shell_quote(_readable(environment.python), "the environment"),
+        venv=_venv(environment),
         temporary="".join(f' {name}="$TMPDIR"' for name in temporary),
         commands=_commands(spec),
         benchmark=spec.benchmark
@@ -238,6 +240,18 @@ def _apptainer(apptainer: Apptainer | None, workspace: str) -> dict[str, object]
         # APPTAINER_PWD would override --cwd, and APPTAINER_CWD --pwd.
         "set_directory": not any(w.startswith(("--cwd", "--pwd")) for w in apptainer.options),
     }
+
+
+def _venv(environment: Environment) -> str:
+    """Return bash that makes the virtual environment; empty if it lies at the site."""
+    if environment.python is None or not environment.requirements:
+        return ""
+    return venv_text(
+        environment.python,
+        environment.requirements,
+        who="Environment: Python",
+        modules=environment.modules,
+    )
 
 
 def _expanded(environment: Environment) -> dict[str, str]:

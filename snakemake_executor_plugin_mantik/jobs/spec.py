@@ -88,7 +88,8 @@ class Environment:
     site. The commands are bash and run in the order of the fields, with the job's command in the
     middle. The site itself runs the commands on the login node. `slurm_options` are options of
     sbatch that mount software for the whole job. With `expand`, bash expands the values of
-    `variables` as in double quotes.
+    `variables` as in double quotes. If there are `requirements`, the first job makes the virtual
+    environment of them, below `python`: the file that pip reads, then others that it names.
     """
 
     apptainer: Apptainer | None = None
@@ -102,6 +103,7 @@ class Environment:
     container: Container | None = field(default=None, repr=False)
     slurm_options: tuple[str, ...] = field(default=(), repr=False)
     expand: bool = field(default=False, repr=False)
+    requirements: tuple[str, ...] = field(default=(), repr=False)
 
     @property
     def text(self) -> str:
@@ -109,7 +111,8 @@ class Environment:
 
         What older versions did not have is added at the end, so that their jobs stay the same.
         """
-        more = [repr(part) for part in (self.container, self.slurm_options) if part]
+        parts = (self.container, self.slurm_options, self.requirements)
+        more = [repr(part) for part in parts if part]
         more += ["expand"] if self.expand else []
         return " ".join([repr(self), *more])
 

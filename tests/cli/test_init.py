@@ -80,7 +80,7 @@ def test_configs_of_known_sites_pass_the_check(
     assert (config.api, config.api_url) == (site.api, site.url or URL)
     assert config.resources.queue == site.queues[0]
     assert (config.environment.apptainer is not None) == (environment == "apptainer")
-    assert (config.environment.python == "venv") == (environment == "python")
+    assert (config.environment.python is not None) == (environment == "python")
     if config.firecrest:
         assert (config.firecrest.machine, config.firecrest.token_url) == (
             site.machine,
@@ -116,7 +116,8 @@ def test_options_win_over_what_is_known(tmp_path: Path) -> None:
     config = read_configs(["my-alps.yaml"], tmp_path)["my-alps"].config
     assert config.firecrest is not None
     assert (config.api_url, config.firecrest.machine) == ("https://f.example.org/v2", "alp")
-    assert (config.resources.queue, config.environment.python) == ("gpu", "/p/ve nv")
+    assert config.environment.python is not None
+    assert (config.resources.queue, config.environment.python.path) == ("gpu", "/p/ve nv")
     assert run("--site", "daint", "--queue", "debug", "-d", str(tmp_path)).exit_code == 0
     assert read_configs(["daint.yaml"], tmp_path)["daint"].config.resources.queue == "debug"
 

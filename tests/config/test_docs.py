@@ -9,6 +9,7 @@ from snakemake_executor_plugin_mantik.config.environment_keys import (
     ApptainerConfig,
     ContainerEngineConfig,
     EnvironmentConfig,
+    PythonConfig,
     PyxisConfig,
     UenvConfig,
 )
@@ -34,6 +35,7 @@ DOCS = (Path(__file__).parents[2] / "docs" / "backend-config.md").read_text()
         EnvironmentConfig,
         ApptainerConfig,
         ContainerEngineConfig,
+        PythonConfig,
         PyxisConfig,
         UenvConfig,
         SiteSettings,
@@ -42,7 +44,9 @@ DOCS = (Path(__file__).parents[2] / "docs" / "backend-config.md").read_text()
 def test_every_key_is_described(part: type[ConfigSection]) -> None:
     for key in part.key_names():
         assert re.search(
-            rf"`(?:Apptainer\.|ContainerEngine\.|Pyxis\.|Uenv\.)?{key}`|^###? {key}$", DOCS, re.M
+            rf"`(?:Apptainer\.|ContainerEngine\.|Pyxis\.|Python\.|Uenv\.)?{key}`|^###? {key}$",
+            DOCS,
+            re.M,
         ), key
 
 

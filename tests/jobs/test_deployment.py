@@ -12,11 +12,11 @@ import pytest
 from snakemake_executor_plugin_mantik.jobs.deployment import (
     CondaFile,
     Image,
-    Times,
     wrap_conda,
     wrap_container,
     wrap_modules,
 )
+from snakemake_executor_plugin_mantik.jobs.once import Times
 from tests.support import condas
 from tests.support.trial import NASTY, wait_until
 

@@ -1,0 +1,101 @@
+"""Read files of requirements, of which pip makes a virtual environment at a site."""
+
+import os
+import posixpath
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+_FILE_OPTION: Final = re.compile(
+    r"(?:-r|-c|--requirement|--constraint)(?:[ \t=]+|(?=\S))(?P<path>.+)"
+)
+_EDITABLE: Final = re.compile(r"(?:-e|--editable)[ \t=]+")
+# pip takes these for paths, even without a slash: `.`, `./package`, `../package[extra] ; marker`.
+_LOCAL: Final = re.compile(r"(?P<path>\.{1,2}(?:/[^\[;]*?)?)(?:\[[^\]]*\])?(?:\s*;.*|\s+#.*|\s)*")
+
+
+class RequirementsError(Exception):
+    """A file of requirements cannot be used; the message follows the name of the file's key."""
+
+
+@dataclass(frozen=True)
+class Requirements:
+    """What a file of requirements needs of the project. Paths are relative to its folder.
+
+    Attributes:
+        files: the file itself, then others that it names: requirements, constraints, packages.
+        folders: directories of packages.
+    """
+
+    files: tuple[str, ...]
+    folders: tuple[str, ...]
+
+
+def read_requirements(path: str, project: Path) -> Requirements:
+    """Read the file `path`, relative to the project folder, and those that it includes.
+
+    As with `pip install -r` in the project folder, included files are relative to the file that
+    names them, and packages to the project folder.
+
+    Raises:
+        RequirementsError: a file or directory is missing, or lies outside the project folder.
+    """
+    files: dict[str, None] = {}
+    folders: dict[str, None] = {}
+    _read(posixpath.normpath(path), "", project, files, folders)
+    return Requirements(tuple(files), tuple(folders))
+
+
+def _read(
+    path: str, by: str, project: Path, files: dict[str, None], folders: dict[str, None]
+) -> None:
+    if path in files:
+        return
+    text = _text(path, by, project)
+    files[path] = None
+    for line in _lines(text):
+        if (included := _FILE_OPTION.fullmatch(line)) is not None:
+            name = re.sub(r"\s+#.*", "", included["path"]).strip("'\"")
+            if "://" not in name:
+                _read(_inside(posixpath.join(posixpath.dirname(path), name), path), path, project,
+                      files, folders)  # fmt: skip
+        elif (package := _LOCAL.fullmatch(_EDITABLE.sub("", line, count=1))) is not None:
+            place = _inside(package["path"].strip(), path)
+            if (project / place).is_dir():
+                folders[place] = None
+            elif (project / place).is_file():
+                files[place] = None
+            else:
+                raise RequirementsError(
+                    f"the package {package['path'].strip()!r} of {path!r} was not found; it is"
+                    f" relative to the project folder {project}"
+                )
+
+
+def _text(path: str, by: str, project: Path) -> str:
+    of = f" of {by!r}" if by else ""
+    try:
+        return (project / path).read_text("utf-8-sig")
+    except (FileNotFoundError, NotADirectoryError):
+        raise RequirementsError(
+            f"the file {path!r}{of} was not found; the path is relative to the project folder"
+            f" {project}"
+        ) from None
+    except (OSError, ValueError) as error:  # ValueError: not UTF-8
+        raise RequirementsError(f"the file {path!r}{of} cannot be read: {error}") from None
+
+
+def _lines(text: str) -> Iterator[str]:
+    """Yield the lines without comments; a backslash at the end of a line continues it."""
+    for line in text.replace("\\\n", "").splitlines():
+        if (stripped := line.strip()) and not stripped.startswith("#"):
+            yield stripped
+
+
+def _inside(path: str, by: str) -> str:
+    place = posixpath.normpath(path)
+    if place.split("/")[0] == ".." or os.path.isabs(place):
+        raise RequirementsError(f"{path!r} in {by!r} is outside the project folder")
+    return place

@@ -5,20 +5,21 @@ the `snakemake` command, one a line, where an empty line begins another run; `en
 NAME=VALUE for variables; and `needs`, programs that it calls, one a line; `snakemake` among them
 stands for the Python environment of the tests, here and at the sites. It runs with Snakemake's
 local executor and through a site; exit code and all files are compared after each run. Where no
-job needs Snakemake, the site is one behind firecREST, and in another test the sites are those of the
-real servers of both APIs; else it is one behind UNICORE.
+job needs Snakemake, the site is one behind firecREST, and in another test it is that of a real server:
+of each API by turns; else it is one behind UNICORE.
 """
 
 import os
 import shutil
 import sys
 from contextlib import ExitStack, closing
-from itertools import groupby
+from itertools import cycle, groupby
 from pathlib import Path
 
 import pytest
 
 from tests.real import apptainer
+from tests.real.centre import firecrest, tsi
 from tests.support.command import smk_mantik
 from tests.support.needs import require
 from tests.support.workflows import FILES_STAY, UNTRACKED, Place, Project, tree, with_snakemake
@@ -83,12 +84,22 @@ def test_same_as_locally(
     compare(name, [firecrest_place if name in THIN else sandbox_place], tmp_path)
 
 
-@pytest.mark.parametrize("name", [n for n in THIN if n not in CONTAINERS])
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        pytest.param(n, f"{api}_centre_place", id=n, marks=pytest.mark.software(software))
+        for n, (api, software) in zip(
+            [n for n in THIN if n not in CONTAINERS],
+            cycle([("unicore", tsi.SOFTWARE), ("firecrest", firecrest.SOFTWARE)]),
+            strict=False,
+        )
+    ],
+)
 def test_same_at_real_servers(
-    name: str, unicore_centre_place: Place, firecrest_centre_place: Place, tmp_path: Path
+    name: str, place: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     require([program for program in lines(name, "needs") if shutil.which(program) is None], name)
-    compare(name, [unicore_centre_place, firecrest_centre_place], tmp_path)
+    compare(name, [request.getfixturevalue(place)], tmp_path)
 
 
 @pytest.mark.parametrize("name", STAY)

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from snakemake_executor_plugin_mantik.engine.request import JobNumber, JobRequest, Outcome
     from snakemake_executor_plugin_mantik.engine.transfer_meter import TransferMeter
     from snakemake_executor_plugin_mantik.notices.notice import RunOutcome
-    from snakemake_executor_plugin_mantik.storage.catalog import Catalog
     from snakemake_executor_plugin_mantik.tracking.controller.invocation import Ending
 
 _Job = Any
@@ -161,7 +160,7 @@ class Executor(RemoteExecutor):
         """
         from snakemake.exceptions import RuleException, format_exception_to_string
 
-        from snakemake_executor_plugin_mantik.adapter import caching
+        from snakemake_executor_plugin_mantik.adapter import caching, job_files
         from snakemake_executor_plugin_mantik.engine.messages import describe_os_error
         from snakemake_executor_plugin_mantik.engine.request import Outcome
         from snakemake_executor_plugin_mantik.rules.paths import storage
@@ -179,7 +178,7 @@ class Executor(RemoteExecutor):
                 read = self.workflow.async_run(storage.storage_versions(list_members(job)))
                 request = replace(request, parameters=f"{request.parameters} {read}")
             else:
-                self.workflow.async_run(self._prepare(job))
+                self.workflow.async_run(job_files.prepare_files(self.workflow, job))
                 request = self._request(run, job)
             cached = self.workflow.async_run(caching.fetch_cached(self.workflow, job))
         except MantikError as error:
@@ -211,6 +210,7 @@ class Executor(RemoteExecutor):
         fetch these and try again.
         """
         from snakemake_executor_plugin_mantik.rules.units import list_members
+        from snakemake_executor_plugin_mantik.storage.catalog import catalog_of
         from snakemake_executor_plugin_mantik.storage.paths import storable_path, uses_provider
 
         try:
@@ -218,7 +218,7 @@ class Executor(RemoteExecutor):
         except (MantikError, WorkflowError):
             if not uses_provider(self.workflow):
                 raise
-            catalog, stored = self._catalog(), False
+            catalog, stored = catalog_of(Path.cwd()), False
             for member in list_members(job):
                 member.attempt = member.attempt  # its resources are computed again
                 member._params = member._non_derived_params = None  # there is no public method
@@ -247,31 +247,6 @@ class Executor(RemoteExecutor):
                 **storage_secrets(self.workflow),
             }
         return self._variables
-
-    async def _prepare(self, job: _Job) -> None:
-        """Do what `job.prepare` does for a local job. Snakemake skips it for a remote one."""
-        from snakemake.io import is_flagged
-
-        from snakemake_executor_plugin_mantik.rules.paths import storage
-        from snakemake_executor_plugin_mantik.storage.paths import storable_path, uses_provider
-
-        for member in job if job.is_group() else ():
-            await self._prepare(member)
-        if job.is_group():
-            return
-        await job.check_protected_output()
-        if uses_provider(self.workflow):
-            self._catalog().forget(filter(None, map(storable_path, job.output)))
-        if storage.files_stay(self.workflow):
-            return  # the job itself does the rest at its site
-        await job.remove_existing_output()
-        for output in job.output:
-            if is_flagged(output, "update") and await output.exists():
-                self.workflow.persistence.backup_output(Path(output))
-            if not is_flagged(output, "pipe"):  # a pipe is created where the job runs
-                output.prepare()
-        for path in [*job.log, *([job.benchmark] if job.benchmark is not None else [])]:
-            path.prepare()
 
     def _refuse(self, job: _Job, message: str) -> None:
         from snakemake_executor_plugin_mantik.engine.request import Outcome
@@ -310,6 +285,7 @@ class Executor(RemoteExecutor):
                     info.job.register(external_jobid=ids)
 
     async def _report(self, info: SubmittedJobInfo, outcome: "Outcome") -> None:
+        from snakemake_executor_plugin_mantik.adapter import job_files
         from snakemake_executor_plugin_mantik.rules.paths import storage
         from snakemake_executor_plugin_mantik.rules.units import list_members
 
@@ -322,7 +298,9 @@ class Executor(RemoteExecutor):
             info.aux["reason"] = str(outcome.reason)
         trouble = self._benchmark(info.job) if outcome.succeeded else ""
         if outcome.succeeded and not trouble:
-            trouble = await self._note_outputs(info.job, outcome) or await self._store(info)
+            trouble = await job_files.note_outputs(
+                self.dag, info.job, outcome
+            ) or await self._store(info)
         if outcome.succeeded and trouble:
             self.report_job_error(info, msg=trouble)
         elif outcome.succeeded:
@@ -336,46 +314,6 @@ class Executor(RemoteExecutor):
             missed = self._run.missed(info.job, outcome) if self._run is not None else ""
             message = printable(f"{outcome.message}{missed}")
             self.report_job_error(info, msg=message, aux_logs=logs)
-
-    def _catalog(self) -> "Catalog":
-        from snakemake_executor_plugin_mantik.storage.catalog import catalog_of
-
-        return catalog_of(Path.cwd())
-
-    async def _note_outputs(self, job: _Job, outcome: "Outcome") -> str:
-        """Note where the outputs of a job lie, if they may stay. Return an error, or ''."""
-        from snakemake_executor_plugin_mantik.engine.messages import describe_os_error
-        from snakemake_executor_plugin_mantik.rules.units import list_members
-        from snakemake_executor_plugin_mantik.storage.paths import storable_path, uses_provider
-
-        if not uses_provider(self.workflow):
-            return ""
-        catalog = self._catalog()
-        catalog.add(outcome.stored)
-        try:
-            for member in list_members(job):
-                for output in member.output:
-                    path = storable_path(output)
-                    if path is not None and catalog.find(path) is None:
-                        catalog.note_here(path, touch=bool(output.flags.get("touch")))
-                    if path is not None and output.flags.get("protected"):
-                        prefix = output.storage_object.provider.local_prefix
-                        catalog.link_here(path, Path(output), prefix)
-                        output.protect()
-                stored = [output for output in member.output if storable_path(output) is not None]
-                await self.dag.handle_ensure(member, stored)
-                for log in member.log:  # as Snakemake does for a local job
-                    if (path := storable_path(log)) is not None:
-                        catalog.home(path).parent.mkdir(parents=True, exist_ok=True)
-                        catalog.home(path).touch()
-        except OSError as error:
-            trouble = f"its outputs cannot be written here ({describe_os_error(error)})\n"
-        except (MantikError, WorkflowError) as error:
-            trouble = f"{error}\n"
-        else:
-            return ""
-        catalog.discard(outcome.stored)
-        return trouble
 
     async def _store(self, info: SubmittedJobInfo) -> str:
         """Store outputs in Snakemake's cache if they belong there. Return an error, or ''."""
@@ -405,48 +343,16 @@ class Executor(RemoteExecutor):
         self, job_info: SubmittedJobInfo, msg: str | None = None, **kwargs: Any
     ) -> None:
         """Log what happened. The base class would point to a cluster's log instead."""
+        from snakemake_executor_plugin_mantik.adapter import failed_jobs
+
         if job_info.external_jobid is not None:
             kwargs["external_jobid"] = job_info.external_jobid
         kwargs |= job_info.aux or {}
         if job_info.job.is_group():
-            self._log_group_error(job_info.job, msg or "", **kwargs)
+            failed = self._uncommitted[job_info.job.jobid].failed
+            failed_jobs.log_group_error(self.logger, job_info.job, failed, msg or "", **kwargs)
         else:
-            self._log_job_error(job_info.job, msg, **kwargs)
-
-    def _log_job_error(self, job: _Job, msg: str | None, **kwargs: Any) -> None:
-        """Log as a job's `log_error`, but claim that the command failed only if it did."""
-        self.logger.error(
-            f"Error in rule {job.rule.name}, jobid: {job.jobid}",
-            extra=_of_its_command(job.get_log_error_info(msg, **kwargs), **kwargs),
-        )
-
-    def _log_group_error(
-        self, group: _Job, msg: str, aux_logs: list[str] | None = None, **kwargs: Any
-    ) -> None:
-        """Log as a group's `log_error`, which omits the message and lists all members.
-
-        List only members known to have failed, if there are any.
-        """
-        from snakemake_interface_logger_plugins.common import LogEvent
-
-        from snakemake_executor_plugin_mantik.rules.units import job_identity
-
-        failed = self._uncommitted[group.jobid].failed
-        members = [member for member in group if job_identity(member) in failed] or list(group)
-        infos = [
-            _of_its_command(member.get_log_error_info(indent=True, **kwargs), **kwargs)
-            for member in members
-        ]
-        self.logger.error(
-            f"Error in group {group.groupid}: {msg}",
-            extra={
-                "event": LogEvent.GROUP_ERROR,
-                "groupid": group.groupid,
-                "aux_logs": aux_logs or [],
-                "job_error_info": infos,
-                **kwargs,
-            },
-        )
+            failed_jobs.log_job_error(self.logger, job_info.job, msg, **kwargs)
 
     def handle_job_success(self, job: _Job) -> None:
         """Commit the job once Snakemake has accepted its outputs, so that it is not repeated."""
@@ -454,41 +360,14 @@ class Executor(RemoteExecutor):
         self._commit(job)
 
     def handle_job_error(self, job: _Job) -> None:
+        from snakemake_executor_plugin_mantik.adapter import failed_jobs
+
         super().handle_job_error(job)
-        self._veto(job)
+        if (outcome := self._uncommitted.get(job.jobid)) is not None:
+            failed_jobs.veto_retry(self.logger, job, outcome)
         if self._run is not None:
             self._run.ahead.failed(job)
         self._commit(job, failed=True)
-
-    def _veto(self, job: _Job) -> None:
-        """Prevent a retry if `mantik_retry_on` does not name the reason of failure.
-
-        A group is retried if the value of one of its members names the reason.
-        """
-        outcome = self._uncommitted.get(job.jobid)
-        if outcome is None or job.attempt > job.restart_times:
-            return
-        from snakemake_executor_plugin_mantik.jobs.reasons import Reason
-        from snakemake_executor_plugin_mantik.rules.resources import (
-            RETRY_RESOURCE,
-            job_retry_reasons,
-        )
-
-        # A job that succeeded comes here if Snakemake rejected an output, or if its benchmark file
-        # or its outputs in Snakemake's cache could not be written.
-        reason = Reason.OUTPUTS if outcome.succeeded else outcome.reason
-        members = job.jobs if job.is_group() else (job,)
-        try:
-            wanted = any(reason in job_retry_reasons(member) for member in members)
-        except MantikError:
-            wanted = False  # the job was refused because of this error
-        if not wanted:
-            self.logger.info(
-                f"{job.name}: not tried again, since it failed for {reason.words}, which"
-                f" {RETRY_RESOURCE} does not name."
-            )
-            # Snakemake has no other way to prevent a retry of a single job.
-            job.attempt = job.restart_times + 1
 
     def _commit(self, job: _Job, *, failed: bool = False) -> None:
         outcome = self._uncommitted.pop(job.jobid, None)
@@ -568,14 +447,6 @@ class Executor(RemoteExecutor):
             # Otherwise Snakemake would report that a job did not complete successfully, and run
             # the workflow's onerror.
             raise SystemExit(1)
-
-
-def _of_its_command(info: dict[str, Any], reason: str = "", **_: Any) -> dict[str, Any]:
-    """Remove the command from a failed job's report unless the command itself failed.
-
-    Below each command, Snakemake writes that it exited with a non-zero exit code.
-    """
-    return info if reason == "exit_code" else {**info, "shellcmd": None}
 
 
 def _outcome(how: "Ending", interruption: Interruption) -> "RunOutcome":

@@ -21,7 +21,7 @@ _INTERRUPTED = 130
 _PREPARE = "Before a run"
 _JOBS = "The jobs of the workflow in this directory"
 _FILES = "Their files"
-_RUNS = "Entry points of an MLproject, without a Snakefile"
+_RUNS = "Without a Snakefile: entry points of an MLproject, and functions"
 
 
 def main() -> None:
@@ -76,6 +76,7 @@ def _app() -> typer.Typer:
     from snakemake_executor_plugin_mantik.cli import runs, sandbox, schedule
     from snakemake_executor_plugin_mantik.cli.apps import App
     from snakemake_executor_plugin_mantik.cli.bootstrap import bootstrap
+    from snakemake_executor_plugin_mantik.cli.call import call
     from snakemake_executor_plugin_mantik.cli.cancel import cancel
     from snakemake_executor_plugin_mantik.cli.check import check
     from snakemake_executor_plugin_mantik.cli.clean import clean
@@ -123,6 +124,7 @@ def _app() -> typer.Typer:
     app.command(rich_help_panel=_FILES)(put)
     app.command(rich_help_panel=_FILES)(clean)
     app.command(rich_help_panel=_RUNS, **passing_on)(run)
+    app.command(rich_help_panel=_RUNS, **passing_on)(call)
     app.add_typer(runs.runs_app, name="runs", rich_help_panel=_RUNS)
     app.add_typer(schedule.schedule_app, name="schedule", rich_help_panel=_RUNS)
     return app

@@ -4,12 +4,11 @@ import os
 import shlex
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from snakemake_executor_plugin_mantik.cli.apps import App
+from snakemake_executor_plugin_mantik.cli.children import run_child
 from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.sandbox.settings import (
     SCHEDULERS,
@@ -98,7 +98,7 @@ def run_in_sandbox(
         firecrest=FirecrestSettings(accounting_lag=accounting_lag, token_lifetime=token_lifetime),
     )
     with _sandbox(site, settings) as box:
-        code = _run(command, {**os.environ, **box.environment(), _TOKEN: box.token})
+        code = run_child(command, {**os.environ, **box.environment(), _TOKEN: box.token})
     raise typer.Exit(code)
 
 
@@ -180,45 +180,3 @@ def _sandbox_class() -> "type[Sandbox]":
             do="Install it with: pip install 'snakemake-executor-plugin-mantik[sandbox]'",
         ) from error
     return Sandbox
-
-
-def _run(command: Sequence[str], environment: dict[str, str]) -> int:
-    """Run a command and pass on signals; return its exit code, 128 + n if signal n ended it."""
-    child: subprocess.Popen[bytes] | None = None
-    early: list[int] = []
-
-    def pass_on(number: int, frame: FrameType | None) -> None:
-        del frame
-        if number == signal.SIGINT and _from_terminal():
-            return  # the terminal sends it to the command, too
-        if child is None:
-            early.append(number)
-            return
-        with suppress(ProcessLookupError):
-            child.send_signal(number)
-
-    passed = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, pass_on) for number in passed}
-    try:
-        child = subprocess.Popen(command, env=environment)
-        for number in early:
-            child.send_signal(number)
-        code = child.wait()
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    return code if code >= 0 else 128 - code
-
-
-def _from_terminal() -> bool:
-    """Return whether this process is in a terminal's foreground group, which receives Ctrl-C."""
-    try:
-        terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
-    except OSError:
-        return False
-    try:
-        return os.tcgetpgrp(terminal) == os.getpgrp()
-    except OSError:
-        return False
-    finally:
-        os.close(terminal)

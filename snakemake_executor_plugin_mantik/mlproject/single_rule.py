@@ -143,11 +143,11 @@ def prepare_single_rule(
         rule=rule,
         inputs=found,
         named_inputs=read.named,
-        outputs=_output_lines(made) if made.all else f"directory({out!r}),",
+        outputs=output_lines(made) if made.all else f"directory({out!r}),",
         params="params" if made.all else _collecting(out, going_on),
         resources=_resource_lines(going_on.resources([] if made.all else [started_file(out)])),
     )
-    return _written(text, name, write=write)
+    return write_snakefile(text, name, write=write)
 
 
 def _collecting(out: str, going_on: ContinueOptions) -> str:
@@ -175,7 +175,12 @@ def snakemake_command(snakefile: Path, site: str) -> list[str]:
     return [*words, "--nolock", "--rerun-incomplete"]
 
 
-def _written(text: str, name: str, *, write: bool) -> Path:
+def write_snakefile(text: str, name: str, *, write: bool = True) -> Path:
+    """Write a workflow for one command line; return its path, which `write=False` returns alone.
+
+    Raises:
+        UserError: it cannot be written.
+    """
     directory = RUNS / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
     snakefile = directory / "Snakefile"
     if not write:
@@ -245,7 +250,8 @@ def _large(folder: os.PathLike[str], config: LoadedConfig | None, made: list[str
     return found
 
 
-def _output_lines(made: CommandFiles) -> str:
+def output_lines(made: CommandFiles) -> str:
+    """Return the lines below `output:`; a path with a trailing slash is a directory."""
     plain = [_output(path) for path in made.plain]
     named = [f"{name}={_output(path)}" for name, path in made.named.items()]
     return "\n        ".join(f"{line}," for line in [*plain, *named])

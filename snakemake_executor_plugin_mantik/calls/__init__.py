@@ -1,0 +1,1 @@
+"""Python functions as jobs: `smk-mantik call`."""

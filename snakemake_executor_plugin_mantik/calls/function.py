@@ -1,0 +1,151 @@
+"""The function that `smk-mantik call` names: which files it needs, whether its arguments fit.
+
+The module is read, not imported: what it imports may exist only at the site.
+"""
+
+import ast
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from snakemake_executor_plugin_mantik.common.errors import UserError
+from snakemake_executor_plugin_mantik.mlproject.entry import suggest
+from snakemake_executor_plugin_mantik.rules.kinds.imports import imported_siblings
+
+_FUNCTION: Final = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*")
+
+
+@dataclass(frozen=True)
+class Function:
+    """A function in a module.
+
+    Attributes:
+        module: its module, as Python imports it.
+        name: its name in the module, with dots if it is a class's.
+        files: the modules of this directory that it runs, relative; empty if it is installed at the
+            site.
+    """
+
+    module: str
+    name: str
+    files: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.module}:{self.name}"
+
+
+def parse_argument(text: str) -> Any:
+    """Return the value of an argument: JSON if it is that, else the text itself."""
+    try:
+        return json.loads(text, parse_constant=_refuse)
+    except ValueError:
+        return text
+
+
+def _refuse(constant: str) -> None:
+    """Let NaN and Infinity be texts, which `float` reads."""
+    raise ValueError(constant)
+
+
+def find_function(text: str, arguments: Iterable[str], *, installed: bool) -> Function:
+    """Find `MODULE:FUNCTION` in the current directory, and check that it takes the arguments.
+
+    With `installed` the module is a part of the site's environment, and nothing is checked.
+
+    Raises:
+        UserError: there is no such module or function, or it does not take these arguments.
+    """
+    if not _FUNCTION.fullmatch(text):
+        raise UserError(
+            f"{text!r} names no function", where="smk-mantik call",
+            do="Name it as MODULE:FUNCTION, such as train:main",
+        )  # fmt: skip
+    module, _, name = text.partition(":")
+    if installed:
+        return Function(module, name)
+    path = _module_file(module)
+    source = path.read_bytes()
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError) as error:
+        line = getattr(error, "lineno", None)
+        raise UserError(
+            f"it is not valid Python ({getattr(error, 'msg', error)})",
+            where=f"{path}, line {line}" if line else str(path), do="Correct it",
+        ) from None  # fmt: skip
+    known = dict(_names(tree.body))
+    first = name.partition(".")[0]
+    if first not in known and "*" not in known:
+        raise UserError(
+            f"it has no function {name!r}{suggest(first, known)}", where=str(path),
+            do="Correct the name after the colon",
+        )  # fmt: skip
+    found = known.get(name)
+    if isinstance(found, ast.FunctionDef) and not found.decorator_list:
+        _check_arguments(found, set(arguments), str(path))
+    files = imported_siblings(f"import {module}", Path())
+    return Function(module, name, tuple(sorted(map(str, files))))
+
+
+def _module_file(module: str) -> Path:
+    base = Path(*module.split("."))
+    for path in (base.with_suffix(".py"), base / "__init__.py"):
+        if path.is_file():
+            return path
+    raise UserError(
+        f"there is no module {module!r} in this directory", where=str(base.with_suffix(".py")),
+        do="Run this in the directory that has the module; if the site's environment has it"
+        " installed, add --installed",
+    )  # fmt: skip
+
+
+def _names(body: Iterable[ast.stmt]) -> Iterator[tuple[str, ast.stmt]]:
+    """Yield the names that a module defines, each with what defines it."""
+    for node in body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name, node
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            for alias in node.names:
+                yield alias.asname or alias.name.partition(".")[0], node
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            for name in (n for target in targets for n in ast.walk(target)):
+                if isinstance(name, ast.Name):
+                    yield name.id, node
+        else:  # if, try, with
+            for field in ("body", "orelse", "finalbody"):
+                yield from _names(getattr(node, field, ()))
+            for handler in getattr(node, "handlers", ()):
+                yield from _names(handler.body)
+
+
+def _check_arguments(function: ast.FunctionDef, given: set[str], where: str) -> None:
+    """Check names of arguments, which are all passed by name."""
+    arguments = function.args
+    positional = arguments.args
+    optional = {each.arg for each in positional[len(positional) - len(arguments.defaults) :]}
+    pairs = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+    optional |= {each.arg for each, default in pairs if default is not None}
+    known = [each.arg for each in (*positional, *arguments.kwonlyargs)]
+    wrong = []
+    if arguments.kwarg is None:
+        hints = {name: suggest(name, known) for name in sorted(given - set(known))}
+        wrong += [f"{name!r} is no argument of it{hint}" for name, hint in hints.items()]
+    missing = [name for name in known if name not in given | optional]
+    wrong += [f"its argument {name!r} is missing" for name in missing]
+    if arguments.posonlyargs:
+        wrong.append("it takes arguments by position, and all are passed by name")
+    if wrong:
+        raise UserError(
+            "; ".join(wrong),
+            where=f"{where}, {function.name}()",
+            do="Pass arguments as -a NAME=VALUE",
+        )
+
+
+def describe_call(function: Function, arguments: Mapping[str, Any]) -> str:
+    """Return the call as Python has it: `train:main(lr=0.1)`."""
+    return f"{function}({', '.join(f'{name}={value!r}' for name, value in arguments.items())})"

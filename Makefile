@@ -6,10 +6,13 @@ STAMP := $(VENV)/.installed
 DEMO_STAMP := $(VENV)/.installed-demo
 CORES ?= $(shell nproc 2>/dev/null || sysctl -n hw.ncpu 2>/dev/null || echo 2)
 
-.PHONY: install demo test test-faults test-real test-newcomer release-check check format bench clean
+.PHONY: install demo test test-faults test-real test-newcomer release-check check docs format bench clean
 
 # Most of what is installed is never imported, and what is compiles itself, unless it must not.
 COMPILE := $(if $(PYTHONDONTWRITEBYTECODE),--compile,--no-compile)
+
+# mkdocs announces a successor of its theme each time, unless this is set.
+MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs
 
 install: $(STAMP)
 
@@ -53,6 +56,11 @@ check: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(MKDOCS) build --quiet --strict --config-file website/mkdocs.yml
+
+# Serves the documentation, and shows each change at once.
+docs: $(STAMP)
+	$(MKDOCS) serve --config-file website/mkdocs.yml
 
 format: $(STAMP)
 	$(BIN)/ruff format .

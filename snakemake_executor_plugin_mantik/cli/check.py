@@ -13,7 +13,7 @@ import typer
 
 from snakemake_executor_plugin_mantik.cli.check_site import Finding, check_connection
 from snakemake_executor_plugin_mantik.common.errors import ConfigError, Mistake, printable
-from snakemake_executor_plugin_mantik.config.environment_keys import EnvironmentConfig
+from snakemake_executor_plugin_mantik.config.environment_keys import OPTION_KEYS, EnvironmentConfig
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
 from snakemake_executor_plugin_mantik.config.reading import (
     LoadedConfig,
@@ -171,10 +171,32 @@ _HOOKS: Final = ("before_on_login", "before_on_compute", "after_on_compute", "af
 
 _EXPANDABLE: Final = re.compile(r"\$(?:[A-Za-z_]|\{[A-Za-z_]|\()")
 """What a shell expands."""
+_ONLY_BY_SHELL: Final = re.compile(r"\$\(|\$\{[A-Za-z_][A-Za-z0-9_]*[^A-Za-z0-9_}]")
+"""What a shell expands and options do not: they expand variables."""
 
 
 def _literal(environment: EnvironmentConfig, where: str) -> Iterator[str]:
-    """Yield a warning for each variable whose value a shell would expand, as mantik's own did."""
+    """Yield a warning for each value that a shell would expand, as mantik's own backend did."""
+    apptainer, python = environment.apptainer, environment.python
+    paths = {
+        "Apptainer.Path": apptainer.path if apptainer and apptainer.type == "remote" else "",
+        "Python.Path": python.path if python and python.path.startswith("/") else "",
+    }
+    several = (environment.apptainer, environment.container_engine, environment.pyxis)
+    options = [
+        (key, word)
+        for key, section in zip(OPTION_KEYS, several, strict=True)
+        for word in (section.options if section else ())
+        if _ONLY_BY_SHELL.search(word) and not word.startswith("'")
+    ]
+    for key, value in (
+        *((key, path) for key, path in paths.items() if _EXPANDABLE.search(path)),
+        *((f"{key}.Options", word) for key, word in options),
+    ):
+        yield (
+            f"{where}.{key}: {value!r} is used as it is, and nothing in it is expanded; set Site:"
+            " Expand to true to expand it on the node"
+        )
     for name, value in environment.variables.items():
         if _EXPANDABLE.search(value):
             yield (

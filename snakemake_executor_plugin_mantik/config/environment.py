@@ -16,12 +16,14 @@ from snakemake_executor_plugin_mantik.config.edf import Edf, EdfError, read_edf
 from snakemake_executor_plugin_mantik.config.environment_keys import (
     ApptainerConfig,
     EnvironmentConfig,
+    PythonConfig,
 )
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
 from snakemake_executor_plugin_mantik.config.requirements import (
     RequirementsError,
     read_requirements,
 )
+from snakemake_executor_plugin_mantik.jobs.expansion import keep_literal
 from snakemake_executor_plugin_mantik.jobs.paths import IMAGES
 from snakemake_executor_plugin_mantik.jobs.spec import (
     Apptainer,
@@ -53,12 +55,12 @@ def job_environment(
     apptainer = None
     if environment.apptainer:
         apptainer = Apptainer(
-            image=_image_path(environment.apptainer, project),
+            image=_expandable(_image_path(environment.apptainer, project), config),
             options=environment.apptainer.options,
         )
     return Environment(
         apptainer=apptainer,
-        python=posixpath.normpath(environment.python.path) if environment.python else None,
+        python=_python(environment.python, config),
         requirements=requirement_files(environment, project),
         modules=environment.modules,
         variables={**variables, **environment.variables},
@@ -70,6 +72,10 @@ def job_environment(
         slurm_options=_slurm_options(environment),
         expand=config.site.expand,
     )
+
+
+def _python(python: PythonConfig | None, config: BackendConfig) -> str | None:
+    return None if python is None else _expandable(posixpath.normpath(python.path), config)
 
 
 def _container(environment: EnvironmentConfig, project: Path) -> Container | None:
@@ -224,6 +230,12 @@ def _image_path(apptainer: ApptainerConfig, project: Path) -> str:
     if apptainer.type == "remote":
         return apptainer.path
     return image_path(apptainer.path, project)
+
+
+def _expandable(path: str, config: BackendConfig) -> str:
+    """Return a path of which bash expands what lies at the site only, if it expands anything."""
+    local = not path.startswith(("/", "$")) and "://" not in path
+    return keep_literal(path) if config.site.expand and local else path
 
 
 def image_path(path: str, project: Path) -> str:

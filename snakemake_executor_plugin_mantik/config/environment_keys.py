@@ -26,6 +26,8 @@ SLURM_KEYS: Final = ("ContainerEngine", "Pyxis", "Uenv")
 """Keys of environments that plugins of Slurm make."""
 IMAGE_KEYS: Final = ("Apptainer", *SLURM_KEYS)
 """Keys of environments of which a job has at most one."""
+OPTION_KEYS: Final = ("Apptainer", "ContainerEngine", "Pyxis")
+"""Keys of environments with `Options`."""
 LOGIN_HOOKS: Final = ("PreRunCommandOnLoginNode", "PostRunCommandOnLoginNode")
 
 
@@ -37,15 +39,28 @@ def _image_type(value: object) -> str:
 
 
 def _path(value: object) -> str:
+    path = _site_path(value)
+    if path.startswith("$"):
+        raise ValueError(not_expanded(path))
+    return path
+
+
+def _site_path(value: object) -> str:
+    """Return a path that may begin with a variable, which `Site: Expand` expands."""
     path = parse_text(value, "a path")
     if not path.isprintable():
         raise ValueError(f"may hold no control characters, found {describe_value(path)}")
-    if path.startswith(("~", "$")):
-        raise ValueError(
-            f"has to be a path that is absolute or relative to the project folder; ~ and variables "
-            f"are not expanded, found {describe_value(path)}"
-        )
+    if path.startswith("~"):
+        raise ValueError(not_expanded(path))
     return path
+
+
+def not_expanded(path: str) -> str:
+    """Return the message for a path that begins with a variable or `~`."""
+    return (
+        f"has to be a path that is absolute or relative to the project folder; ~ and variables "
+        f"are not expanded, found {describe_value(path)}"
+    )
 
 
 _ProjectPath = Annotated[
@@ -56,7 +71,9 @@ _ProjectPath = Annotated[
 class ApptainerConfig(ConfigSection):
     """An Apptainer image that the command runs in."""
 
-    path: _ProjectPath = Field(
+    path: Annotated[
+        str, BeforeValidator(_site_path), WithJsonSchema({"type": ["string", "number"]})
+    ] = Field(
         alias="Path",
         description="The image: on this machine, relative to the project folder or absolute "
         "(local); absolute at the site (remote).",
@@ -82,11 +99,11 @@ class ApptainerConfig(ConfigSection):
         kind, path = kind.strip().lower(), path.strip()
         if kind == "remote" and not path.startswith(("/", "~", "$")) and "://" not in path:
             yield ("Path",), f"must be absolute for a remote image, found {describe_value(path)}"
-        if kind == "local" and "://" in path:
+        if kind == "local" and ("://" in path or path.startswith("$")):
             yield (
                 ("Path",),
                 f"is no file on this machine, found {describe_value(path)}; set Type: remote for"
-                " a URL",
+                f" {'a URL' if '://' in path else 'a path at the site'}",
             )
 
 
@@ -222,8 +239,8 @@ class UenvConfig(ConfigSection):
 
 
 def _python_path(value: object) -> str:
-    path = _path(value)
-    if not path.startswith("/") and ".." in path.split("/"):
+    path = _site_path(value)
+    if not path.startswith(("/", "$")) and ".." in path.split("/"):
         raise ValueError(
             "leaves the project folder; use a path inside it, or an absolute one at the site; "
             f"found {describe_value(path)}"

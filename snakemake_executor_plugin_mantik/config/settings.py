@@ -148,8 +148,8 @@ class SiteSettings(ConfigSection):
         Field(
             default=False,
             alias="Expand",
-            description="Let bash expand $NAME, ${NAME} and $(COMMAND) in the values of Variables, "
-            "on the node, as mantik's own backend did.",
+            description="Let bash expand $NAME, ${NAME} and $(COMMAND) in Variables, Options and "
+            "Paths at the site, on the node, as mantik's own backend did.",
         )
     )
     max_jobs: Positive = Field(

@@ -15,6 +15,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from snakemake_executor_plugin_mantik.config import units
 from snakemake_executor_plugin_mantik.config.addresses import is_confidential
+from snakemake_executor_plugin_mantik.jobs.expansion import code_end
 from snakemake_executor_plugin_mantik.jobs.script import BASH_OWN, VARIABLE_BYTES
 
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -183,7 +184,7 @@ def split_words(text: str) -> tuple[str, ...]:
     """Split `text` into words as bash would, but keep quotes and `$VARS`.
 
     The words are written into a script unchanged, where bash removes the quotes and expands
-    variables. A line break separates words, like a blank.
+    variables. A line break separates words, like a blank. Code, `$(…)`, is part of a word.
 
     Raises:
         ValueError: a quote is not closed, a line or the text ends with a backslash, or a character
@@ -192,13 +193,19 @@ def split_words(text: str) -> tuple[str, ...]:
     words: list[str] = []
     word, quote = "", ""
     escapes = dollar = False
-    characters = iter(text)
-    for character in characters:
+    characters = enumerate(text)
+    for at, character in characters:
         after_dollar, dollar = dollar, not quote and character == "$"
-        if quote:
+        end = code_end(text, at) if text.startswith("$(", at) and quote != "'" else None
+        if end is not None:
+            word += text[at:end]
+            dollar = False
+            for _ in range(end - at - 1):
+                next(characters)
+        elif quote:
             word += character
             if character == "\\" and escapes:
-                word += next(characters, "")
+                word += next(characters, (0, ""))[1]
             elif character == quote:
                 quote = ""
         elif character.isspace():
@@ -206,7 +213,7 @@ def split_words(text: str) -> tuple[str, ...]:
         elif character in _OPERATORS or (character == "#" and not word):
             raise ValueError(f"has an unquoted {character!r} in it; put quotes around that word")
         elif character == "\\":
-            following = next(characters, "")
+            following = next(characters, (0, ""))[1]
             if following in ("", "\n"):
                 raise ValueError("has a backslash at the end of a line; leave it out")
             word += character + following
@@ -249,7 +256,12 @@ def read_list(items: Sequence[object], read: Callable[[object], _T]) -> list[_T]
     return values
 
 
-def _options(value: object) -> tuple[str, ...]:
+def parse_options(value: object) -> tuple[str, ...]:
+    """Return the words of a text, or of a list of texts.
+
+    Raises:
+        ValueError: `value` is neither, or cannot be split into words.
+    """
     if isinstance(value, str):
         return split_words(_sendable(value))
     if not isinstance(value, (list, tuple)):
@@ -417,7 +429,9 @@ Size = Annotated[
 ]
 """Bytes, written as a number with or without a unit."""
 
-CommandWords = Annotated[tuple[str, ...], BeforeValidator(_options), _text_or_list_schema("number")]
+CommandWords = Annotated[
+    tuple[str, ...], BeforeValidator(parse_options), _text_or_list_schema("number")
+]
 """Words for a command line, written as a text or a list of texts."""
 
 Modules = Annotated[tuple[str, ...], BeforeValidator(_modules), list_schema()]

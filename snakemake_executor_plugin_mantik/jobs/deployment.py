@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from snakemake_executor_plugin_mantik.jobs.expansion import quote_word
 from snakemake_executor_plugin_mantik.jobs.once import Times
 from snakemake_executor_plugin_mantik.jobs.paths import CONDA, IMAGES
 from snakemake_executor_plugin_mantik.jobs.script import quote_expandable
@@ -70,12 +71,14 @@ class Image:
         place: for a URL: the name of its directory in `.mantik/images`.
         options: options of `apptainer` from the backend config, with bash's quotes.
         arguments: further options, as text of a command line.
+        expand: whether bash expands code in `options`.
     """
 
     source: str
     place: str = ""
     options: tuple[str, ...] = ()
     arguments: str = ""
+    expand: bool = False
 
 
 def wrap_modules(modules: Sequence[str], command: str, *, rule: str) -> str:
@@ -141,7 +144,7 @@ def wrap_container(image: Image, start: str, *, rule: str, times: Times | None =
     The working directory stays the same: the workspace, or a shadow directory. `start` holds the
     program and its arguments, quoted.
     """
-    arguments = [quote_expandable(word) for word in image.options]
+    arguments = list(map(quote_word if image.expand else quote_expandable, image.options))
     if image.arguments:
         arguments.append(image.arguments)
     return load_template("container.sh.j2").render(

@@ -34,6 +34,7 @@ def venv_text(
     files: Sequence[str],
     *,
     who: str,
+    place: str = "",
     modules: Sequence[str] = (),
     advice: Sequence[str] = _NO_PACKAGES,
     times: Times | None = None,
@@ -46,14 +47,15 @@ def venv_text(
         path: the directory that holds the environment of each content: absolute at the site, or
             relative to the executor's own directory for environments.
         files: paths in the workspace: the file that pip reads, then others that it names.
+        place: a word of bash for `path`, if bash is to expand it.
         who: what needs the environment, for messages.
         modules: the modules that are loaded meanwhile: others need another environment.
         advice: lines that follow the end of pip's output if it fails.
         times: the times of jobs that wait.
     """
-    place = (
-        shlex.quote(path) if path.startswith("/") else f'"$PWD"/{shlex.quote(f"{PYTHONS}/{path}")}'
-    )
+    if not place:
+        own = f'"$PWD"/{PYTHONS}/'
+        place = f"{'' if path.startswith('/') else own}{shlex.quote(path)}"
     return load_template("venv.sh.j2").render(
         who=shlex.quote(who),
         what=shlex.quote(f"virtual environment {path}"),

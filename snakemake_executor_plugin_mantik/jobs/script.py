@@ -14,12 +14,11 @@ from typing import Final
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.jobs import live_packs
-from snakemake_executor_plugin_mantik.jobs.expansion import quote_expanded
+from snakemake_executor_plugin_mantik.jobs.expansion import expands, quote_expanded, quote_word
 from snakemake_executor_plugin_mantik.jobs.once import venv_text
 from snakemake_executor_plugin_mantik.jobs.paths import IMPORTED, bundle_done_path, bundle_path
 from snakemake_executor_plugin_mantik.jobs.segments import GO_ON_CODE, START_MARK
 from snakemake_executor_plugin_mantik.jobs.spec import (
-    Apptainer,
     Container,
     Environment,
     JobSpec,
@@ -153,7 +152,7 @@ def render_script(spec: JobSpec) -> str:
         modules_text=_in_double_quotes(" ".join(environment.modules)),
         before=[shell_quote(text, "a command") for text in environment.before_on_compute],
         after=[shell_quote(text, "a command") for text in environment.after_on_compute],
-        python=environment.python and shell_quote(_readable(environment.python), "the environment"),
+        **_python(environment),
         venv=_venv(environment),
         temporary="".join(f' {name}="$TMPDIR"' for name in temporary),
         commands=_commands(spec),
@@ -168,7 +167,7 @@ def render_script(spec: JobSpec) -> str:
         growing=spec.live and shlex.quote(spec.live.growing),
         pack_bytes=live_packs.PACK_BYTES,
         piece_bytes=live_packs.PIECE_BYTES,
-        **_apptainer(environment.apptainer, spec.workspace),
+        **_apptainer(environment, spec.workspace),
     )
 
 
@@ -225,17 +224,41 @@ def _mounts(spec: JobSpec) -> str:
     return shell_quote(text, "a dataset") if text else ""
 
 
-def _apptainer(apptainer: Apptainer | None, workspace: str) -> dict[str, object]:
+def _python(environment: Environment) -> dict[str, str]:
+    """Return the virtual environment's path, and bash that sets it if it is to be expanded."""
+    path = environment.python
+    if path is None:
+        return {"python": "", "python_code": ""}
+    return _path("python", _readable(path), environment)
+
+
+def _path(name: str, path: str, environment: Environment) -> dict[str, str]:
+    """Return a path as a word of bash, and an assignment to run before if bash is to expand it."""
+    if not environment.expand or not expands(path):
+        return {name: shell_quote(path, f"the {name}"), f"{name}_code": ""}
+    code = f"_m_{name}={quote_expanded(path)}"
+    return {name: f'"$_m_{name}"', f"{name}_code": shell_quote(code, f"the {name}")}
+
+
+def _options(options: Iterable[str], environment: Environment) -> dict[str, str]:
+    """Return options as words of bash, and an assignment to run before if they hold code."""
+    words = list(options)
+    if not environment.expand or not any(map(expands, words)):
+        text = "".join(f" {quote_expandable(word)}" for word in words)
+        return {"options": text, "options_code": ""}
+    code = f"_m_options=({' '.join(map(quote_word, words))})"
+    return {"options": ' "${_m_options[@]}"', "options_code": shell_quote(code, "the options")}
+
+
+def _apptainer(environment: Environment, workspace: str) -> dict[str, object]:
+    apptainer = environment.apptainer
     if apptainer is None:
-        return {"image": ""}
-    options = [quote_expandable(word) for word in apptainer.options]
+        return {"image": "", **_options((), environment)}
     is_file = "://" not in apptainer.image
     return {
-        "image": shell_quote(
-            _readable(apptainer.image) if is_file else apptainer.image, "the image"
-        ),
+        **_path("image", _readable(apptainer.image) if is_file else apptainer.image, environment),
         "image_is_file": is_file,
-        "options": "".join(f" {word}" for word in options),
+        **_options(apptainer.options, environment),
         "bind": shlex.quote(re.sub(r"([\\,:])", r"\\\1", workspace)),
         # APPTAINER_PWD would override --cwd, and APPTAINER_CWD --pwd.
         "set_directory": not any(w.startswith(("--cwd", "--pwd")) for w in apptainer.options),
@@ -249,6 +272,7 @@ def _venv(environment: Environment) -> str:
     return venv_text(
         environment.python,
         environment.requirements,
+        place='"$_m_python"' if environment.expand and expands(environment.python) else "",
         who="Environment: Python",
         modules=environment.modules,
     )
@@ -290,12 +314,11 @@ def _container(container: Container, spec: JobSpec) -> dict[str, object]:
                 )
         own[-1] = f"{spec.workspace}:{spec.workspace}"
         mounts += [shell_quote(mount, "a mount") for mount in own]
-    options = [quote_expandable(word) for word in container.options]
     own_names = {*spec.variables, *spec.environment.variables}
     return {
         "words": " ".join(shell_quote(word, "the container") for word in words),
         "mounts": ",".join(mounts),
-        "options": "".join(f" {word}" for word in options),
+        **_options(container.options, spec.environment),
         "file": shell_quote(source, "the container") if container.is_file else "",
         "names": " ".join(sorted(own_names)),
         "inside": shlex.quote(f"./{spec.paths.work}/inside"),

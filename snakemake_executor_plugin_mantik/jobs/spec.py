@@ -88,8 +88,9 @@ class Environment:
     site. The commands are bash and run in the order of the fields, with the job's command in the
     middle. The site itself runs the commands on the login node. `slurm_options` are options of
     sbatch that mount software for the whole job. With `expand`, bash expands the values of
-    `variables` as in double quotes. If there are `requirements`, the first job makes the virtual
-    environment of them, below `python`: the file that pip reads, then others that it names.
+    `variables`, the paths of `apptainer` and `python`, and all options, as in double quotes. If
+    there are `requirements`, the first job makes the virtual environment of them, below `python`:
+    the file that pip reads, then others that it names.
     """
 
     apptainer: Apptainer | None = None

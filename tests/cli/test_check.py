@@ -82,6 +82,27 @@ def test_commands_that_bash_cannot_read_are_a_warning(tmp_path: Path) -> None:
     assert not (tmp_path / "it").exists()
 
 
+def test_what_mantik_s_own_backend_expanded_is_a_warning(tmp_path: Path) -> None:
+    text = f"""{GOOD}Environment:
+  Apptainer:
+    Path: /p/$USER/i.sif
+    Type: remote
+    Options: [-B $A:/b, '--x="$(y)"', "'$(z)'"]
+  Variables: {{A: $SCRATCH, B: "5 $"}}
+Environments: {{ml: {{Python: "/p/${{USER}}/venv"}}}}
+"""
+    file = tmp_path / "a.yaml"
+    file.write_text(text)
+    done = check(str(file))
+    assert done.exit_code == 0, done.output
+    keys = [line.removeprefix(f"warning: {file}: ").split(": ")[0] for line in
+            done.stderr.splitlines()]  # fmt: skip
+    assert keys == ["Environment.Apptainer.Path", "Environment.Apptainer.Options",
+                    "Environment.Variables.A", "Environments.ml.Python.Path"]  # fmt: skip
+    file.write_text(f"{text}Site: {{Expand: true}}\n")
+    assert check(str(file)).stderr == ""
+
+
 def test_variables_that_linux_would_not_take_are_told(tmp_path: Path) -> None:
     variables = {"LONG": "x" * 131_000, "FITS": "x" * 130_000 + "ü" * 490}
     document = {

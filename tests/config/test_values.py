@@ -34,6 +34,9 @@ def bash(line: str) -> list[str]:
         ("--bind a#b", ["--bind", "a#b"]),
         ("--env ''", ["--env", ""]),
         ("--env 'a;b|c&d'", ["--env", "a;b|c&d"]),
+        ("--env A=$(echo 'a)' \"b c\")x --nv", ["--env", "A=a)", "b", "cx", "--nv"]),
+        ('"$(echo "a  b" c)" d', ["a  b c", "d"]),
+        ("'$(echo a' b", ["$(echo a", "b"]),
     ],
 )
 def test_words_mean_to_bash_what_was_written(text: str, arguments: list[str]) -> None:
@@ -59,7 +62,7 @@ def test_splitting_is_bash_s_own(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["a;b", "a|b", "a&", "$(x)", "`x`", "a>b", "# x", "'a", '"a', "a\\"]
+    "text", ["a;b", "a|b", "a&", "$(x", "`x`", "a>b", "# x", "'a", '"a', "a\\"]
 )
 def test_what_would_end_the_command_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="has a"):

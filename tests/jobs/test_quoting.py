@@ -189,6 +189,54 @@ def test_apptainer_gets_its_words(trial: Trial) -> None:
     assert not (trial.workspace / "bad").exists()
 
 
+def test_options_and_paths_are_expanded_where_the_config_asks_for_it(trial: Trial) -> None:
+    trial.program("apptainer", STAND_IN)
+    image = trial.write("it's/me.sif")
+    words = {
+        "$DATA:/data": "/p/da ta *:/data",
+        "--host=$(printf '%s' \"a  b\" | tr a c)": "--host=c  b",
+        '"${NONE:-x} `echo y`"$(echo z)': "x yz",
+        "'$(echo no)$DATA'": "$(echo no)$DATA",
+        r"\$(DATA)": "$(DATA)",
+        '"\\$DATA"': "$DATA",
+        "*": "*",
+        "~/x": "/h o/x",
+        "A=~/x": "A=~/x",
+        'it"\'"s': "it's",
+        "{a,b}": "{a,b}",
+        "''": "",
+    }
+    environment = Environment(
+        apptainer=Apptainer("$ROOT/it's/$(whoami >&2; echo me).sif", tuple(words)),
+        variables={"DATA": "/p/da ta *", "HOME": "/h o"},
+        expand=True,
+    )
+    root = {"ROOT": str(trial.workspace)}
+    ended = trial.run(trial.spec(":", environment=environment, variables=root))
+    lines = [*words.values(), *str(image).split("\n"), "bash", "-c", ":"]
+    assert [line for line in ended.log.splitlines() if line.startswith("word: ")] == [
+        f"word: {line}" for line in ["run", *lines]
+    ]
+    for apptainer in (Apptainer("$(false)"), Apptainer(str(image), ("$(",))):
+        environment = Environment(apptainer=apptainer, expand=True)
+        ended = trial.run(trial.spec("touch bad", environment=environment))
+        assert ended.sure.failed_step == "image", ended.log
+        assert "cannot be expanded" in ended.log
+    assert not (trial.workspace / "bad").exists()
+
+
+def test_of_the_virtual_environment_too(trial: Trial) -> None:
+    trial.write("me/bin/activate", "echo activated")
+    spec = trial.spec(
+        "echo it",
+        environment=Environment(python="$ROOT/me", expand=True),
+        variables={"ROOT": str(trial.workspace)},
+    )
+    assert trial.run(spec).log == "activated\nit\n"
+    literal = trial.spec(environment=Environment(python="$ROOT/me"), variables=spec.variables)
+    assert trial.run(literal).sure.failed_step == "python"
+
+
 def test_of_tildes_only_the_home_directory_in_front_is_expanded(trial: Trial) -> None:
     trial.program("apptainer", STAND_IN)
     trial.write("x.sif")

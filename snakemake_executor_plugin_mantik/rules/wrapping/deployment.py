@@ -232,10 +232,12 @@ def _image(
         UserError: the image does not exist, or is a directory.
     """
     of_site = config_environment(job, context.sites).apptainer
+    config = context.sites[choose_site(given_resources(job), context.sites)].config
     image = Image(
         source,
         place=hashlib.sha256(source.encode()).hexdigest()[:16],
         options=of_site.options if of_site else (),
+        expand=config.site.expand,
         arguments=job.rule.workflow.deployment_settings.apptainer_args or "",
     )
     if not is_local_file(source):

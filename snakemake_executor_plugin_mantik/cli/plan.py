@@ -200,7 +200,8 @@ def _alone(made: JobPlan) -> str:
     """Describe how far the run goes on once its first jobs are submitted."""
     everything = made.alone == len(made.jobs)
     number = "all jobs at sites" if everything else humanize_count(made.alone, "job")
-    text = f"{number} would go on by {'itself' if made.alone == 1 else 'themselves'}"
+    one = made.alone == 1 and not everything
+    text = f"{number} would go on by {'itself' if one else 'themselves'}"
     stops = "; ".join(f"{rule} ({why})" for rule, why in made.stops.items())
     return f"{text}. Waiting for this machine: {stops}" if stops else text
 

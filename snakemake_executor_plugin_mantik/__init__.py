@@ -41,7 +41,8 @@ class ExecutorSettings(ExecutorSettingsBase):
         default_factory=list,
         metadata={
             "help": "The kinds of rules' own environments to deploy at the sites: 'conda',"
-            " 'apptainer' (container:), 'env-modules'; other kinds are not used. Snakemake's own"
+            " 'apptainer' (container:, an MLproject's docker_env), 'env-modules', 'venv' (an"
+            " MLproject's python_env); other kinds are not used. Snakemake's own"
             " --software-deployment-method acts on this machine. End the list with '--' if targets"
             " follow.",
             "nargs": "+",

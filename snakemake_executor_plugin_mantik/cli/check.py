@@ -13,6 +13,7 @@ import typer
 
 from snakemake_executor_plugin_mantik.cli.check_site import Finding, check_connection
 from snakemake_executor_plugin_mantik.common.errors import ConfigError, Mistake, printable
+from snakemake_executor_plugin_mantik.config.environment import describe_software
 from snakemake_executor_plugin_mantik.config.environment_keys import OPTION_KEYS, EnvironmentConfig
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
 from snakemake_executor_plugin_mantik.config.reading import (
@@ -121,24 +122,10 @@ def _summary(config: BackendConfig) -> str:
     """Describe a config in one line: `UNICORE, queue booster, Apptainer env/train.sif`."""
     machine = f"firecREST, machine {config.firecrest.machine}" if config.firecrest else "UNICORE"
     parts = [machine, f"queue {config.resources.queue}"]
-    parts += _software(config.environment)
+    parts += describe_software(config.environment)
     if config.environments:
         parts.append(f"environments {', '.join(config.environments)}")
     return ", ".join(parts)
-
-
-def _software(environment: EnvironmentConfig) -> Iterator[str]:
-    if environment.apptainer:
-        yield f"Apptainer {environment.apptainer.path}"
-    if environment.container_engine:
-        engine = environment.container_engine
-        yield f"ContainerEngine {engine.name or engine.file}"
-    if environment.pyxis:
-        yield f"Pyxis {environment.pyxis.image}"
-    if environment.uenv:
-        yield f"Uenv {','.join(environment.uenv.image)}"
-    if environment.python:
-        yield f"Python {environment.python.path}"
 
 
 def _notify(report: CheckReport) -> None:

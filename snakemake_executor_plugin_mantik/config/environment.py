@@ -8,6 +8,7 @@ import difflib
 import hashlib
 import os
 import posixpath
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Final
 
@@ -271,3 +272,18 @@ def _in_project(path: str, project: Path) -> str | None:
 def _stays(path: str) -> bool:
     """Return whether a normalised path stays in the folder that it is relative to."""
     return path != ".." and not path.startswith(("/", "../"))
+
+
+def describe_software(environment: EnvironmentConfig) -> Iterator[str]:
+    """Yield what an environment consists of: `Apptainer env/train.sif`."""
+    if environment.apptainer:
+        yield f"Apptainer {environment.apptainer.path}"
+    if environment.container_engine:
+        engine = environment.container_engine
+        yield f"ContainerEngine {engine.name or engine.file}"
+    if environment.pyxis:
+        yield f"Pyxis {environment.pyxis.image}"
+    if environment.uenv:
+        yield f"Uenv {','.join(environment.uenv.image)}"
+    if environment.python:
+        yield f"Python {environment.python.path}"

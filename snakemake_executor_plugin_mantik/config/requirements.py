@@ -33,6 +33,31 @@ class Requirements:
     folders: tuple[str, ...]
 
 
+def follow_requirements(text: str, path: str, project: Path) -> Requirements:
+    """Like `read_requirements`, for the text of a file; the files are those that it names.
+
+    Raises:
+        RequirementsError: a file or directory is missing, or lies outside the project folder.
+    """
+    files: dict[str, None] = {path: None}
+    folders: dict[str, None] = {}
+    _follow(text, path, project, files, folders)
+    return Requirements(tuple(files)[1:], tuple(folders))
+
+
+def rebase_requirements(text: str, folder: str) -> str:
+    """Return the text of a file that lies elsewhere, from where `folder` is the first one's."""
+
+    def rebased(line: str) -> str:
+        match = _FILE_OPTION.fullmatch(line.strip())
+        path = _plain(match["path"]) if match is not None else ""
+        if match is None or "://" in path:
+            return line
+        return match[0][: match.start("path")] + posixpath.normpath(posixpath.join(folder, path))
+
+    return "".join(f"{rebased(line)}\n" for line in text.splitlines())
+
+
 def read_requirements(path: str, project: Path) -> Requirements:
     """Read the file `path`, relative to the project folder, and those that it includes.
 
@@ -55,9 +80,15 @@ def _read(
         return
     text = _text(path, by, project)
     files[path] = None
+    _follow(text, path, project, files, folders)
+
+
+def _follow(
+    text: str, path: str, project: Path, files: dict[str, None], folders: dict[str, None]
+) -> None:
     for line in _lines(text):
         if (included := _FILE_OPTION.fullmatch(line)) is not None:
-            name = re.sub(r"\s+#.*", "", included["path"]).strip("'\"")
+            name = _plain(included["path"])
             if "://" not in name:
                 _read(_inside(posixpath.join(posixpath.dirname(path), name), path), path, project,
                       files, folders)  # fmt: skip
@@ -92,6 +123,11 @@ def _lines(text: str) -> Iterator[str]:
     for line in text.replace("\\\n", "").splitlines():
         if (stripped := line.strip()) and not stripped.startswith("#"):
             yield stripped
+
+
+def _plain(path: str) -> str:
+    """Return the path of an option without quotes and comment."""
+    return re.sub(r"\s+#.*", "", path).strip("'\"")
 
 
 def _inside(path: str, by: str) -> str:

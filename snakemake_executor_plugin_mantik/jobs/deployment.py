@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from snakemake_executor_plugin_mantik.jobs.expansion import quote_word
-from snakemake_executor_plugin_mantik.jobs.once import Times
+from snakemake_executor_plugin_mantik.jobs.once import Times, venv_text
 from snakemake_executor_plugin_mantik.jobs.paths import CONDA, IMAGES
 from snakemake_executor_plugin_mantik.jobs.script import quote_expandable
 from snakemake_executor_plugin_mantik.jobs.templates import load_template
@@ -34,6 +34,11 @@ _NOT_MADE = {
     "environment": (
         "what to do: where compute nodes reach no package server, name an environment that is at",
         "the site (conda: NAME or PATH); a failure that passes is tried again with the next job",
+    ),
+    "python": (
+        "what to do: where compute nodes reach no package index, make the environment on a login",
+        "node, name it in the backend config (Environment: Python), and do not deploy the",
+        "project's; a failure that passes is tried again with the next job",
     ),
     "image": (
         "what to do: where compute nodes reach no registry, fetch the image to a file here",
@@ -136,6 +141,27 @@ def wrap_conda(
         **values,
     )
     return setup + command
+
+
+def wrap_venv(
+    path: str,
+    files: Sequence[str],
+    command: str,
+    *,
+    rule: str,
+    folder: str = "",
+    version: str = "",
+    times: Times | None = None,
+) -> str:
+    """Return bash that runs the command in a virtual environment made of requirements.
+
+    For the arguments see `venv_text`.
+    """
+    made = venv_text(
+        path, files, who=f"rule {rule}", folder=folder, version=version,
+        advice=_NOT_MADE["python"], times=times,
+    )  # fmt: skip
+    return load_template("own_venv.sh.j2").render(venv=made.rstrip()) + command
 
 
 def wrap_container(image: Image, start: str, *, rule: str, times: Times | None = None) -> str:

@@ -36,6 +36,8 @@ def venv_text(
     who: str,
     place: str = "",
     modules: Sequence[str] = (),
+    folder: str = "",
+    version: str = "",
     advice: Sequence[str] = _NO_PACKAGES,
     times: Times | None = None,
 ) -> str:
@@ -50,6 +52,8 @@ def venv_text(
         place: a word of bash for `path`, if bash is to expand it.
         who: what needs the environment, for messages.
         modules: the modules that are loaded meanwhile: others need another environment.
+        folder: the directory in the workspace that pip runs in.
+        version: the version of Python to prefer, `3.12`.
         advice: lines that follow the end of pip's output if it fails.
         times: the times of jobs that wait.
     """
@@ -63,5 +67,7 @@ def venv_text(
         times=times or Times(),
         files=[shlex.quote(f"./{file.removeprefix('./')}") for file in files],
         modules=shlex.join(modules),
+        folder=shlex.quote(f"./{folder}"),
+        version=shlex.quote(version) if version else "",
         place=place,
     )

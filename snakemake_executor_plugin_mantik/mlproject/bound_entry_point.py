@@ -19,6 +19,7 @@ from snakemake_executor_plugin_mantik.mlproject.entry import (
     Parameter,
     suggest,
 )
+from snakemake_executor_plugin_mantik.mlproject.environment import ProjectEnvironment
 from snakemake_executor_plugin_mantik.mlproject.values import (
     ParameterValue,
     TemplateWords,
@@ -37,6 +38,7 @@ class ProjectLike(Protocol):
 
     folder: Path
     name: str
+    environment: ProjectEnvironment | None
 
     @property
     def shown(self) -> str:

@@ -79,6 +79,7 @@ class Project:
         folder: absolute path, links resolved.
         name: name in the MLproject file, else the folder's name.
         entry_points: entry points of the MLproject file by name, without the folder's scripts.
+        environment: the environment that the MLproject file asks for; None if there is none.
     """
 
     def __init__(
@@ -92,6 +93,7 @@ class Project:
         self.folder = Path(os.path.realpath(folder))
         self.name = file.name or self.folder.name
         self.entry_points = file.entry_points
+        self.environment = file.environment
         self._file = file
         self._shown = str(os.path.join(shown, file.path.name)) if file.path else shown
         self._exclude = tuple(exclude)

@@ -21,9 +21,13 @@ from snakemake_executor_plugin_mantik.mlproject.entry import (
     command_mistakes,
     suggest,
 )
+from snakemake_executor_plugin_mantik.mlproject.environment import (
+    EnvironmentKey,
+    ProjectEnvironment,
+)
 
 _FILE_NAME: Final = "MLproject"
-_ENVIRONMENTS: Final = ("python_env", "conda_env", "docker_env")
+_ENVIRONMENTS: Final[tuple[EnvironmentKey, ...]] = ("python_env", "conda_env", "docker_env")
 MAX_BYTES: Final = 256 << 10
 """A larger file is refused."""
 _MAX_VALUES: Final = 100_000
@@ -43,7 +47,7 @@ class ProjectFile:
         path: the file; None if the folder has none, so that only its scripts can run.
         name: the project's name; empty if not given.
         entry_points: by name, in the file's order.
-        environment: key of the environment; empty if there is none.
+        environment: the environment; None if the file names none.
         warnings: likely mistakes, with file, key and line.
         broken: mistakes of entry points that cannot be run, by name.
     """
@@ -51,7 +55,7 @@ class ProjectFile:
     path: Path | None = None
     name: str = ""
     entry_points: Mapping[str, EntryPoint] = field(default_factory=dict)
-    environment: str = ""
+    environment: ProjectEnvironment | None = None
     warnings: tuple[str, ...] = ()
     broken: Mapping[str, tuple[Mistake, ...]] = field(default_factory=dict)
 
@@ -115,13 +119,13 @@ class _Reader:
         self.warnings: list[str] = []
         self._constructor = yaml.SafeLoader("")
 
-    def read(self, content: bytes) -> tuple[str, dict[str, EntryPoint], str]:
+    def read(self, content: bytes) -> tuple[str, dict[str, EntryPoint], ProjectEnvironment | None]:
         """Return the project's name, entry points and environment."""
         try:
             root = _document(content)
         except _UnreadableError as error:
             self._notify(None, "", str(error))
-            return "", {}, ""
+            return "", {}, None
         entries = self._mapping(root, "")
         for key in entries:
             if key not in _KEYS:
@@ -199,27 +203,30 @@ class _Reader:
                 self._notify(default_node, f"{where}.default", wrong)
         return found
 
-    def _environment(self, entries: Mapping[str, Any]) -> str:
+    def _environment(self, entries: Mapping[str, Any]) -> ProjectEnvironment | None:
         given = [name for name in _ENVIRONMENTS if name in entries]
         if len(given) > 1:
             message = f"is one of {len(given)} environments ({', '.join(given)}): keep one"
             self._notify(entries[given[1]], given[1], message)
+        found = None
         for name in given:
             value = self._value(entries[name], name)
             if not value:
                 continue
             if name == "docker_env":
-                self._docker(entries[name], value)
+                found = self._docker(entries[name], value)
             elif not isinstance(value, str):
                 self._unfit(entries[name], name, "the path of a file", value)
             elif not os.path.exists(os.path.join(self._folder, value)):
                 self._notify(entries[name], name, f"there is no file {value!r} in the project")
-        return given[0] if given else ""
+            else:
+                found = ProjectEnvironment(name, value)
+        return found
 
-    def _docker(self, node: Any, value: Any) -> None:
+    def _docker(self, node: Any, value: Any) -> ProjectEnvironment | None:
         if not isinstance(value, dict):
             self._unfit(node, "docker_env", "a mapping with image", value)
-            return
+            return None
         if not value.get("image"):
             self._notify(node, "docker_env", "has no image")
         if (volumes := value.get("volumes")) and not _list_of(volumes, str):
@@ -227,6 +234,10 @@ class _Reader:
         if (names := value.get("environment")) and not _list_of(names, str, list):
             allowed = "a list of names and of pairs [name, value]"
             self._unfit(node, "docker_env.environment", allowed, names)
+        if not isinstance(image := value.get("image"), str):
+            return None
+        more = tuple(key for key in ("volumes", "environment") if value.get(key))
+        return ProjectEnvironment("docker_env", image, more)
 
     def _mapping(self, node: Any, key: str) -> dict[str, Any]:
         """Return the nodes of a mapping by key, with PyYAML's rules for `<<` and duplicates."""

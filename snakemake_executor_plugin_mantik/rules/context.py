@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import Literal, TypeAlias
 
 from snakemake.logging import logger
 from snakemake_interface_executor_plugins.settings import DeploymentMethod
@@ -14,6 +15,9 @@ from snakemake_executor_plugin_mantik.engine.request import Upload
 from snakemake_executor_plugin_mantik.jobs.paths import file_path
 from snakemake_executor_plugin_mantik.jobs.script import COMMAND_BYTES
 from snakemake_executor_plugin_mantik.rules.options import WorkflowOptions
+
+Method: TypeAlias = DeploymentMethod | Literal["venv"]
+"""A way to deploy environments at a site: Snakemake's, and virtual environments of projects."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +35,7 @@ class RuleContext:
 
     sites: Mapping[str, LoadedConfig]
     workdir: Path
-    deployment: frozenset[DeploymentMethod] = frozenset()
+    deployment: frozenset[Method] = frozenset()
     workspace: Callable[[str], str] = lambda _: WORKSPACE
     options: WorkflowOptions = field(default_factory=WorkflowOptions)
 

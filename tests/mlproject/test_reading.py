@@ -48,7 +48,7 @@ def test_a_good_file(tmp_path: Path) -> None:
     found = read(tmp_path, GOOD)
 
     assert found.name == "churn"
-    assert found.environment == "python_env"
+    assert str(found.environment) == "python_env: env.yaml"
     assert not found.warnings
     assert list(found.entry_points) == ["main", "two words"]
     main = found.entry_points["main"]

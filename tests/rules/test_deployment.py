@@ -46,7 +46,7 @@ def job(tmp_path: Path) -> SimpleNamespace:
         runtime_paths=[],
     )
     rule = SimpleNamespace(
-        name="r", env_modules=None, workflow=workflow, resources={},
+        name="r", params=None, env_modules=None, workflow=workflow, resources={},
         ruleinfo=SimpleNamespace(container_img=None),
     )  # fmt: skip
     spec = CondaEnvFileSpec(LocalSourceFile(str(folder / "e.yaml")))
@@ -62,7 +62,10 @@ def job(tmp_path: Path) -> SimpleNamespace:
 
 def payload(job: Any, *methods: DeploymentMethod, command: str = "echo") -> Payload:
     config: Any = SimpleNamespace(
-        config=SimpleNamespace(named_environment=lambda _: SimpleNamespace(apptainer=None))
+        config=SimpleNamespace(
+            named_environment=lambda _: SimpleNamespace(apptainer=None),
+            site=SimpleNamespace(expand=False),
+        )
     )
     context = RuleContext({"site": config}, job.folder, frozenset(methods))
     return wrap_deployment(Payload(command, "zsh"), job, context)

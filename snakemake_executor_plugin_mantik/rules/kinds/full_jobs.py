@@ -23,13 +23,13 @@ from snakemake import __version__, wrapper
 from snakemake.common.tbdstring import TBDString
 from snakemake.io import is_callable, is_flagged
 from snakemake.sourcecache import LocalGitFile, SourceFile
-from snakemake_interface_executor_plugins.settings import DeploymentMethod
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
 from snakemake_executor_plugin_mantik.engine.request import Upload
 from snakemake_executor_plugin_mantik.jobs.paths import OURS, file_path
 from snakemake_executor_plugin_mantik.rules import Job
+from snakemake_executor_plugin_mantik.rules.context import Method
 from snakemake_executor_plugin_mantik.rules.onsite import full_job
 from snakemake_executor_plugin_mantik.rules.paths.source_files import is_source_file
 from snakemake_executor_plugin_mantik.rules.paths.storage import jobs_use_storage
@@ -93,7 +93,7 @@ def full_job_command(
     workdir: Path,
     site: str,
     config: BackendConfig,
-    deployment: Collection[DeploymentMethod],
+    deployment: Collection[Method],
 ) -> tuple[str, tuple[Upload, ...], tuple[str, ...]]:
     """Return the command of a full job, the files to upload, and further inputs.
 
@@ -163,9 +163,7 @@ def _add_code(job: Job, found: WorkflowCode, config: BackendConfig) -> None:
         found.add_source(source, workflow.sourcecache)
 
 
-def _add_environment(
-    job: Job, found: WorkflowCode, deployment: Collection[DeploymentMethod]
-) -> None:
+def _add_environment(job: Job, found: WorkflowCode, deployment: Collection[Method]) -> None:
     sources, image = deployment_files(job, deployment)
     for source in sources:
         found.add_source(source, job.rule.workflow.sourcecache)

@@ -18,11 +18,11 @@ import yaml
 from snakemake.common import is_local_file, parse_uri
 from snakemake.deployment.conda import CondaEnvDirSpec, CondaEnvFileSpec
 from snakemake.shell import shell
-from snakemake.sourcecache import SourceFile
+from snakemake.sourcecache import LocalSourceFile, SourceFile
 from snakemake_interface_executor_plugins.settings import DeploymentMethod
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
-from snakemake_executor_plugin_mantik.config.environment import image_path
+from snakemake_executor_plugin_mantik.config.environment import describe_software, image_path
 from snakemake_executor_plugin_mantik.engine.request import Upload
 from snakemake_executor_plugin_mantik.jobs.deployment import (
     MACHINES,
@@ -33,15 +33,29 @@ from snakemake_executor_plugin_mantik.jobs.deployment import (
     wrap_modules,
 )
 from snakemake_executor_plugin_mantik.jobs.paths import file_path
+from snakemake_executor_plugin_mantik.mlproject.bound_entry_point import ProjectLike
 from snakemake_executor_plugin_mantik.rules import Job
-from snakemake_executor_plugin_mantik.rules.context import Payload, RuleContext, start_words
+from snakemake_executor_plugin_mantik.rules.context import (
+    Method,
+    Payload,
+    RuleContext,
+    start_words,
+)
 from snakemake_executor_plugin_mantik.rules.resources import (
     choose_site,
     config_environment,
     given_resources,
 )
+from snakemake_executor_plugin_mantik.rules.wrapping.project_environment import (
+    METHODS,
+    find_project,
+    python_env_mistake,
+    wrap_python_env,
+)
 
 _OPTION = "--mantik-software-deployment"
+
+_ALL_METHODS: tuple[Method, ...] = (*DeploymentMethod, "venv")
 
 _BLOCKED = ("R_LIBS", "PYTHONPATH", "PERLLIB", "PERL5LIB")
 """Variables that Snakemake unsets for a command in a conda environment (snakemake/shell.py)."""
@@ -50,13 +64,13 @@ _IN_IMAGE = "/conda-envs"
 """Directory of conda environments in an image of `containerized:` (snakemake/deployment)."""
 
 
-def parse_methods(words: Iterable[str]) -> frozenset[DeploymentMethod]:
+def parse_methods(words: Iterable[str]) -> frozenset[Method]:
     """Return the methods that the setting names.
 
     Raises:
         UserError: a method is unknown.
     """
-    known = {str(method): method for method in DeploymentMethod}
+    known = {str(method): method for method in _ALL_METHODS}
     if unknown := [word for word in words if word not in known]:
         raise UserError(
             f"there is no software deployment {', '.join(map(repr, unknown))}",
@@ -66,11 +80,10 @@ def parse_methods(words: Iterable[str]) -> frozenset[DeploymentMethod]:
     return frozenset(known[word] for word in words)
 
 
-def nested_options(methods: Collection[DeploymentMethod]) -> list[str]:
+def nested_options(methods: Collection[Method]) -> list[str]:
     """Return the options with which a Snakemake at the site deploys the same methods."""
-    if not methods:
-        return []
-    return ["--software-deployment-method", *sorted(map(str, methods))]
+    names = sorted(str(method) for method in methods if isinstance(method, DeploymentMethod))
+    return ["--software-deployment-method", *names] if names else []
 
 
 @dataclass(frozen=True)
@@ -83,19 +96,24 @@ class RuleEnvironment:
         container: path or URL from `container:` or `containerized:`.
         bare: whether the rule has `container: None`, and so runs in no container, not even in the
             backend config's.
+        project: the MLproject whose environment this is, if the rule itself has none.
     """
 
     modules: tuple[str, ...] | None = None
     conda: Any = None
     container: str | None = None
     bare: bool = False
+    project: ProjectLike | None = None
 
     def __bool__(self) -> bool:
-        return bool(self.modules or self.conda or self.container or self.bare)
+        return bool(self.modules or self.conda or self.container or self.bare or self.project)
 
 
-def read_own(job: Job, methods: Collection[DeploymentMethod]) -> RuleEnvironment:
+def read_own(job: Job, methods: Collection[Method]) -> RuleEnvironment:
     """Read a job's own environment, restricted to the requested methods."""
+    project = None if _has_directive(job) else find_project(job, methods)
+    if project is not None:
+        return _of_project(project)
     modules = conda = container = None
     bare = False
     if DeploymentMethod.ENV_MODULES in methods and job.rule.env_modules:
@@ -107,6 +125,23 @@ def read_own(job: Job, methods: Collection[DeploymentMethod]) -> RuleEnvironment
         # The rule itself does not keep `container: None`.
         bare = job.rule.ruleinfo.container_img is False
     return RuleEnvironment(modules, conda, container and str(container), bare)
+
+
+def _has_directive(job: Job) -> bool:
+    bare = job.rule.ruleinfo.container_img is False
+    return bool(job.rule.env_modules or job.conda_env_spec or job.container_img_url or bare)
+
+
+def _of_project(project: ProjectLike) -> RuleEnvironment:
+    environment = project.environment
+    own = RuleEnvironment(project=project)
+    if environment is not None and environment.key == "conda_env":
+        file = LocalSourceFile(str(project.folder / environment.value))
+        return replace(own, conda=CondaEnvFileSpec(file))
+    if environment is not None and environment.key == "docker_env":
+        image = environment.value
+        return replace(own, container=image if "://" in image else f"docker://{image}")
+    return own
 
 
 def wrap_deployment(payload: Payload, job: Job, context: RuleContext) -> Payload:
@@ -126,6 +161,9 @@ def wrap_deployment(payload: Payload, job: Job, context: RuleContext) -> Payload
         blocked = _BLOCKED if shell.conda_block_conflicting_envvars else ()
         text = wrap_conda(environment, payload.command, rule=rule, blocked=blocked)
         payload = payload.around(text, uploads)
+    if own.project is not None and not own.conda and not own.container:
+        payload = _inside(payload)
+        payload = payload.around(*wrap_python_env(own.project, payload.command, rule=rule))
     if own.container:
         start, more = start_words(payload)
         image, uploads, inputs = _image(job, own.container, context)
@@ -185,9 +223,7 @@ def _conda(job: Job, own: RuleEnvironment) -> tuple[CondaFile | str, tuple[Uploa
     return environment, tuple(uploads.values())
 
 
-def deployment_files(
-    job: Job, methods: Collection[DeploymentMethod]
-) -> tuple[list[SourceFile], Path | None]:
+def deployment_files(job: Job, methods: Collection[Method]) -> tuple[list[SourceFile], Path | None]:
     """Return the files of a job's conda environment, and its container image if that is a file."""
     own = read_own(job, methods)
     sources: list[SourceFile] = []
@@ -277,6 +313,8 @@ def deployment_mistake(job: Job, context: RuleContext, made: Collection[str]) ->
     `made` holds the paths that the workflow makes: an image may be among them.
     """
     own = read_own(job, context.deployment)
+    if own.project is not None and (why := python_env_mistake(own.project, context.workdir)):
+        return why
     if isinstance(own.conda, CondaEnvDirSpec) and not os.path.isabs(own.conda.path):
         return (
             f"has the conda environment {own.conda.path}, a directory on this machine that cannot"
@@ -291,13 +329,17 @@ def deployment_mistake(job: Job, context: RuleContext, made: Collection[str]) ->
         except yaml.YAMLError as error:
             why = " ".join(str(error).split())
             return f"has the environment file {own.conda.file}, which is not valid YAML: {why}"
-    if own.container and _URL.fullmatch(own.container) is None:
+    return _container_mistake(own.container or "", context, made)
+
+
+def _container_mistake(container: str, context: RuleContext, made: Collection[str]) -> str | None:
+    if container and _URL.fullmatch(container) is None:
         return (
-            f"cannot run: {own.container} is neither a file nor a URL (did you mean"
-            f" docker://{own.container}?)"
+            f"cannot run: {container} is neither a file nor a URL (did you mean"
+            f" docker://{container}?)"
         )
-    if own.container and is_local_file(own.container):
-        path = str(parse_uri(own.container).uri_path)
+    if container and is_local_file(container):
+        path = str(parse_uri(container).uri_path)
         local = context.workdir / path
         if os.path.normpath(path) not in made and (not os.path.isabs(path) or local.is_dir()):
             return (mistake := _image_mistake(path, local)) and f"cannot run: {mistake}"
@@ -312,13 +354,19 @@ def deployment_warnings(
     `full` returns whether a Snakemake at the site sets up the job's environment.
     """
     checked: set[str] = set()
+    projects: set[str] = set()
     for job in jobs:
         rule = job.rule
         if rule.name in checked:
             continue
         checked.add(rule.name)
-        everything = read_own(job, list(DeploymentMethod))
+        everything = read_own(job, _ALL_METHODS)
         own = read_own(job, context.deployment)
+        if (project := everything.project) is not None:
+            if project.shown not in projects:
+                projects.add(project.shown)
+                yield from _of_environment(job, project, context, used=bool(own and not full(job)))
+            continue
         for name, method in _DIRECTIVES.items():
             if getattr(everything, name) and not getattr(own, name):
                 yield (
@@ -327,6 +375,32 @@ def deployment_warnings(
                 )
         if own and not full(job):
             yield from _winner(job, own, context)
+
+
+def _of_environment(
+    job: Job, project: ProjectLike, context: RuleContext, *, used: bool
+) -> Iterator[str]:
+    """Yield what becomes of a project's environment, once for each project."""
+    environment = project.environment
+    assert environment is not None, "the project has an environment"
+    if used and environment.more:
+        yield (
+            f"Ignoring {' and '.join(environment.more)} in docker_env of {project.shown}: mount"
+            " directories with Options, and set Variables, in the backend config."
+        )
+    if used:
+        yield f"Entry points of {project.shown} run in its {environment}."
+        return
+    try:
+        site = choose_site(given_resources(job), context.sites)
+        software = ", ".join(describe_software(config_environment(job, context.sites)))
+    except UserError:
+        return  # the site is not known yet, or reported as a mistake
+    yield (
+        f"Ignoring {environment} of {project.shown}: its entry points run"
+        f" {f'in {software}' if software else 'without an environment'}, as the backend config of"
+        f" {site} says; pass {_OPTION} {METHODS[environment.key]} to use it."
+    )
 
 
 _DIRECTIVES = {
@@ -339,6 +413,8 @@ _DIRECTIVES = {
 
 def describe_own(own: RuleEnvironment) -> str:
     """Describe an environment in words: `conda: env.yaml and container: docker://x`."""
+    if own.project is not None:
+        return f"{own.project.environment} of {own.project.shown}"
     return " and ".join(_shown(own, name) for name in _DIRECTIVES if getattr(own, name))
 
 

@@ -56,10 +56,11 @@ check: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(MKDOCS) build --quiet --strict --config-file website/mkdocs.yml
+	$(MKDOCS) build --strict --config-file website/mkdocs.yml
 
-# Serves the documentation, and shows each change at once.
+# Writes the pages that are made from the code, then serves the documentation and shows each change at once.
 docs: $(STAMP)
+	$(BIN)/python -m website.reference
 	$(MKDOCS) serve --config-file website/mkdocs.yml
 
 format: $(STAMP)

@@ -44,7 +44,8 @@ def run(
     site: Annotated[
         str,
         typer.Option(
-            metavar="[NAME=]FILE", help="The site's backend config; default: the workflow's."
+            metavar="[NAME=]FILE",
+            help="The site's backend config; default: that of a profile or of the environment.",
         ),
     ] = "",
     inputs: Annotated[
@@ -52,7 +53,8 @@ def run(
         typer.Option(
             "--input",
             metavar="[NAME=]PATH",
-            help="A file or folder that it reads; repeatable.",
+            help="A file or folder that it reads; repeatable. An existing file that is the value of"
+            " a parameter of type path is one anyway.",
         ),
     ] = None,
     outputs: Annotated[

@@ -32,7 +32,8 @@ _Parameters = Annotated[
     ),
 ]
 _SiteOption = Annotated[
-    str, typer.Option("--site", metavar="[NAME=]FILE", help="The site's backend config.")
+    str,
+    typer.Option("--site", metavar="[NAME=]FILE", help="The site's backend config."),
 ]
 _Account = Annotated[str, typer.Option("--account", help="The compute budget account.")]
 _Extra = Annotated[
@@ -43,7 +44,10 @@ _Experiment = Annotated[
     str, typer.Option("--experiment", help="The MLflow experiment; created if it does not exist.")
 ]
 _Name = Annotated[str, typer.Option("--name", help="The run's name; default: MLflow chooses one.")]
-_Wait = Annotated[bool, typer.Option("--wait", help="Wait until it ends; Ctrl-C cancels it.")]
+_Wait = Annotated[
+    bool,
+    typer.Option("--wait", help="Wait until it ends; exit with 1 if it fails. Ctrl-C cancels it."),
+]
 _Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
 
@@ -66,7 +70,12 @@ def submit(
     project: Annotated[str, typer.Argument(help="A folder or a git URL; #SUB for a subfolder.")],
     *,
     version: Annotated[
-        str, typer.Option("--version", "-v", help="A branch, tag or commit of the project.")
+        str,
+        typer.Option(
+            "--version",
+            "-v",
+            help="A branch, tag or commit; a folder without one is used as it is.",
+        ),
     ] = "",
     entry_point: Annotated[
         str, typer.Option("--entry-point", "-e", help="The entry point, or a script.")

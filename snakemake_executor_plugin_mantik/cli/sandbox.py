@@ -45,25 +45,32 @@ _Sites = Annotated[
     typer.Option("--site", help="A site and its API, NAME=unicore or NAME=firecrest; repeatable."),
 ]
 _Slots = Annotated[
-    int | None, typer.Option(min=1, help="CPUs that jobs of a site share; default: all.")
+    int | None,
+    typer.Option(min=1, help="CPUs that the running jobs of a site share; default: the machine's."),
 ]
 _StatusInterval = Annotated[
-    float, typer.Option(min=0.01, help="Seconds between two updates of the jobs' status.")
+    float,
+    typer.Option(
+        min=0.01, help="UNICORE: seconds between two polls of its scheduler; real: 10 to 60."
+    ),
 ]
 _DeathLag = Annotated[
-    float, typer.Option(min=0, help="Seconds that a killed job keeps its old status; real: 134.")
+    float,
+    typer.Option(min=0, help="UNICORE: seconds that a killed job keeps its old status; real: 134."),
 ]
 _AccountingLag = Annotated[
     float,
-    typer.Option(min=0, help="Delay of firecREST's accounting in seconds; real: up to 4."),
+    typer.Option(min=0, help="firecREST: delay of its reports on jobs, in seconds; real: up to 4."),
 ]
 _TokenLifetime = Annotated[
     float,
-    typer.Option(min=1, help="Lifetime of firecREST's tokens in seconds; it refuses the last 30."),
+    typer.Option(min=1, help="firecREST: how long a token is valid, in seconds; 30 must be left."),
 ]
 _SchedulerName = Annotated[
     str,
-    typer.Option("--scheduler", help="Run jobs as local processes, or in this machine's slurm."),
+    typer.Option(
+        "--scheduler", help="What runs the jobs: local processes, or this machine's slurm."
+    ),
 ]
 _DEFAULT_SITES = ["hpc1=unicore"]
 

@@ -94,7 +94,7 @@ class ResourcesConfig(ConfigSection):
 
     queue: Name = Field(alias="Queue", description="Queue or partition.")
     runtime_s: Duration | None = Field(
-        default=None, alias="Runtime", description="Walltime: a number with one of s, m, h, d."
+        default=None, alias="Runtime", description="Walltime; without it the queue's."
     )
     nodes: Positive | None = Field(default=None, alias="Nodes", description="Number of nodes.")
     total_cpus: Positive | None = Field(
@@ -111,13 +111,15 @@ class ResourcesConfig(ConfigSection):
         alias="MemoryPerNode",
         validation_alias=AliasChoices("MemoryPerNode", "Memory"),
         description="Memory on each node: a number with one of K, M, G, T (also KiB, KB), "
-        "1024-based.",
+        "1024-based; without it the queue's.",
     )
     reservation: Name | None = Field(
         default=None, alias="Reservation", description="Reservation to use."
     )
     node_constraints: Name | None = Field(
-        default=None, alias="NodeConstraints", description="Features that the nodes must have."
+        default=None,
+        alias="NodeConstraints",
+        description="Features that the nodes must have, such as gpu&a100.",
     )
     qos: Name | None = Field(default=None, alias="QoS", description="Quality of service.")
     segments: Count | None = Field(

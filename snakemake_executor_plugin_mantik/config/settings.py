@@ -102,14 +102,14 @@ class SiteSettings(ConfigSection):
     ] = Field(
         default="slurm",
         alias="Scheduler",
-        description="The site's scheduler: slurm or pbs (jobs bring their own #SBATCH or #PBS "
-        "lines), or none where the API runs jobs by itself.",
+        description="The scheduler behind UNICORE: slurm, pbs (PBS Professional, OpenPBS), or none "
+        "where UNICORE starts jobs itself or another scheduler does.",
     )
     workspace: Annotated[str, BeforeValidator(_workspace)] | None = Field(
         default=None,
         alias="Workspace",
-        description="Path of the workspace at the site, absolute or relative to the storage; by "
-        "default each workflow gets its own.",
+        description="Path of the workspace at the site, absolute or relative to Storage. Each "
+        "workflow needs its own, which it has by default; the sites of one workflow may share one.",
     )
     sharing: Annotated[
         Literal["private", "group"], BeforeValidator(_sharing), words_schema(*_SHARING)
@@ -122,8 +122,8 @@ class SiteSettings(ConfigSection):
     storage: Name | None = Field(
         default=None,
         alias="Storage",
-        description="Name of the site's storage (UNICORE: HOME, PROJECT, SCRATCH, ...) that holds "
-        "the workspace.",
+        description="Name of the site's storage (UNICORE: HOME, PROJECT, SCRATCH, ...) that "
+        "contains the workspace; by default it is detected.",
     )
     ca_file: Text | None = Field(
         default=None,
@@ -132,17 +132,20 @@ class SiteSettings(ConfigSection):
         "site's TLS certificate with; relative to the project folder.",
     )
     proxy: Url | None = Field(
-        default=None, alias="Proxy", description="URL of an HTTP proxy for all requests."
+        default=None,
+        alias="Proxy",
+        description="URL of an HTTP proxy for all requests, without credentials.",
     )
     timeout_s: Duration = _time(
         "Timeout",
         "120s",
-        "Time limit of one request; as long again for each MiB of a file in it.",
+        "How long one request may take; as long again for each MiB of a file that it carries.",
     )
     concurrent_requests: Positive = Field(
         default=4,
         alias="ConcurrentRequests",
-        description="Maximum number of simultaneous requests to the site.",
+        description="Maximum number of simultaneous requests. Uploads and downloads of files (at "
+        "firecREST: downloads through its object store) have a separate limit of the same size.",
     )
     expand: Annotated[bool, BeforeValidator(_yes_or_no), WithJsonSchema({"type": "boolean"})] = (
         Field(
@@ -158,15 +161,17 @@ class SiteSettings(ConfigSection):
         description="Maximum number of jobs that are submitted and have not ended.",
     )
     submissions_per_second: Rate = Field(
-        default=50.0, alias="SubmissionsPerSecond", description="Maximum submissions per second."
+        default=50.0,
+        alias="SubmissionsPerSecond",
+        description="Maximum number of submissions per second.",
     )
     poll_min_s: Duration = _time(
-        "PollMin", "1s", "Shortest time between two checks of the site's jobs."
+        "PollMin", "1s", "Shortest time between two polls of the site's jobs."
     )
     poll_max_s: Duration = _time(
-        "PollMax", "15s", "Longest time between two checks of the site's jobs."
+        "PollMax", "15s", "Longest time between two polls of the site's jobs; not below PollMin."
     )
-    heartbeat_s: Duration = _time("Heartbeat", "10s", "Interval of a running job's heartbeats.")
+    heartbeat_s: Duration = _time("Heartbeat", "10s", "How often a running job writes a heartbeat.")
     term_grace_s: Duration = _time(
         "TermGrace",
         "20s",
@@ -188,11 +193,11 @@ class SiteSettings(ConfigSection):
     fetch_wait_s: Duration = _time(
         "FetchWait",
         "5m",
-        "How long to repeat the download of a succeeded job's outputs if the site refuses them or "
-        "returns other content.",
+        "How long to repeat the download of a successful job's outputs if the site refuses them or "
+        "returns something else; after that the next run downloads them.",
     )
     inline_limit_bytes: Size = _bytes(
-        "InlineLimit", "256K", "Small inputs up to this total size travel in the submission."
+        "InlineLimit", "256K", "Small inputs up to this total size are part of the submission."
     )
     marker_limit_bytes: Size = _bytes(
         "MarkerLimit", "1M", "Outputs up to this total size are downloaded with the job's marker."
@@ -201,10 +206,12 @@ class SiteSettings(ConfigSection):
         "ArchiveFileLimit", "8M", "Single outputs up to this size are downloaded in one archive."
     )
     log_tail_bytes: Size = _bytes(
-        "LogTail", "256K", "Maximum size of the end of the log in the marker."
+        "LogTail", "256K", "How much of a log's end is downloaded with the job's marker."
     )
     live_s: Duration = _time(
-        "Live", "10s", "How often a running job checks what its code has logged."
+        "Live",
+        "10s",
+        "How often a running job checks what its code has logged, to report it meanwhile.",
     )
     live_file_limit_bytes: Size = _bytes(
         "LiveFileLimit", "1M", "Artifacts up to this size are reported while the job runs."
@@ -217,11 +224,9 @@ class SiteSettings(ConfigSection):
     source_file_limit_bytes: Size = _bytes(
         "SourceFileLimit",
         "1M",
-        "Project files up to this size are uploaded with a job that needs the project's sources.",
+        "Larger files of the project folder are not uploaded as sources.",
     )
-    sources_limit_bytes: Size = _bytes(
-        "SourcesLimit", "32M", "Maximum total size of the project's sources."
-    )
+    sources_limit_bytes: Size = _bytes("SourcesLimit", "32M", "Maximum total size of the sources.")
     undeclared: Annotated[
         Literal["report", "fetch"], BeforeValidator(_undeclared), words_schema(*_UNDECLARED)
     ] = Field(

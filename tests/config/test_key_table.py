@@ -167,7 +167,7 @@ def names(options: Iterable[str]) -> set[str]:
 def test_the_docs_say_the_same(key: str) -> None:
     """No option more and none less in the table of the docs than in that of the code."""
     line = next(line for line in DOCS.splitlines() if line.startswith(f"| `{key}` |"))
-    _, _, _, _, unicore, slurm, pbs, _ = line.split("|")
+    _, _, unicore, slurm, pbs, _ = line.split("|")
     row = RESOURCES[key]
     quoted = [re.findall(r"`([^`]+)`", cell) for cell in (unicore, slurm, pbs)]
     assert {name for name in quoted[0] if name[0].isupper()} == set(row.unicore)
@@ -180,5 +180,5 @@ def test_the_docs_say_the_same(key: str) -> None:
 
 
 def test_the_docs_have_no_other_rows() -> None:
-    table = DOCS.partition("| key | value | default | UNICORE")[2].partition("\n\n")[0]
+    table = DOCS.partition("| key | UNICORE")[2].partition("\n\n")[0]
     assert re.findall(r"^\| `(\w+)` \|", table, re.M) == list(RESOURCES)

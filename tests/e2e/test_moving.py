@@ -87,7 +87,7 @@ def test_commands_in_the_tables_exist() -> None:
 
 @pytest.mark.parametrize("kind", ["Resources", "Environment", "Site"])
 def test_keys_in_the_tables_exist(kind: str) -> None:
-    reference = (Path(__file__).parents[2] / "docs/backend-config.md").read_text()
+    reference = (Path(__file__).parents[2] / "docs/config-keys.md").read_text()
     keys = re.findall(rf"`{kind}:` ((?:`\w+[^`]*`(?:, | and )?)+)|`{kind}: (\w+)", PAGE)
     names = {name for listed, one in keys for name in [*re.findall(r"`(\w+)", listed), one] if name}
     assert names

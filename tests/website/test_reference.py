@@ -1,0 +1,32 @@
+"""Pages of the reference say what the code says."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from snakemake_executor_plugin_mantik.cli import _app
+from website import reference
+
+
+@pytest.mark.parametrize("page", reference.pages())
+def test_a_page_is_what_the_code_makes(page: str) -> None:
+    made = reference.pages()[page]()
+    shown = (reference.DOCS / page).read_text()
+    assert shown == made, f"docs/{page} is old. Type: python -m website.reference"
+
+
+def test_the_keys_of_all_parts_of_a_config_are_listed() -> None:
+    schema = json.loads(CliRunner().invoke(_app(), ["schema"]).stdout)
+    assert set(schema["$defs"]) == {name for name in reference.SECTIONS.values() if name}
+
+
+def test_what_is_read_from_the_code_is_shown() -> None:
+    keys, commands, options = (
+        reference.pages()[f"{name}.md"]() for name in ("config-keys", "commands", "options")
+    )
+    assert "| `Timeout` | a time | `120s` | How long" in keys
+    assert "| `Queue` | a text | required |" in keys
+    assert "| `--environment apptainer\\|python\\|none` |" in commands
+    assert "    smk-mantik runs submit [OPTIONS] PROJECT\n" in commands
+    assert "| `--mantik-ahead N` | `100` |" in options

@@ -12,6 +12,7 @@ from tests.tracking.conftest import PASSWORD, Tracked
 from tests.tracking.rules import HEAD, rule, workflow
 
 CODE = """
+import os
 import mlflow
 print("trained")
 with mlflow.start_run() as run:
@@ -24,12 +25,24 @@ with mlflow.start_run() as run:
     mlflow.log_text("hello", "notes/a.txt")
     with mlflow.start_run(nested=True, run_name="inner"):
         mlflow.log_metric("inner", 7)
+    model = mlflow.initialize_logged_model(name="net")
+    os.mkdir("net")
+    with open("net/MLmodel", "w") as file:
+        file.write("flavors: {}")
+    client = mlflow.MlflowClient()
+    client.log_model_artifacts(model.model_id, "net")
+    mlflow.finalize_logged_model(model.model_id, "READY")
+    mlflow.register_model(f"models:/{model.model_id}", NAME)
+    client.set_registered_model_alias(NAME, "champion", "1")
 """
 
 
 def test_what_a_job_logs(tracked: Tracked) -> None:
     project = tracked.project
-    project.write("code.py", CODE)
+    name = f"model of {tracked.experiment}".replace("/", " ")
+    tracked.client.create_registered_model(name)
+    tracked.client.create_model_version(name, "s3://here/model", await_creation_for=0)
+    project.write("code.py", CODE.replace("NAME", repr(name)))
     arguments = {"alpha": "1.50", "text": "it's $HOME"}
     project.write("Snakefile", HEAD + rule(f"{sys.executable} code.py", arguments=arguments))
 
@@ -54,6 +67,13 @@ def test_what_a_job_logs(tracked: Tracked) -> None:
     assert tracked.artifacts(run) == [
         "mantik/backend-config.yaml", "mantik/log.txt", "mantik/script.sh", "notes/a.txt",
     ]  # fmt: skip
+    version = tracked.client.get_model_version_by_alias(name, "champion")
+    assert (str(version.version), version.run_id) == ("2", run.info.run_id)
+    (model,) = tracked.client.search_logged_models([run.info.experiment_id])
+    assert version.source == f"models:/{model.model_id}"
+    assert model.tags["mlflow.modelVersions"].count('"version"') == 1
+    uri = tracked.client.get_model_version_download_uri(name, "2")
+    assert uri == model.artifact_location
     tells(said, "alpha is already '1.50' in MLflow; the job logged '2'")
     assert not [p for p in (project.workspace / ".snakemake").rglob("*") if p.is_file()]
     left = project.directory / ".snakemake/mantik/tracking"

@@ -9,6 +9,7 @@ from ruamel.yaml import YAML
 
 from snakemake_executor_plugin_mantik.tracking.worker.descriptions import read_mapping
 from snakemake_executor_plugin_mantik.tracking.worker.published import Destination, Published
+from snakemake_executor_plugin_mantik.tracking.worker.registered import VERSIONS_TAG
 from snakemake_executor_plugin_mantik.tracking.worker.uploads import ArtifactUploads, none_below
 
 _SOURCE_MODEL = "mantik.source_model"
@@ -80,9 +81,10 @@ class Models:
         elif self._again:
             known = self._find_model(experiment, name)
         if known is None:
+            tags = {tag: value for tag, value in (model.tags or {}).items() if tag != VERSIONS_TAG}
             known = self._client.create_logged_model(
                 experiment, name=model.name, source_run_id=run_id,
-                tags={**(model.tags or {}), _SOURCE_MODEL: name},
+                tags={**tags, _SOURCE_MODEL: name},
                 params=dict(model.params or {}), model_type=model.model_type,
             )  # fmt: skip
         self._models[model.model_id] = known.model_id

@@ -23,6 +23,7 @@ from mlflow.entities import (
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
+from snakemake_executor_plugin_mantik.common.humanize import humanize_count
 from snakemake_executor_plugin_mantik.tracking.run import without_users
 from snakemake_executor_plugin_mantik.tracking.worker.experiments import is_refusal
 from snakemake_executor_plugin_mantik.tracking.worker.metrics import (
@@ -32,6 +33,7 @@ from snakemake_executor_plugin_mantik.tracking.worker.metrics import (
 )
 from snakemake_executor_plugin_mantik.tracking.worker.models import Models
 from snakemake_executor_plugin_mantik.tracking.worker.published import Destination, Published
+from snakemake_executor_plugin_mantik.tracking.worker.registered import RegisteredModels
 from snakemake_executor_plugin_mantik.tracking.worker.repair import exclude_in_turn, prepare_store
 from snakemake_executor_plugin_mantik.tracking.worker.source import (
     PARENT_TAG,
@@ -121,6 +123,14 @@ class Replay:
                 self.log(values, run_id)
         for run in source.runs:
             self.upload(run)
+        RegisteredModels(
+            self._client, self._store, self._to, self._told, self._notify
+        ).publish(source)  # fmt: skip
+        if traces := sum(1 for _ in self._store.glob("*/traces/*/trace_info.yaml")):
+            self._notify(
+                f"{humanize_count(traces, 'trace is', 'traces are')} left out: only jobs that log"
+                " to the server themselves (--mantik-track-direct) can have traces"
+            )
         self.end(source, status)
 
     def _read(self) -> RecordedStore:

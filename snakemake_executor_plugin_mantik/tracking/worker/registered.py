@@ -1,0 +1,231 @@
+"""Register the models that a job registered in its own store. Part of the worker: needs mlflow.
+
+A job's MLflow numbers versions in the job's own store; the server numbers them anew. Each version
+has a tag that names the one in the store, so that none is created twice.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, Final
+from urllib.parse import unquote
+
+import mlflow
+from mlflow.entities import Run
+from mlflow.entities.model_registry import ModelVersion
+from mlflow.exceptions import MlflowException
+from mlflow.tracking import MlflowClient
+from mlflow.utils.uri import append_to_uri_path
+
+from snakemake_executor_plugin_mantik.common.humanize import humanize_count
+from snakemake_executor_plugin_mantik.tracking.worker.descriptions import read_mapping
+from snakemake_executor_plugin_mantik.tracking.worker.experiments import is_refusal
+from snakemake_executor_plugin_mantik.tracking.worker.published import Destination, Published
+from snakemake_executor_plugin_mantik.tracking.worker.repair import LONGEST_VALUE
+from snakemake_executor_plugin_mantik.tracking.worker.source import RecordedStore
+
+REGISTRY: Final = "models"
+"""The directory of a store that holds its registered models; those of runs lie elsewhere."""
+VERSIONS_TAG: Final = "mlflow.modelVersions"
+"""The tag in which a logged model lists its registered versions."""
+_SOURCE_VERSION: Final = "mantik.source_version"
+"""The tag that names the version in a job's store that a version was made from."""
+_NO_REGISTRY: Final = frozenset(("ENDPOINT_NOT_FOUND", "FEATURE_DISABLED"))
+_FORBIDDEN: Final = "PERMISSION_DENIED"
+"""Error codes that are final here, unlike elsewhere: the run itself was just published, so neither
+is the server down nor the token invalid."""
+
+
+@dataclass(frozen=True)
+class _Version:
+    """A version of a registered model, as a job's store describes it."""
+
+    name: str
+    number: str
+    source: str
+    model_id: str
+    description: str
+    tags: Mapping[str, str]
+    aliases: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Origin:
+    """What a version is made from in MLflow.
+
+    Attributes:
+        uri: as `mlflow.register_model` takes it.
+        source: as the registry takes it.
+        model_id: of the logged model; None for artifacts of a run.
+    """
+
+    uri: str
+    source: str
+    run_id: str
+    model_id: str | None
+
+
+class RegisteredModels:
+    """Registers the models of one store."""
+
+    def __init__(
+        self,
+        client: MlflowClient,
+        store: Path,
+        destination: Destination,
+        told: Published,
+        notify: Callable[[str], None],
+    ) -> None:
+        """Prepare; the arguments are those of `Replay`."""
+        self._client = client
+        self._store = store
+        self._to = destination
+        self._told = told
+        self._notify = notify
+
+    def publish(self, source: RecordedStore) -> None:
+        """Register all versions, once the models and artifacts that they name are published.
+
+        Raises:
+            Exception: the server does not answer, or answers with an error; try again later.
+        """
+        versions = list(_read_versions(self._store))
+        by_number = {(version.name, version.number): version for version in versions}
+        for left, version in zip(reversed(range(len(versions))), versions, strict=True):
+            origin = self._origin(version, by_number, source)
+            if origin is None:
+                self._notify(
+                    f"the registered model {version.name} is left out: its source"
+                    f" {version.source[:100]} is not among what the job logged"
+                )
+                continue
+            try:
+                self._register(version, origin)
+            except MlflowException as error:
+                none = error.error_code in _NO_REGISTRY
+                if not (none or is_refusal(error) or error.error_code == _FORBIDDEN):
+                    raise
+                further = (
+                    f", and {humanize_count(left, 'further version')}" if none and left else ""
+                )
+                self._notify(
+                    f"MLflow does not register the model {version.name}{further}; to do so later:"
+                    f" mlflow.register_model({origin.uri!r}, {version.name!r}) ({error})"
+                )
+                if none:
+                    return
+
+    def _origin(
+        self,
+        version: _Version,
+        known: Mapping[tuple[str, str], _Version],
+        source: RecordedStore,
+    ) -> _Origin | None:
+        """Return what a version is made from, if that has been published."""
+        copied = re.fullmatch(r"models:/(.+)/(\d+)", version.source)
+        if copied and not version.model_id:  # another version, whose source is recorded
+            original = known.get((copied[1], copied[2]))
+            before = {key: each for key, each in known.items() if each is not original}
+            return self._origin(original, before, source) if original is not None else None
+        model = version.model_id or version.source.removeprefix("models:/")
+        if model_id := self._told.models.get(model):
+            there = self._client.get_logged_model(model_id)
+            run_id, uri = there.source_run_id or self._to.run_id, f"models:/{model_id}"
+            # The registry in a database looks for the model at MLflow's own tracking URI.
+            own = self._client.tracking_uri
+            found = own.startswith("http") or own == mlflow.get_tracking_uri()
+            return _Origin(uri, uri if found else there.artifact_location, run_id, model_id)
+        for run in source.runs:
+            run_id = self._told.runs.get(run.info.run_id, "")
+            path = self._artifact(run, version.source)
+            if run_id and path:
+                root = self._client.get_run(run_id).info.artifact_uri
+                source_uri = append_to_uri_path(root, path)
+                return _Origin(f"runs:/{run_id}/{path}", source_uri, run_id, None)
+        return None
+
+    def _artifact(self, run: Run, source: str) -> str:
+        """Return the path of a source among a run's artifacts; empty if it is none of them."""
+        root = self._store / run.info.experiment_id / run.info.run_id / "artifacts"
+        for before in (
+            f"/{run.info.experiment_id}/{run.info.run_id}/artifacts/",
+            f"runs:/{run.info.run_id}/",
+        ):
+            path = PurePosixPath(unquote(source).rpartition(before)[2])
+            if before in unquote(source) and ".." not in path.parts and (root / path).is_dir():
+                return str(path)
+        return ""
+
+    def _register(self, version: _Version, origin: _Origin) -> None:
+        self._describe_model(version.name)
+        mark = f"{self._to.try_id}/{version.name}/{version.number}"
+        made = self._find(origin.run_id, mark) if self._told.doubt else None
+        if made is None:
+            made = self._client.create_model_version(
+                version.name, origin.source, origin.run_id, model_id=origin.model_id,
+                tags={**version.tags, _SOURCE_VERSION: mark},
+                description=version.description or None, await_creation_for=0,
+            )  # fmt: skip
+        for alias in version.aliases:
+            self._client.set_registered_model_alias(version.name, alias, str(made.version))
+        if origin.model_id is not None:
+            self._link(origin.model_id, {"name": version.name, "version": made.version})
+
+    def _describe_model(self, name: str) -> None:
+        """Create a registered model or, if it exists, give it the job's tags and description."""
+        place = self._store / REGISTRY / name
+        tags = _read_tags(place / "tags")
+        description = str((read_mapping(place / "meta.yaml") or {}).get("description") or "")
+        try:
+            self._client.create_registered_model(name, tags, description or None)
+        except MlflowException as error:
+            if error.error_code not in ("RESOURCE_ALREADY_EXISTS", "ALREADY_EXISTS"):
+                raise
+            for key, value in tags.items():
+                self._client.set_registered_model_tag(name, key, value)
+            if description:
+                self._client.update_registered_model(name, description)
+
+    def _find(self, run_id: str, mark: str) -> ModelVersion | None:
+        found = self._client.search_model_versions(f"run_id='{run_id}'")
+        return next((each for each in found if each.tags.get(_SOURCE_VERSION) == mark), None)
+
+    def _link(self, model_id: str, version: Mapping[str, Any]) -> None:
+        """List a version in its logged model, as MLflow's client does."""
+        known = self._client.get_logged_model(model_id).tags.get(VERSIONS_TAG)
+        versions: list[Any] = json.loads(known) if known else []
+        if (version["name"], str(version["version"])) not in {
+            (each["name"], str(each["version"])) for each in versions
+        }:
+            listed = json.dumps([*versions, version])
+            self._client.set_logged_model_tags(model_id, {VERSIONS_TAG: listed})
+
+
+def _read_versions(store: Path) -> Iterator[_Version]:
+    """Read the registered versions of a store, the oldest first; leave out what is damaged."""
+    found = []
+    for meta in store.glob(f"{REGISTRY}/*/version-*/meta.yaml"):
+        known = read_mapping(meta)
+        if known is None or not known.get("source"):
+            continue
+        name, number = meta.parent.parent.name, meta.parent.name.removeprefix("version-")
+        aliases = _read_tags(meta.parent.parent / "aliases")
+        version = _Version(
+            name, number, str(known["source"]), str(known.get("model_id") or ""),
+            str(known.get("description") or ""), _read_tags(meta.parent / "tags"),
+            tuple(alias for alias, of in sorted(aliases.items()) if of.strip() == number),
+        )  # fmt: skip
+        found.append((str(known.get("creation_timestamp")), name, len(number), number, version))
+    yield from (version for *_, version in sorted(found, key=lambda each: each[:4]))
+
+
+def _read_tags(directory: Path) -> dict[str, str]:
+    """Read the files of a directory: their contents by their names."""
+    tags = {}
+    for path in directory.rglob("*"):
+        if path.is_file() and path.stat().st_size <= LONGEST_VALUE:
+            name = path.relative_to(directory).as_posix()
+            tags[name] = path.read_text(encoding="utf-8", errors="replace")
+    return tags

@@ -817,7 +817,8 @@ _m_make_archive() {
 # ---- undeclared files ----------------------------------------------------------------------------
 # Lists files that are new since the command began and are no outputs of the job: in the directories
 # of its outputs, and in the first levels of the working directory. Another job that runs at the same
-# time may have made some of them. Takes a few seconds at most, and leaves hidden files out.
+# time may have made some of them. Takes a few seconds at most, and leaves out hidden files and those
+# of __pycache__.
 
 # Sets _m_since to the moment at which the command began, as find takes it. It is slightly too early,
 # since clocks of file systems tick: the command may have made a file in the same tick.
@@ -831,7 +832,8 @@ _m_set_since() {
 
 # Prints the directories that may hold new files: a new file changes the time of its directory.
 _m_changed_directories() {
-  local -a search=(-mindepth 1 -name '.*' -prune -o -type d -newermt "@$_m_since" -print0)
+  local -a search=(-mindepth 1 '(' -name '.*' -o -name __pycache__ ')' -prune
+    -o -type d -newermt "@$_m_since" -print0)
   printf '%s\0' "$@"
   timeout 3 find "$@" -maxdepth 3 "${search[@]}"
 } 2>/dev/null

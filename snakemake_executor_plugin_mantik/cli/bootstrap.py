@@ -14,6 +14,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
+from snakemake_executor_plugin_mantik.common.installing import SNAKEMAKE
 from snakemake_executor_plugin_mantik.common.state_directory import STATE, make_private
 from snakemake_executor_plugin_mantik.config.reading import read_configs
 from snakemake_executor_plugin_mantik.mlproject.single_rule import RUNS
@@ -70,7 +71,7 @@ def bootstrap(
     if importlib.util.find_spec("snakemake") is None:
         raise UserError(
             "snakemake is not installed beside this command", where="smk-mantik bootstrap",
-            do="Install it with: pip install snakemake",
+            do=f"Install it with: {SNAKEMAKE}",
         )  # fmt: skip
     from snakemake import __version__
 

@@ -11,6 +11,7 @@ from snakemake_executor_plugin_mantik.adapter.snakemake_version import check_sna
 from snakemake_executor_plugin_mantik.cli.apps import Command
 from snakemake_executor_plugin_mantik.cli.check import WRONG
 from snakemake_executor_plugin_mantik.common.errors import UserError
+from snakemake_executor_plugin_mantik.common.installing import SNAKEMAKE
 
 if TYPE_CHECKING:
     from snakemake_executor_plugin_mantik.adapter.graph_files import GraphFiles
@@ -63,6 +64,6 @@ def require_snakemake(command: str) -> None:
     if importlib.util.find_spec("snakemake") is None:
         raise UserError(
             "snakemake is not installed beside this command", where=command,
-            do="Install it with: pip install snakemake",
+            do=f"Install it with: {SNAKEMAKE}",
         )  # fmt: skip
     check_snakemake_version()

@@ -11,6 +11,7 @@ import typer
 from snakemake_executor_plugin_mantik.cli.apps import App
 from snakemake_executor_plugin_mantik.cli.options import Checkpoint, Segments
 from snakemake_executor_plugin_mantik.common.errors import UserError, json_text, one_line, printable
+from snakemake_executor_plugin_mantik.common.installing import install_command
 
 if TYPE_CHECKING:
     from snakemake_executor_plugin_mantik.runs.listing import FoundRun
@@ -59,7 +60,7 @@ def _prepare() -> None:
     if importlib.util.find_spec("mlflow") is None:
         raise UserError(
             "MLflow is not installed here",
-            do="Install it with: pip install 'snakemake-executor-plugin-mantik[mlflow]'",
+            do=f"Install it with: {install_command('mlflow')}",
         )
     for name, value in {**SETTINGS, "MLFLOW_LOGGING_LEVEL": "WARNING"}.items():
         os.environ.setdefault(name, value)

@@ -18,6 +18,7 @@ import typer
 from snakemake_executor_plugin_mantik.cli.apps import App
 from snakemake_executor_plugin_mantik.cli.children import run_child
 from snakemake_executor_plugin_mantik.common.errors import UserError
+from snakemake_executor_plugin_mantik.common.installing import install_command
 from snakemake_executor_plugin_mantik.sandbox.settings import (
     SCHEDULERS,
     FirecrestSettings,
@@ -184,6 +185,6 @@ def _sandbox_class() -> "type[Sandbox]":
         raise UserError(
             f"the sandbox needs the package {error.name}, which is not installed",
             where="smk-mantik sandbox",
-            do="Install it with: pip install 'snakemake-executor-plugin-mantik[sandbox]'",
+            do=f"Install it with: {install_command('sandbox')}",
         ) from error
     return Sandbox

@@ -11,6 +11,7 @@ import typer
 from snakemake_executor_plugin_mantik.cli.options import Workdir
 from snakemake_executor_plugin_mantik.common.errors import MantikError, UserError, printable
 from snakemake_executor_plugin_mantik.common.humanize import humanize_count
+from snakemake_executor_plugin_mantik.common.installing import install_command
 from snakemake_executor_plugin_mantik.common.locks import hold_if_free, is_locked
 from snakemake_executor_plugin_mantik.common.state_directory import STATE
 from snakemake_executor_plugin_mantik.journal import JOURNAL_FILE, read_history, sent_try_ids
@@ -37,7 +38,7 @@ def track(
     if importlib.util.find_spec("mlflow") is None:
         raise UserError(
             "MLflow is not installed here",
-            do="Install it with: pip install 'snakemake-executor-plugin-mantik[mlflow]'",
+            do=f"Install it with: {install_command('mlflow')}",
         )
     try:
         outbox = Outbox(kept / OUTBOX)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from snakemake_executor_plugin_mantik.common.errors import ConfigError, UserError
+from snakemake_executor_plugin_mantik.common.installing import SNAKEMAKE
 from snakemake_executor_plugin_mantik.common.state_directory import STATE, make_private
 from snakemake_executor_plugin_mantik.config.reading import LoadedConfig, read_configs
 from snakemake_executor_plugin_mantik.mlproject.collect import started_file
@@ -167,7 +168,7 @@ def snakemake_command(snakefile: Path, site: str) -> list[str]:
         raise UserError(
             "snakemake is not installed beside this command",
             where="smk-mantik",
-            do="Install it with: pip install snakemake",
+            do=f"Install it with: {SNAKEMAKE}",
         )
     # -P: modules of the project must not shadow Snakemake's.
     words = [sys.executable, "-P", "-m", "snakemake", "--snakefile", str(snakefile)]

@@ -20,6 +20,7 @@ from zoneinfo import ZoneInfo
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.common.humanize import humanize_count
+from snakemake_executor_plugin_mantik.common.installing import install_command
 
 _DO: Final = (
     "Write five fields: minute, hour, day of the month, month, day of the week; as in"
@@ -167,6 +168,6 @@ def _cronsim() -> ModuleType:
     except ImportError:
         raise UserError(
             "cronsim is not installed here",
-            do="Install it: pip install 'snakemake-executor-plugin-mantik[schedule]'",
+            do=f"Install it with: {install_command('schedule')}",
         ) from None
     return cronsim

@@ -10,6 +10,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.common.humanize import humanize_count
+from snakemake_executor_plugin_mantik.common.installing import install_command
 from snakemake_executor_plugin_mantik.jobs.resources import is_single_word
 from snakemake_executor_plugin_mantik.runs.configs import config_of_file
 from snakemake_executor_plugin_mantik.schedule.cron import Cron
@@ -136,7 +137,8 @@ def _find_zone(name: str) -> ZoneInfo:
         known = sorted(available_timezones())
     if not known:
         raise UserError(
-            "this machine has no time zone data", do="Install it: pip install tzdata"
+            "this machine has no time zone data",
+            do=f"Install them with: {install_command('schedule')}",
         ) from None
     wanted = name.lower().replace(" ", "_")
     # Users know their city, and rarely the continent that it is listed under.

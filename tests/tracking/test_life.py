@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from snakemake_executor_plugin_mantik.common.installing import install_command
 from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
 from tests.support.workflows import tells
 from tests.tracking.conftest import PASSWORD, Tracked
@@ -174,7 +175,7 @@ def test_without_mlflow_here(tracked: Tracked) -> None:
 
     said = project.run().ok().output
 
-    tells(said, "not tracked", "pip install 'snakemake-executor-plugin-mantik[mlflow]'")
+    tells(said, "not tracked", install_command("mlflow"))
     assert said.count("not tracked") == 1
     assert not tracked.runs()
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from snakemake_executor_plugin_mantik.common.humanize import humanize_count
+from snakemake_executor_plugin_mantik.common.installing import install_command
 from snakemake_executor_plugin_mantik.engine.observer import (
     How,
     JobEnd,
@@ -52,8 +53,7 @@ from snakemake_executor_plugin_mantik.tracking.workflow import ARTIFACT_FOLDER, 
 _END_WAIT_S = 30.0
 """The most seconds to wait at the end of a workflow until all events are published."""
 _MISSING = (
-    "MLproject runs are not tracked: MLflow is not installed here"
-    " (pip install 'snakemake-executor-plugin-mantik[mlflow]')."
+    f"MLproject runs are not tracked: MLflow is not installed here ({install_command('mlflow')})."
 )
 _STATUS: Final[Mapping[How, str]] = {
     "finished": "FINISHED",

@@ -9,6 +9,7 @@ from hatchling.plugin.manager import PluginManager
 
 ROOT = Path(__file__).parents[1]
 REPOSITORY = "https://github.com/mantik-ai/snakemake-executor-plugin-mantik/"
+FILES = REPOSITORY.replace("github.com", "raw.githubusercontent.com")
 ELSEWHERE = ["docs/intro.md", "docs/further.md"]
 """Shown in Snakemake's plugin catalogue."""
 PAGES = sorted(
@@ -68,6 +69,10 @@ def test_a_page_of_the_catalogue_has_no_relative_link(name: str) -> None:
 def test_the_package_index_shows_no_relative_link() -> None:
     metadata = ProjectMetadata(str(ROOT), PluginManager())
     found = links(metadata.core.readme)
-    assert f"{REPOSITORY}blob/main/docs/backend-config.md" in found
+    assert f"{REPOSITORY}blob/main/docs/moving.md" in found
     assert all("://" in link for link in found)
     assert len(found) == len(links((ROOT / "README.md").read_text()))
+    # GitHub shows a page around a picture, and the file itself elsewhere.
+    pictures = re.findall(r"!\[[^\]]*\]\((\S+)\)", metadata.core.readme)
+    assert {picture.rpartition("/")[0] for picture in pictures} == {f"{FILES}main/docs/pictures"}
+    assert all((ROOT / picture.removeprefix(f"{FILES}main/")).exists() for picture in pictures)

@@ -102,7 +102,7 @@ def call(
     words, options = snakemake_command(snakefile, site), list(snakemake or [])
     if not any(word == "-e" or word.startswith("--executor") for word in options):
         words += ["--executor", "mantik", "--jobs", "1"]
-    if code := run_child([*words, *options]):
+    if code := run_child([*words, *options], to_stderr=True):
         raise typer.Exit(code)
     _show(Path(result), describe_call(found, arguments), pickled=pickled)
 

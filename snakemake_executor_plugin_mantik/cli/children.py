@@ -6,10 +6,21 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from types import FrameType
+from typing import Final
+
+_STDERR: Final = 2
 
 
-def run_child(command: Sequence[str], environment: Mapping[str, str] | None = None) -> int:
-    """Run a command and pass on signals; return its exit code, 128 + n if signal n ended it."""
+def run_child(
+    command: Sequence[str],
+    environment: Mapping[str, str] | None = None,
+    *,
+    to_stderr: bool = False,
+) -> int:
+    """Run a command and pass on signals; return its exit code, 128 + n if signal n ended it.
+
+    With `to_stderr` its standard output is joined to this process's standard error.
+    """
     child: subprocess.Popen[bytes] | None = None
     early: list[int] = []
 
@@ -26,7 +37,7 @@ def run_child(command: Sequence[str], environment: Mapping[str, str] | None = No
     passed = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.signal(number, pass_on) for number in passed}
     try:
-        child = subprocess.Popen(command, env=environment)
+        child = subprocess.Popen(command, env=environment, stdout=_STDERR if to_stderr else None)
         for number in early:
             child.send_signal(number)
         code = child.wait()

@@ -84,6 +84,15 @@ def test_an_exception_comes_back(project: Project) -> None:
     tells(failed.output, "ValueError: lr 5 diverges", r"All of its output: .snakemake/mantik/logs/")
 
 
+def test_it_runs_on_this_machine(project: Project, tmp_path: Path) -> None:
+    project.extra |= {name.upper(): str(tmp_path / name) for name in ("started", "held")}
+    words = ("train:main", "-a", "lr=0.5", "--result", "out.json")
+    ended, out = end(start(project, *words, "--", "--executor", "local", "--cores", "1"))
+    tells(ended.ok().output, "train:main(lr=0.5) is in out.json.")
+    assert json.loads(out)["score"] == 1.0
+    assert project.read("out.json") == out
+
+
 def test_mistakes_are_reported_together(project: Project) -> None:
     done, _ = end(start(project, "train:main", "-a", "lr", "--pickle", "--input", "gone"))
     assert done.code == 2

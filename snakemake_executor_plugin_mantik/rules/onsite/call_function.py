@@ -1,9 +1,8 @@
 """Call a function and write what it returns: the `script:` of the rule of `smk-mantik call`.
 
-It runs with the Python of the backend config's environment and supports Python 3.7.
+It runs with the Python of the backend config's environment and supports Python 3.7. Snakemake's
+local executor puts its own lines before it, so it may import nothing from `__future__`.
 """
-
-from __future__ import annotations
 
 import importlib
 import json

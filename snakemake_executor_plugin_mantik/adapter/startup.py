@@ -40,11 +40,9 @@ from snakemake_executor_plugin_mantik.engine.transfer_meter import TransferMeter
 from snakemake_executor_plugin_mantik.engine.undeclared import list_brought
 from snakemake_executor_plugin_mantik.journal import Journal, read_undeclared, sent_try_ids
 from snakemake_executor_plugin_mantik.rules import preflight
-from snakemake_executor_plugin_mantik.rules.resources import SITE_RESOURCE, TRACK_RESOURCE
+from snakemake_executor_plugin_mantik.rules.resources import SITE_RESOURCE
 from snakemake_executor_plugin_mantik.rules.tracked import (
-    Which,
     is_tracked,
-    untracked_entry_points,
 )
 from snakemake_executor_plugin_mantik.rules.units import job_identity, list_members
 from snakemake_executor_plugin_mantik.sites.base import Site, SiteFacts
@@ -92,7 +90,6 @@ def start_run(workflow: Any, dag: Any, logger: Any, meter: TransferMeter) -> Act
     )  # fmt: skip
     which = checked.settings.tracked
     if which != "none":
-        _report_untracked(units, which, logger)
         tracked = any(is_tracked(list_members(unit), which) for unit in units)
         if direct and tracked:
             logger.warning(direct_remark(os.environ))
@@ -161,17 +158,6 @@ def collect_facts(checked: CheckedWorkflow) -> dict[str, SiteFacts]:
         credentials[name].login()
         found[name] = asyncio.run(ask(sites[name][0]))
     return found
-
-
-def _report_untracked(units: list[Any], which: Which, logger: Any) -> None:
-    """Warn of entry points that are not tracked because they are members of groups."""
-    rules = {rule for unit in units for rule in untracked_entry_points(list_members(unit), which)}
-    if rules:
-        logger.warning(
-            f"Entry points that run as members of a group are not tracked as MLflow runs of their"
-            f" own: rule {', '.join(sorted(rules))}. Take the rules out of the group, or set"
-            f' resources: {TRACK_RESOURCE}="all" to track the whole group as one run.'
-        )
 
 
 def _report_expiry(

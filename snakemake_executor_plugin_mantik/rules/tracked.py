@@ -11,7 +11,7 @@ from snakemake_executor_plugin_mantik.mlproject.project import find_bound_entry_
 from snakemake_executor_plugin_mantik.rules import Job
 from snakemake_executor_plugin_mantik.rules.resources import TRACK_RESOURCE
 from snakemake_executor_plugin_mantik.rules.units import job_display_name
-from snakemake_executor_plugin_mantik.tracking.run import TrackedRun
+from snakemake_executor_plugin_mantik.tracking.run import TrackedMember, TrackedRun
 from snakemake_executor_plugin_mantik.tracking.workflow import flatten_config
 
 Which = Literal["mlproject", "all", "none"]
@@ -45,9 +45,9 @@ def is_tracked(members: Sequence[Job], which: Which) -> bool:
     """Return whether a job, or a group of these jobs, becomes an MLflow run.
 
     If `which` is `none`, no job does. Otherwise the resource `mantik_track` of a job decides, and
-    without it `which`. A group is one job at its site and at most one run. It becomes one if a
-    member requests it, or if all jobs are tracked and no member opts out. Otherwise its entry
-    points are not tracked.
+    without it `which`. A group is one job at its site with one run. It has one if a member requests
+    it, if all jobs are tracked and no member opts out, or if a member runs an entry point: this
+    member's run needs one above it.
 
     Raises:
         UserError: the resource `mantik_track` of a rule is invalid.
@@ -56,24 +56,16 @@ def is_tracked(members: Sequence[Job], which: Which) -> bool:
         return False
     says = [tracking_request(member) for member in members]
     if len(members) > 1:
-        return True in says or (which == "all" and False not in says)
+        tracked = True in says or (which == "all" and False not in says)
+        return tracked or any(map(_has_own_run, members))
     if says[0] is not None:
         return says[0]
     return which == "all" or _runs_entry_point(members[0])
 
 
-def untracked_entry_points(members: Sequence[Job], which: Which) -> set[str]:
-    """Return the rules of a group that run entry points although the group is not tracked.
-
-    Rules that opt out with `mantik_track` are left out.
-    """
-    if len(members) == 1 or which == "none" or is_tracked(members, which):
-        return set()
-    return {
-        member.rule.name
-        for member in members
-        if _runs_entry_point(member) and tracking_request(member) is None
-    }
+def _has_own_run(member: Job) -> bool:
+    """Return whether a member of a tracked group has a run below the group's."""
+    return _runs_entry_point(member) and tracking_request(member) is not False
 
 
 def _runs_entry_point(job: Job) -> bool:
@@ -85,10 +77,16 @@ def make_tracked_run(members: Sequence[Job]) -> TrackedRun:
     """Describe a job's run: an entry point's arguments, else wildcards and parameters.
 
     Only parameters with names and plain values are included. A group's run has only the names of
-    its members.
+    its members, and those that run entry points have runs below it.
     """
     if len(members) > 1:
-        return TrackedRun(members=tuple(map(job_display_name, members)))
+        names = tuple(map(job_display_name, members))
+        own = {
+            number: TrackedMember(names[number], member.rule.name, make_tracked_run([member]))
+            for number, member in enumerate(members)
+            if _has_own_run(member)
+        }
+        return TrackedRun(members=names, of_members=own)
     [job] = members
     wildcards = {key: str(value) for key, value in job.wildcards_dict.items()}
     if (call := read_call(job.params)) is not None:

@@ -10,6 +10,7 @@ a workflow's jobs in the same file.
 import json
 import sqlite3
 import time
+import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -138,6 +139,20 @@ class RunRecord:
         if self.own_id:
             return self.own_id, self.own_experiment_id or self.experiment_id
         return self.run_id, self.experiment_id
+
+    @property
+    def members(self) -> dict[int, tuple[str, str]]:
+        """The members of a group that have runs of their own, by number.
+
+        Of each, the run's id as the job knows it, and MLflow's; that is empty until it is made.
+        """
+        made = self.data.get("member_runs", {})
+        found = {}
+        for number in self.data.get("members", {}):
+            run_id = made.get(number, "")
+            own_id = uuid.uuid5(uuid.NAMESPACE_OID, f"{self.try_id}/{number}").hex
+            found[int(number)] = (own_id if self.own_id or not run_id else run_id, run_id)
+        return found
 
 
 class Outbox:
@@ -383,6 +398,13 @@ class Outbox:
         self.execute(
             "UPDATE runs SET data = json_set(data, '$.steps', json(?)) WHERE try = ?",
             (json.dumps(steps), try_id),
+        )
+
+    def keep_members(self, try_id: str, run_ids: Mapping[str, str]) -> None:
+        """Store the ids of the runs of a group's members, by number."""
+        self.execute(
+            "UPDATE runs SET data = json_set(data, '$.member_runs', json(?)) WHERE try = ?",
+            (json.dumps(run_ids), try_id),
         )
 
     def execute(self, statement: str, values: tuple[object, ...]) -> None:

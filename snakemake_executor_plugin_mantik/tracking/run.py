@@ -32,17 +32,28 @@ class TrackedRun:
         wildcards: of the Snakemake job.
         params: further parameters of the run.
         members: the names of a group's jobs.
+        of_members: those of these jobs that have runs of their own below the group's, by number.
     """
 
     call: Call | None = None
     wildcards: Mapping[str, str] = field(default_factory=dict)
     params: Mapping[str, str] = field(default_factory=dict)
     members: tuple[str, ...] = ()
+    of_members: Mapping[int, "TrackedMember"] = field(default_factory=dict)
 
     def values(self, mask: Callable[[str], str]) -> dict[str, str]:
         """Return the run's parameters: an entry point's as they are, others masked by `mask`."""
         others = {name: mask(value) for name, value in self.params.items()}
         return others | dict(self.call.arguments if self.call is not None else {})
+
+
+@dataclass(frozen=True)
+class TrackedMember:
+    """A member of a group that has a run of its own."""
+
+    name: str
+    rule: str
+    run: TrackedRun
 
 
 @dataclass(frozen=True)

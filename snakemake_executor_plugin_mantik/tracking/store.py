@@ -7,6 +7,7 @@ and `artifacts`.
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
@@ -15,6 +16,7 @@ DIRECTORY = ".snakemake/mantik/tracking"
 _STORE = "mlruns"
 GROWING = "^[^/]+/(models/)?[^/]+/metrics/"
 """Matches the paths of metrics in a store, which grow by a line per value. Also valid in bash."""
+_MEMBER_ENDS = "member-ends"
 _RUNNING = 1
 _ACTIVE = "active"
 _LOCAL = 4
@@ -28,6 +30,25 @@ def try_directory(try_id: str) -> str:
 def store_directory(try_id: str) -> str:
     """Return the directory of a try's store."""
     return f"{try_directory(try_id)}/{_STORE}"
+
+
+def member_ends(try_id: str) -> str:
+    """Return the file in which a group notes number, exit code and seconds of each ended member."""
+    return f"{store_directory(try_id)}/{_MEMBER_ENDS}"
+
+
+def member_variables(workspace: str, try_id: str, members: Mapping[int, str]) -> dict[str, str]:
+    """Return the variables from which a group's script learns the runs of its members.
+
+    `members` holds the ids of the runs by the members' numbers.
+    """
+    if not members:
+        return {}
+    ids = [members.get(number, "-") for number in range(max(members) + 1)]
+    return {
+        "MANTIK_MEMBER_RUNS": " ".join(ids),
+        "MANTIK_MEMBER_ENDS": str(PurePosixPath(workspace, member_ends(try_id))),
+    }
 
 
 def copy_directory(try_id: str) -> str:
@@ -73,12 +94,19 @@ def run_variables(identity: RunIdentity) -> dict[str, str]:
 
 
 def store_skeleton(
-    workspace: str, try_id: str, identity: RunIdentity, *, name: str, user: str, now: float
+    workspace: str,
+    try_id: str,
+    identity: RunIdentity,
+    *,
+    name: str,
+    user: str,
+    now: float,
+    members: Mapping[str, str] | None = None,
 ) -> dict[str, bytes | None]:
     """Return the store that a job starts with: its experiment and its run, in state RUNNING.
 
     `workspace` is the absolute path of the workspace as the job sees it; `now` is in seconds since
-    the epoch.
+    the epoch; `members` are the names of further runs by id, those of a group's members.
 
     Returns:
         The contents of the store's files by path in the store; None stands for an empty directory.
@@ -93,28 +121,28 @@ def store_skeleton(
         lifecycle_stage=_ACTIVE,
         name=identity.experiment,
     )
-    run = _description(
-        artifact_uri=_uri(workspace, f"{place}/{identity.run_id}/artifacts"),
-        end_time=None,
-        entry_point_name="",
-        experiment_id=identity.experiment_id,
-        lifecycle_stage=_ACTIVE,
-        run_id=identity.run_id,
-        run_name=name,
-        run_uuid=identity.run_id,
-        source_name="",
-        source_type=_LOCAL,
-        source_version="",
-        start_time=moment,
-        status=_RUNNING,
-        tags=[],
-        user_id=user,
-    )
-    own = f"{identity.experiment_id}/{identity.run_id}"
-    empty = dict.fromkeys((f"{own}/{name}" for name in ("metrics", "params", "artifacts")), None)
-    return {
-        f"{identity.experiment_id}/meta.yaml": experiment, f"{own}/meta.yaml": run, **empty,
-    }  # fmt: skip
+    found: dict[str, bytes | None] = {f"{identity.experiment_id}/meta.yaml": experiment}
+    for run_id, run_name in {identity.run_id: name, **(members or {})}.items():
+        own = f"{identity.experiment_id}/{run_id}"
+        found[f"{own}/meta.yaml"] = _description(
+            artifact_uri=_uri(workspace, f"{place}/{run_id}/artifacts"),
+            end_time=None,
+            entry_point_name="",
+            experiment_id=identity.experiment_id,
+            lifecycle_stage=_ACTIVE,
+            run_id=run_id,
+            run_name=run_name,
+            run_uuid=run_id,
+            source_name="",
+            source_type=_LOCAL,
+            source_version="",
+            start_time=moment,
+            status=_RUNNING,
+            tags=[],
+            user_id=user,
+        )
+        found |= dict.fromkeys(f"{own}/{kind}" for kind in ("metrics", "params", "artifacts"))
+    return found
 
 
 def metrics_directory(try_id: str, identity: RunIdentity) -> str:

@@ -286,33 +286,6 @@ def test_files_of_a_group_and_its_retries(project: Project) -> None:
         assert not left, place
 
 
-def test_entry_points_in_groups_are_not_tracked(project: Project) -> None:
-    project.extra.clear()
-    project.write("p/MLproject", "name: p\nentry_points:\n  main:\n    command: echo ran\n")
-    project.write(
-        "Snakefile",
-        """
-        from snakemake_executor_plugin_mantik import mlproject
-        project = mlproject.load("p")
-
-        rule main:
-            output: touch("main.txt")
-            params: **project.entry_point("main")
-            group: "g"
-            shell: "{params.command}"
-
-        rule after:
-            input: "main.txt"
-            output: "after.txt"
-            group: "g"
-            shell: "cp {input} {output}"
-        """,
-    )
-    said = project.run("after.txt").ok().output
-    tells(said, "MLflow runs of their own: rule main. Take the rules out of", "mantik_track")
-    assert not project.exists("mlflow.db")
-
-
 def test_options_for_groups(project: Project) -> None:
     project.write(
         "Snakefile",

@@ -74,6 +74,9 @@ class Directory:
                 "name": name, "tags": {"mantik.try": name}, "params": {"alpha": "1"},
                 "parent": WHOLE, "retry_of": before,
             }  # fmt: skip
+            if before:  # it is a group
+                tags, params = {"mantik.rule": "test"}, {"beta": "2"}
+                own["members"] = {"1": {"name": "member", "tags": tags, "params": params}}
             self.outbox.add_run(name, self.uri, data | own)
             self.outbox.add(name, EventKind.SUBMITTED, {"job": f"job of {name}", "queue": "batch"})
             self.outbox.add(name, EventKind.STARTED, {})
@@ -92,14 +95,19 @@ class Directory:
 
     def runs(self) -> dict[str, Run]:
         found = self.client.search_runs([self.experiment])
-        assert len(found) == 3, [run.info.run_name for run in found]
+        assert len(found) == 4, [run.info.run_name for run in found]
         return {run.info.run_name: run for run in found}
 
     def check(self) -> None:
         """MLflow knows all of it, each thing once."""
         runs = self.runs()
         states = {name: run.info.status for name, run in runs.items()}
-        assert states == {"churn": "FINISHED", FAILED: "FAILED", TRIED_AGAIN: "FINISHED"}
+        assert states == {
+            "churn": "FINISHED", FAILED: "FAILED", TRIED_AGAIN: "FINISHED", "member": "FINISHED",
+        }  # fmt: skip
+        assert runs["member"].data.params == {"beta": "2"}
+        parent = runs["member"].data.tags[PARENT_RUN_TAG]
+        assert parent == runs[TRIED_AGAIN].info.run_id
         whole, first, second = (runs[name] for name in ("churn", FAILED, TRIED_AGAIN))
         assert {run.data.tags[PARENT_RUN_TAG] for run in (first, second)} == {whole.info.run_id}
         assert second.data.tags[RETRY_OF] == first.info.run_id
@@ -184,7 +192,7 @@ def test_a_run_is_made_once_by_those_who_make_several(directory: Directory) -> N
     again.join(60)
 
     runs = directory.runs()
-    assert set(runs) == {"churn", FAILED, TRIED_AGAIN}
+    assert set(runs) == {"churn", FAILED, TRIED_AGAIN, "member"}
     assert runs[TRIED_AGAIN].data.tags[RETRY_OF] == runs[FAILED].info.run_id
 
 
@@ -223,7 +231,7 @@ def test_a_run_that_somebody_else_has_made(directory: Directory) -> None:
     directory.notify(client)
 
     names = {run.info.run_name for run in client.search_runs([directory.experiment])}
-    assert names == {"churn", FAILED, TRIED_AGAIN, "a", "deleted"}
+    assert names == {"churn", FAILED, TRIED_AGAIN, "a", "deleted", "member"}
     taken = client.get_run(made[0])
     assert (taken.info.status, taken.data.tags["x"]) == ("FINISHED", "1")
 
@@ -242,7 +250,7 @@ def test_a_run_that_is_deleted_meanwhile_holds_up_no_other(directory: Directory)
     assert directory.outbox.pending() == 0
     assert any("refused" in line for line in directory.said), directory.said
     found = directory.client.search_runs([directory.experiment], "attributes.status = 'FINISHED'")
-    assert {each.info.run_name for each in found} == {"churn", TRIED_AGAIN}
+    assert {each.info.run_name for each in found} == {"churn", TRIED_AGAIN, "member"}
     assert not os.path.exists(directory.path / try_directory(FAILED))
 
 

@@ -4,9 +4,10 @@ import asyncio
 import hashlib
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import Final
+from typing import Any, Final
 
 from snakemake_executor_plugin_mantik.journal import TryRecord
 from snakemake_executor_plugin_mantik.tracking import store
@@ -87,8 +88,24 @@ class JobRuns:
             "run_id": adopted,
             "direct": self._direct,
         }
+        if run.of_members:
+            data["members"] = await self._members(run, record, job)
         self._outbox.add_run(record.id, self._target.uri, data)
         return parent
+
+    async def _members(
+        self, run: TrackedRun, record: TryRecord, job: JobRow
+    ) -> dict[str, dict[str, Any]]:
+        """Return the values to create the runs of a group's members with, by number."""
+        found = {}
+        for number, member in run.of_members.items():
+            as_alone = replace(record, name=member.name, rule=member.rule)
+            tags = await self._tags(member.run, as_alone)
+            del tags["mantik.try"]  # that is the group's
+            own = {"mantik.group": record.name, "mantik.attempt": str(job.attempt)}
+            params = member.run.values(self._mask)
+            found[str(number)] = {"name": member.name, "tags": tags | own, "params": params}
+        return found
 
     def _continue(self, record: TryRecord, job: JobRow, before: RunRecord) -> None:
         """Track a segment in the run of the one before."""

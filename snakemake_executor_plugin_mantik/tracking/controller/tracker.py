@@ -262,8 +262,11 @@ class Tracker(Observer):
         except (OSError, sqlite3.Error) as error:
             self._broken(error)
             return None
+        members = {number: given for number, (given, _) in known.members.items()}
+        of_members = store.member_variables(workspace, record.id, members)
         if _is_direct(known):
-            found = store.run_variables(identity)
+            found = store.run_variables(identity) | of_members
+            found.pop("MANTIK_MEMBER_ENDS", None)  # there is no store
             return JobExtras("", variables=found, secrets=self._direct)
         return JobExtras(
             store.store_directory(record.id),
@@ -274,8 +277,11 @@ class Tracker(Observer):
                 name=record.name,
                 user=user_name(),
                 now=known.created,
+                members={
+                    given: known.data["members"][str(n)]["name"] for n, given in members.items()
+                },
             ),
-            store.worker_variables(workspace, record.id, identity),
+            store.worker_variables(workspace, record.id, identity) | of_members,
             live=LiveView(
                 store.copy_directory(record.id),
                 store.GROWING,

@@ -26,6 +26,7 @@ class Destination:
         source_experiment_id: the experiment's id there.
         name: the run's initial name in the store.
         steps: the last step of each metric that earlier segments of the job have logged.
+        members: the runs of a group's members: MLflow's ids by their ids in the store.
     """
 
     try_id: str
@@ -35,6 +36,7 @@ class Destination:
     source_experiment_id: str
     name: str
     steps: Mapping[str, int] = field(default_factory=dict)
+    members: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass

@@ -40,6 +40,11 @@ from snakemake_executor_plugin_mantik.tracking.store import (
 from snakemake_executor_plugin_mantik.tracking.worker import overview
 from snakemake_executor_plugin_mantik.tracking.worker.experiments import find_or_make, is_refusal
 from snakemake_executor_plugin_mantik.tracking.worker.live_replay import LiveReplay
+from snakemake_executor_plugin_mantik.tracking.worker.members import (
+    end_members,
+    make_member_runs,
+    set_member_status,
+)
 from snakemake_executor_plugin_mantik.tracking.worker.published import Destination, Published
 from snakemake_executor_plugin_mantik.tracking.worker.replay import BATCH, Replay
 from snakemake_executor_plugin_mantik.tracking.workflow import (
@@ -134,6 +139,11 @@ class Publisher:
                 run_name=run.data["name"][:NAME_LENGTH],
             )  # fmt: skip
             run_id = made.info.run_id
+        members = make_member_runs(
+            client, run, run_id, experiment_id, again=events[0].attempts > 0
+        )  # fmt: skip
+        if members:
+            self._outbox.keep_members(try_id, members)
         self._outbox.made(try_id, uri, run_id, experiment_id, experiment)
         self._answer({"try": try_id, "run": run_id})
 
@@ -234,14 +244,19 @@ class Publisher:
     def _complete(self, client: MlflowClient, run: RunRecord) -> None:
         """Set what a run has from its start but cannot be created with."""
         if run.run_id != run.data.get("run_id"):
-            self._params(client, run, run.run_id)
+            self._params(client, run, run.run_id, run.data["params"])
+        for number, (_, member_run) in run.members.items():
+            self._params(client, run, member_run, run.data["members"][str(number)]["params"])
+        set_member_status(client, run, "SCHEDULED")
         if _is_workflow(run):
             overview.begin_workflow_run(client, run, self._workdir)
         else:
             client.update_run(run.run_id, status="SCHEDULED")
 
-    def _params(self, client: MlflowClient, run: RunRecord, run_id: str) -> None:
-        params = [Param(name, value) for name, value in run.data["params"].items()]
+    def _params(
+        self, client: MlflowClient, run: RunRecord, run_id: str, values: Mapping[str, str]
+    ) -> None:
+        params = [Param(name, value) for name, value in values.items()]
         for start in range(0, len(params), BATCH):
             some = params[start : start + BATCH]
             try:
@@ -286,6 +301,7 @@ class Publisher:
                 _set_tag(client, run.run_id, WAITING_REASON, event.data["why"])
             elif event.kind is EventKind.STARTED:
                 client.update_run(run.run_id, status="RUNNING")
+                set_member_status(client, run, "RUNNING")
             elif event.kind is EventKind.LIVE:
                 self._live(client, run)
             elif _is_workflow(run):
@@ -311,7 +327,7 @@ class Publisher:
         return Destination(
             run.try_id, run.run_id, run.experiment_id, own_id,
             source_experiment_id=own_experiment_id, name=run.data["name"],
-            steps=run.data.get("steps", {}),
+            steps=run.data.get("steps", {}), members=dict(run.members.values()),
         )  # fmt: skip
 
     def _end(self, client: MlflowClient, run: RunRecord, event: Event) -> None:
@@ -361,6 +377,7 @@ class Publisher:
         tags[SEGMENTS_TAG] = segments_tag(data.get("segments", []))
         moment, step = int(data["time"] * 1000), data.get("step", 0)
         metrics = [Metric(n, value, moment, step) for n, value in data.get("metrics", {}).items()]
+        end_members(client, run, self._workdir, data["status"], moment)
         client.log_batch(run.run_id, metrics=metrics, tags=_run_tags(tags))
         if not goes_on:
             client.set_terminated(run.run_id, data["status"], moment)

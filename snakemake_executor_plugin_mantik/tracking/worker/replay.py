@@ -95,7 +95,8 @@ class Replay:
         self._for_models: dict[str, set[tuple[object, ...]]] = {}
         self._runs, self._models = told.runs, told.models
         self._experiments = told.experiments
-        self._runs[destination.source_id] = destination.run_id
+        self._made_before = {destination.source_id: destination.run_id, **destination.members}
+        self._runs |= self._made_before
         self._experiments[destination.source_experiment_id] = destination.experiment_id
 
     def whole(self, status: str) -> None:
@@ -178,10 +179,11 @@ class Replay:
             )
 
     def end(self, source: RecordedStore, status: str = "") -> None:
-        """End the runs that are over; with `status`, also all others except the job's own."""
+        """End the runs that are over; with `status`, also all others that the job began."""
         for run in source.runs:
             run_id = self._runs.get(run.info.run_id)
-            if run.info.run_id == self._to.source_id or run_id is None or run_id in self._told.over:
+            made_before = run.info.run_id in self._made_before
+            if made_before or run_id is None or run_id in self._told.over:
                 continue
             if run.info.end_time or status:
                 ended = run.info.status if run.info.end_time else status
@@ -262,7 +264,7 @@ class Replay:
         told |= {(run_id, name) for name in params}
 
     def _tags(self, run: Run, run_id: str) -> None:
-        own = run.info.run_id == self._to.source_id
+        own = run.info.run_id in self._made_before
         told = self._told.tags
         new = {
             name: value
@@ -275,7 +277,7 @@ class Replay:
         told |= {(run_id, name): value for name, value in new.items()}
 
     def _is_ours(self, name: str, value: str) -> bool:
-        """Return whether a tag of the job's own run must not replace ours."""
+        """Return whether a tag of a run that was made before the job must not replace ours."""
         return (
             name.startswith(_FROM)
             or name in (_USER, PARENT_TAG)

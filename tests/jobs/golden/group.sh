@@ -188,6 +188,9 @@ _m_member_4() {  # all
 _m_alone() {  # runs a member and reports its end
   # The command itself gets the signal; its exit code counts.
   trap : TERM INT HUP USR1 USR2
+  local -a runs=(${MANTIK_MEMBER_RUNS-})
+  case ${runs[$1]--} in -) ;; *) export MLFLOW_RUN_ID=${runs[$1]} ;; esac
+  unset MANTIK_MEMBER_RUNS MANTIK_MEMBER_ENDS
   _m_member_"$1" < /dev/null 9>&-
   local code=$?
   echo "$1 $code" >&9
@@ -292,6 +295,9 @@ _m_over() {  # handles the end of a member
   else
     _m_failed "$i" "$code"
   fi
+  [ "${_m_state[i]}" = failed ] || code=0
+  [ -z "${MANTIK_MEMBER_ENDS-}" ] ||
+    echo "$i $code $(( SECONDS - _m_began[i] ))" >> "$MANTIK_MEMBER_ENDS"
   if [ "${_m_state[i]}" = succeeded ]; then
     for k in ${_m_followers[i]}; do (( _m_awaits[k] -= 1 )) || _m_ready[k]=$k; done
   fi

@@ -3,6 +3,8 @@
 import re
 from pathlib import Path
 
+import typer
+from typer.core import TyperGroup
 from typer.testing import CliRunner
 
 from snakemake_executor_plugin_mantik.cli import _app
@@ -31,3 +33,22 @@ def test_messages_name_pages_that_exist() -> None:
     }
     assert "credentials" in named
     assert named <= set(documentation_pages())
+
+
+def test_pages_name_commands_that_exist() -> None:
+    app = typer.main.get_command(_app())
+    assert isinstance(app, TyperGroup)
+    groups = {
+        name: command for name, command in app.commands.items() if hasattr(command, "commands")
+    }
+    named = {
+        words
+        for page in documentation_pages().values()
+        for words in re.findall(
+            r"(?:`|^    |^\$ )smk-mantik ([a-z]+)(?: ([a-z]+))?", page.read_text(), re.MULTILINE
+        )
+    }
+    assert len(named) > 30
+    assert {name for name, _ in named} <= set(app.commands)
+    for name, inner in named:
+        assert name not in groups or not inner or inner in groups[name].commands, f"{name} {inner}"

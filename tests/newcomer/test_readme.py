@@ -95,7 +95,7 @@ def test_first_minute(newcomer: Newcomer) -> None:
     assert len(re.findall(r"succeeded *$", said, re.MULTILINE)) == 19, said
     assert said.count("FINISHED") == 8, said
 
-    assert "no job was sent" in newcomer.types("make demo", clone)
+    assert "no job was submitted" in newcomer.types("make demo", clone)
     next((results / "models").iterdir()).unlink()
     branch = newcomer.types("make demo", clone)
     assert 1 < len(re.findall(r"succeeded *$", branch, re.MULTILINE)) < 6, branch

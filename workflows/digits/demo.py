@@ -1,7 +1,7 @@
 """The demo: runs this pipeline's rules as jobs at two sandbox sites behind REST APIs.
 
 `make demo` starts it. Snakemake runs here; rules run as jobs at `hpc1`, behind UNICORE's REST API,
-but training, which runs at `hpc2`, behind firecREST's. Jobs are sent through HTTP, and what they
+but training, which runs at `hpc2`, behind firecREST's. Jobs are submitted over HTTP, and what they
 make comes back and goes where it is needed next. Each training is an MLflow run. The sites are
 servers of this machine that speak those APIs; with other backend configs the same command runs at
 real centres.
@@ -60,6 +60,10 @@ def inside() -> int:
         *("--mantik-backend-config", *configs),
         *("--rerun-incomplete", "--nolock", "--quiet", "rules", "host"),
     ]
+    console.print(
+        "19 jobs at two sandbox sites on this machine: eight trainings at hpc2, behind firecREST's"
+        " API, the rest at hpc1, behind UNICORE's. This takes about a minute."
+    )
     console.print(f"[bold]$ {shlex.join(command)}[/bold]  (in {HERE.relative_to(Path.cwd())})")
     started = time.time()
     code = subprocess.run([sys.executable, "-m", *command], cwd=HERE, check=False).returncode
@@ -68,18 +72,27 @@ def inside() -> int:
     return code
 
 
-def write_report() -> None:
-    """Write the report of the run and show where it and the figure are."""
+def show_links(experiment: str) -> None:
+    """Write the report of the run; show where it, the figure and the MLflow runs are."""
     report = HERE / REPORT_FILE
     words = ["report", "--directory", str(HERE), "--output", str(report)]
     command = [sys.executable, "-m", "snakemake_executor_plugin_mantik", *words]
     subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
-    console.print("To look at in a browser:")
-    for what, file in (
-        ("the pipeline, its timeline and what jobs used", report),
-        ("the scores of the models", HERE / SHOWN / "report.png"),
+    here = Path.cwd()
+    program = Path(sys.executable).with_name("mlflow")
+    mlflow = program.relative_to(here) if program.is_relative_to(here) else "mlflow"
+    store = f"sqlite:///{(HERE / 'mlflow.db').relative_to(here)}"
+    console.print("\n[bold]To look at in a browser[/bold]")
+    for what, where in (
+        ("The pipeline, its timeline, and what the jobs used", report.as_uri()),
+        ("The scores of the models", (HERE / SHOWN / "report.png").as_uri()),
+        (
+            f"The runs in MLflow, after [bold]{mlflow} ui --backend-store-uri {store}[/bold]",
+            f"http://127.0.0.1:5000/#/experiments/{experiment}",
+        ),
     ):
-        console.print(f"  {file.as_uri()}  ({what})", soft_wrap=True)
+        console.print(f"  {what}:", soft_wrap=True, highlight=False)
+        console.print(f"    {where}", soft_wrap=True)
 
 
 def write_config(site: str) -> Path:
@@ -98,16 +111,15 @@ def show(started: float) -> None:
     if records:
         console.print(jobs_table(overview_jobs(records, controlled=False), time.time()))
     else:
-        console.print("Everything was there already: no job was sent.")
+        console.print("Everything was there already: no job was submitted.")
     console.print()
     lines = (HERE / SHOWN / "report.md").read_text().splitlines()
     console.print(Markdown("\n".join(line for line in lines if not line.startswith("!["))))
-    show_runs()
-    write_report()
+    show_links(show_runs())
 
 
-def show_runs() -> None:
-    """Show the MLflow runs and how to see more of them."""
+def show_runs() -> str:
+    """Show the MLflow runs; return the id of their experiment."""
     # Here, since it takes seconds.
     from mlflow.tracking import MlflowClient
 
@@ -127,15 +139,7 @@ def show_runs() -> None:
             params.get("C", ""), params.get("gamma", ""), *values,
         )  # fmt: skip
     console.print(found)
-    here = Path.cwd()
-    store = f"sqlite:///{(HERE / 'mlflow.db').relative_to(here)}"
-    program = Path(sys.executable).with_name("mlflow")
-    shown = program.relative_to(here) if program.is_relative_to(here) else "mlflow"
-    command = f"{shown} ui --backend-store-uri {store}"
-    # The address of the experiment's page in MLflow.
-    page = f"http://127.0.0.1:5000/#/experiments/{experiment}"
-    console.print(f"To look at them in MLflow, start this and open {page}:")
-    console.print(f"  {command}", soft_wrap=True)
+    return experiment
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
 # Every target makes what it needs; `make demo` and `make test` work on a fresh checkout.
 PYTHON ?= python3
 VENV := .venv
+SHELL := bash
+.SHELLFLAGS := -o pipefail -c
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEMO_STAMP := $(VENV)/.installed-demo
@@ -8,14 +10,14 @@ CORES ?= $(shell nproc 2>/dev/null || sysctl -n hw.ncpu 2>/dev/null || echo 2)
 
 .PHONY: install demo test test-faults test-real test-newcomer release-check check docs format bench clean
 
-# uv installs in a tenth of pip's time; where it fails, pip does the same. Most of what is installed is
-# never imported, and what is compiles itself, unless it must not.
+# uv installs in a tenth of pip's time; where it fails, pip does the same. Its list of packages is left
+# out. Most of what is installed is never imported, and what is compiles itself, unless it must not.
 UV_FLAGS := $(if $(PIP_INDEX_URL),--default-index $(PIP_INDEX_URL)) $(if $(PYTHONDONTWRITEBYTECODE),--compile-bytecode)
 PIP_FLAGS := $(if $(PYTHONDONTWRITEBYTECODE),--compile,--no-compile)
 define install
-$(PYTHON) -m venv $(VENV)
+@$(PYTHON) -m venv $(VENV)
 @{ $(BIN)/python -m pip install --quiet --disable-pip-version-check 'uv>=0.5' && \
-  $(BIN)/uv pip install --python $(BIN)/python $(UV_FLAGS) --editable '.[$(1)]'; } || \
+  $(BIN)/uv pip install --python $(BIN)/python $(UV_FLAGS) --editable '.[$(1)]' 2>&1 | grep -v '^ + '; } || \
   $(BIN)/python -m pip install $(PIP_FLAGS) --editable '.[$(1)]'
 endef
 
@@ -25,8 +27,9 @@ MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs
 install: $(STAMP)
 
 $(STAMP): pyproject.toml
+	@echo "Installing the executor and all tools of development into $(VENV), once."
 	$(call install,dev)
-	touch $@ $(DEMO_STAMP)
+	@touch $@ $(DEMO_STAMP)
 
 # The demo needs none of the tools of development.
 $(DEMO_STAMP): pyproject.toml

@@ -113,8 +113,9 @@ class ConfigSection(BaseModel):
         by_lower = {known.lower(): known for known in cls.key_names()}
         close = difflib.get_close_matches(key.lower(), by_lower, n=1, cutoff=0.6)
         meant = cls.HINTS.get(key.lower()) or tuple(by_lower[each] for each in close)
-        likely = f", did you mean {' or '.join(meant)}?" if meant else ""
-        return f"is an unknown key{likely} (allowed here: {', '.join(cls.key_names())})"
+        if meant:
+            return f"is an unknown key, did you mean {' or '.join(meant)}?"
+        return f"is an unknown key (allowed here: {', '.join(cls.key_names())})"
 
 
 def _words(error: ErrorDetails) -> str:

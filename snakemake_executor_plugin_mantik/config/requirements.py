@@ -3,6 +3,7 @@
 import os
 import posixpath
 import re
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,11 @@ _FILE_OPTION: Final = re.compile(
 _EDITABLE: Final = re.compile(r"(?:-e|--editable)[ \t=]+")
 # pip takes these for paths, even without a slash: `.`, `./package`, `../package[extra] ; marker`.
 _LOCAL: Final = re.compile(r"(?P<path>\.{1,2}(?:/[^\[;]*?)?)(?:\[[^\]]*\])?(?:\s*;.*|\s+#.*|\s)*")
+# pip takes these for paths, too, unless they have a scheme or a variable: `wheels/own.whl`.
+_PLAIN_LOCAL: Final = re.compile(
+    r"(?P<path>[^-/\s:;\[$@][^\s:;\[$@]*(?:/[^\s:;\[$@]*|\.(?:whl|zip|tgz|tar\.(?:gz|bz2|xz))))"
+    r"(?:\[[^\]]*\])?(?:\s.*|;.*)?"
+)
 
 
 class RequirementsError(Exception):
@@ -53,7 +59,8 @@ def rebase_requirements(text: str, folder: str) -> str:
         path = _plain(match["path"]) if match is not None else ""
         if match is None or "://" in path:
             return line
-        return match[0][: match.start("path")] + posixpath.normpath(posixpath.join(folder, path))
+        place = posixpath.normpath(posixpath.join(folder, path))
+        return match[0][: match.start("path")] + shlex.quote(place)
 
     return "".join(f"{rebased(line)}\n" for line in text.splitlines())
 
@@ -92,7 +99,7 @@ def _follow(
             if "://" not in name:
                 _read(_inside(posixpath.join(posixpath.dirname(path), name), path), path, project,
                       files, folders)  # fmt: skip
-        elif (package := _LOCAL.fullmatch(_EDITABLE.sub("", line, count=1))) is not None:
+        elif (package := _local(_EDITABLE.sub("", line, count=1))) is not None:
             place = _inside(package["path"].strip(), path)
             if (project / place).is_dir():
                 folders[place] = None
@@ -103,6 +110,10 @@ def _follow(
                     f"the package {package['path'].strip()!r} of {path!r} was not found; it is"
                     f" relative to the project folder {project}"
                 )
+
+
+def _local(line: str) -> re.Match[str] | None:
+    return _LOCAL.fullmatch(line) or _PLAIN_LOCAL.fullmatch(line)
 
 
 def _text(path: str, by: str, project: Path) -> str:

@@ -10,6 +10,7 @@ from snakemake_executor_plugin_mantik.config.reading import parse_backend_config
 from snakemake_executor_plugin_mantik.config.requirements import (
     RequirementsError,
     read_requirements,
+    rebase_requirements,
 )
 
 CONFIG = """
@@ -21,8 +22,8 @@ Environment: {Python: {Path: venv, Requirements: requirements/main.txt}}
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    for path in ("requirements/base.txt", "limits.txt", "wheels/a.whl", "package/pyproject.toml"):
-        (tmp_path / path).parent.mkdir(exist_ok=True)
+    for path in (*FILES[1:], "package/pyproject.toml", "vendor/tool/pyproject.toml"):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text("")
     (tmp_path / "venv").mkdir()
     (tmp_path / "venv/pyvenv.cfg").touch()
@@ -38,6 +39,13 @@ def project(tmp_path: Path) -> Path:
         "./wheels/a.whl",
         "-e ./package[more] ; sys_platform == 'linux'",
         "-e .",
+        "wheels/b.whl --hash=sha256:00",
+        "own.tar.gz",
+        "-e vendor/tool",
+        "tool @ git+https://example.org/a/b.git",
+        "https://example.org/c.whl",
+        "${WHEELS}/d.whl",
+        "/at/site/e.whl",
     )
     return tmp_path
 
@@ -46,13 +54,16 @@ def write(project: Path, *lines: str) -> None:
     (project / "requirements/main.txt").write_text("\n".join([*lines, ""]))
 
 
-FILES = ("requirements/main.txt", "requirements/base.txt", "limits.txt", "wheels/a.whl")
+FILES = (
+    "requirements/main.txt", "requirements/base.txt", "limits.txt", "wheels/a.whl", "wheels/b.whl",
+    "own.tar.gz",
+)  # fmt: skip
 
 
 def test_all_that_pip_reads_is_uploaded(project: Path) -> None:
     found = read_requirements("./requirements/main.txt", project)
     assert found.files == FILES
-    assert found.folders == ("package", ".")
+    assert found.folders == ("package", ".", "vendor/tool")
     # A virtual environment of this machine does not matter: another one is made at the site.
     config, warnings = parse_backend_config(CONFIG.encode(), "yaml", project, shown="c")
     assert not warnings
@@ -66,6 +77,8 @@ def test_all_that_pip_reads_is_uploaded(project: Path) -> None:
         ("-r more.txt", "'requirements/more.txt' of 'requirements/main.txt' was not found"),
         ("-r ../../more.txt", "outside the project folder"),
         ("./none", "'./none' of 'requirements/main.txt' was not found"),
+        ("wheels/none.whl", "'wheels/none.whl' of 'requirements/main.txt' was not found"),
+        ("none.whl", "'none.whl' of 'requirements/main.txt' was not found"),
         ("-e ../elsewhere", "outside the project folder"),
     ],
 )
@@ -82,3 +95,9 @@ def test_a_package_that_is_not_uploaded_is_a_mistake(project: Path) -> None:
     text = f"{CONFIG}Exclude: [package/]\n"
     with pytest.raises(ConfigError, match="'package', which is not uploaded "):
         parse_backend_config(text.encode(), "yaml", project, shown="c")
+
+
+def test_a_path_with_blanks_stays_one_path() -> None:
+    text = "-r 'more of it.txt'\n-c limits.txt\nnumpy\n"
+    rebased = rebase_requirements(text, "../my project")
+    assert rebased == "-r '../my project/more of it.txt'\n-c '../my project/limits.txt'\nnumpy\n"

@@ -5,6 +5,7 @@ The module is read, not imported: what it imports may exist only at the site.
 
 import ast
 import json
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -40,7 +41,7 @@ class Function:
 def parse_argument(text: str) -> Any:
     """Return the value of an argument: JSON if it is that, else the text itself."""
     try:
-        return json.loads(text, parse_constant=_refuse)
+        return json.loads(text, parse_constant=_refuse, parse_float=_finite)
     except ValueError:
         return text
 
@@ -48,6 +49,13 @@ def parse_argument(text: str) -> Any:
 def _refuse(constant: str) -> None:
     """Let NaN and Infinity be texts, which `float` reads."""
     raise ValueError(constant)
+
+
+def _finite(number: str) -> float:
+    """Let what is too large for a number, 1e999, be a text as well."""
+    if math.isinf(value := float(number)):
+        _refuse(number)
+    return value
 
 
 def find_function(text: str, arguments: Iterable[str], *, installed: bool) -> Function:
@@ -83,11 +91,40 @@ def find_function(text: str, arguments: Iterable[str], *, installed: bool) -> Fu
             f"it has no function {name!r}{suggest(first, known)}", where=str(path),
             do="Correct the name after the colon",
         )  # fmt: skip
-    found = known.get(name)
+    found = _member(known, name, str(path))
+    if isinstance(found, ast.AsyncFunctionDef) and not found.decorator_list:
+        raise UserError(
+            f"{name}() is a coroutine, which nothing would run", where=str(path),
+            do="Name a function that calls asyncio.run",
+        )  # fmt: skip
     if isinstance(found, ast.FunctionDef) and not found.decorator_list:
         _check_arguments(found, set(arguments), str(path))
     files = imported_siblings(f"import {module}", Path())
     return Function(module, name, tuple(sorted(map(str, files))))
+
+
+def _member(known: Mapping[str, ast.stmt], name: str, where: str) -> ast.stmt | None:
+    """Return what defines a name with dots; None if that cannot be known.
+
+    Raises:
+        UserError: a class has no such member.
+    """
+    first, *rest = name.split(".")
+    found = known.get(first)
+    for part in rest:
+        # Bases, decorators and metaclasses may bring more.
+        if not isinstance(found, ast.ClassDef) or found.bases or found.decorator_list:
+            return None
+        if found.keywords:
+            return None
+        members = dict(_names(found.body))
+        if part not in members and not hasattr(type, part):
+            raise UserError(
+                f"the class {found.name} has no {part!r}{suggest(part, members)}", where=where,
+                do="Correct the name after the colon",
+            )  # fmt: skip
+        found = members.get(part)
+    return found
 
 
 def _module_file(module: str) -> Path:

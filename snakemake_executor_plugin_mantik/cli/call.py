@@ -1,5 +1,6 @@
 """`smk-mantik call`: run a Python function as a job, and bring what it returns."""
 
+import re
 import sys
 from pathlib import Path
 from typing import Annotated, Final
@@ -22,6 +23,7 @@ from snakemake_executor_plugin_mantik.mlproject.command_line import (
 )
 from snakemake_executor_plugin_mantik.mlproject.single_rule import snakemake_command
 
+_DRY_RUN: Final = re.compile(r"--dry-?run|-[a-zA-Z]*n[a-zA-Z]*")
 _SHOWN_BYTES: Final = 100_000
 """A larger result is not printed."""
 
@@ -104,11 +106,13 @@ def call(
         words += ["--executor", "mantik", "--jobs", "1"]
     if code := run_child([*words, *options], to_stderr=True):
         raise typer.Exit(code)
+    if any(map(_DRY_RUN.fullmatch, options)):
+        return  # a file that is there may be the result of an older version
     _show(Path(result), describe_call(found, arguments), pickled=pickled)
 
 
 def _show(result: Path, called: str, *, pickled: bool) -> None:
-    """Print the result; a dry run has made none."""
+    """Print the result, unless snakemake was asked for something else than a run."""
     if not result.exists():
         return
     typer.echo(printable(f"{called} is in {result}."), err=True)

@@ -29,6 +29,10 @@ def wrapped(): ...
 def by_position(x, /): ...
 class Trainer:
     def fit(self): ...
+    @classmethod
+    def start(cls, x): ...
+class Heir(Trainer): ...
+async def later(x): ...
 """
 
 
@@ -58,6 +62,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("adam", "adam"),
         ("data/x.csv", "data/x.csv"),
         ("NaN", "NaN"),
+        ("[1e999]", "[1e999]"),
         ("", ""),
     ],
 )
@@ -86,7 +91,9 @@ def test_all_modules_that_it_imports_are_found() -> None:
         ("train:table.get", ["key"]),
         ("train:open_to_all", ["anything"]),
         ("train:wrapped", ["anything"]),
-        ("train:Trainer.fit", []),
+        ("train:Trainer.start", ["x"]),
+        ("train:Trainer.mro", []),
+        ("train:Heir.fit", []),
     ],
 )
 def test_what_cannot_be_known_is_not_refused(text: str, arguments: list[str]) -> None:
@@ -104,6 +111,9 @@ def test_what_cannot_be_known_is_not_refused(text: str, arguments: list[str]) ->
         ("broken:f", [], "broken.py, line 2: it is not valid Python"),
         ("train:main", ["lr"], "its argument 'seed' is missing"),
         ("train:main", ["lr", "sede"], "'sede' is no argument of it (did you mean seed?)"),
+        ("train:Trainer.fit", [], "its argument 'self' is missing"),
+        ("train:Trainer.fti", [], "the class Trainer has no 'fti' (did you mean fit?)"),
+        ("train:later", ["x"], "later() is a coroutine"),
         ("train:by_position", [], "takes arguments by position"),
     ],
 )

@@ -19,6 +19,7 @@ class Trainer:
     @staticmethod
     def fit(x): return {"ü": x, "weights": Array()}
 def odd(): return [object()]
+def unkept(): return lambda: 0
 """
 
 
@@ -43,6 +44,10 @@ def test_json(tmp_path: Path) -> None:
 def test_what_json_cannot_hold_is_refused_unless_pickled(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match=r"the_module:odd returned what JSON cannot hold \(object"):
         call(tmp_path, "odd")
+    (kept,) = pickle.loads((tmp_path / "result.pickle").read_bytes())  # it may have taken hours
+    assert type(kept) is object
+    with pytest.raises(SystemExit, match=r"cannot hold \(function\)\. Return numbers"):
+        call(tmp_path, "unkept")
     assert not (tmp_path / "result").exists()
     (found,) = pickle.loads(call(tmp_path, "odd", pickled=True))
     assert type(found) is object

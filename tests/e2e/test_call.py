@@ -90,6 +90,10 @@ def test_it_runs_on_this_machine(project: Project, tmp_path: Path) -> None:
     assert json.loads(out)["score"] == 1.0
     assert project.read("out.json") == out
 
+    project.write("helper.py", "FACTOR = 3\n")
+    ended, out = end(start(project, *words, "--", "--executor", "local", "--cores", "1", "-n"))
+    assert (ended.ok().code, out) == (0, "")  # and not the result of the older version
+
 
 def test_mistakes_are_reported_together(project: Project) -> None:
     words = ("call", "train:main", "--site", f"hpc1={project.config}")

@@ -19,6 +19,17 @@ def plain(value: Any) -> Any:
     raise TypeError(type(value).__name__)
 
 
+def keep(result: Any, path: str) -> str:
+    """Pickle a result that may have taken hours; return a sentence that says where it is."""
+    try:
+        content = pickle.dumps(result)
+        with open(path, "wb") as file:
+            file.write(content)
+    except Exception:  # noqa: BLE001 - pickling calls code of the user
+        return ""
+    return f" It is pickled in {path} where the job ran (smk-mantik get brings it)."
+
+
 def main(job: Any) -> None:
     """Call the function that the job's params name."""
     module, name = job.params.module, job.params.function
@@ -34,8 +45,9 @@ def main(job: Any) -> None:
             content = json.dumps(result, default=plain, ensure_ascii=False).encode() + b"\n"
         except (TypeError, ValueError) as error:
             sys.exit(
-                f"mantik: {module}:{name} returned what JSON cannot hold ({error}). Return numbers,"
-                " texts, lists and dicts, write a file that --output names, or ask for --pickle"
+                f"mantik: {module}:{name} returned what JSON cannot hold ({error})."
+                f"{keep(result, job.output[0] + '.pickle')} Return numbers, texts, lists and dicts,"
+                " write a file that --output names, or ask for --pickle"
             )
     with open(job.output[0], "wb") as file:
         file.write(content)

@@ -16,7 +16,10 @@ from snakemake_executor_plugin_mantik.tracking.workflow import flatten_config
 
 Which = Literal["mlproject", "all", "none"]
 """Values of `--mantik-track`: track the jobs that run an entry point, all jobs, or none."""
-_WORDS: Final[Mapping[str, bool]] = {"all": True, "true": True, "none": False, "false": False}
+_ONE: Final = "one"
+_WORDS: Final[Mapping[str, bool]] = {
+    "all": True, "true": True, _ONE: True, "none": False, "false": False,
+}  # fmt: skip
 
 
 def tracking_request(job: Job) -> bool | None:
@@ -34,7 +37,7 @@ def tracking_request(job: Job) -> bool | None:
     known = _WORDS.get(str(value).strip().lower())
     if known is None:
         raise UserError(
-            f"it has to be all or none (or True, False), found {value!r}",
+            f"it has to be all, one or none (or True, False), found {value!r}",
             where=f"the resource {TRACK_RESOURCE}",
             do="Correct it, or remove it: --mantik-track then decides which jobs are tracked",
         )
@@ -89,11 +92,13 @@ def make_tracked_run(members: Sequence[Job]) -> TrackedRun:
         return TrackedRun(members=names, of_members=own)
     [job] = members
     wildcards = {key: str(value) for key, value in job.wildcards_dict.items()}
+    one = str(job.resources.get(TRACK_RESOURCE)).strip().lower() == _ONE
     if (call := read_call(job.params)) is not None:
-        return TrackedRun(call, wildcards)
+        return TrackedRun(call, wildcards, one=one)
     plain = {
         name: value
         for name, value in job.params.items()
         if isinstance(value, str | int | float) and not isinstance(value, TBDString)
     }
-    return TrackedRun(None, wildcards, params=wildcards | flatten_config(plain, str))
+    params = wildcards | flatten_config(plain, str)
+    return TrackedRun(None, wildcards, params=params, one=one)

@@ -321,6 +321,13 @@ class Outbox:
         row = self._db.execute("SELECT COUNT(DISTINCT try) FROM events WHERE done IS NULL")
         return int(row.fetchone()[0])
 
+    def is_continued(self, try_id: str) -> bool:
+        """Return whether another try goes on in the run of this one."""
+        row = self._db.execute(
+            "SELECT 1 FROM runs WHERE json_extract(data, '$.follows') = ?", (try_id,)
+        ).fetchone()
+        return row is not None
+
     def settled(self, try_id: str) -> bool:
         """Return whether the end of a try is published, or the outbox has no events of it."""
         row = self._db.execute(

@@ -32,6 +32,7 @@ class TrackedRun:
         wildcards: of the Snakemake job.
         params: further parameters of the run.
         members: the names of a group's jobs.
+        one: whether a retry goes on in the run of the try before.
         of_members: those of these jobs that have runs of their own below the group's, by number.
     """
 
@@ -39,6 +40,7 @@ class TrackedRun:
     wildcards: Mapping[str, str] = field(default_factory=dict)
     params: Mapping[str, str] = field(default_factory=dict)
     members: tuple[str, ...] = ()
+    one: bool = False
     of_members: Mapping[int, "TrackedMember"] = field(default_factory=dict)
 
     def values(self, mask: Callable[[str], str]) -> dict[str, str]:

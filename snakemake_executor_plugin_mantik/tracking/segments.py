@@ -46,12 +46,13 @@ def segment_entry(
     row: JobRow | None,
     before: Mapping[str, Any] | None,
     *,
+    number: int,
     job: str,
 ) -> dict[str, Any]:
     """Return the entry of a segment that has ended, as JSON can hold it.
 
     `row` has its times and cores, `before` is the entry of the segment before; None if there is
-    none. `job` is the site's id of it.
+    none. `number` is its number, from 1, `job` the site's id of it.
     """
     figures = job_figures(end, row)
     ended = end.ended or (row.ended if row is not None else None)
@@ -63,7 +64,7 @@ def segment_entry(
         queued = min(queued, max(0.0, started - before["ended"]))
     return asdict(
         SegmentEntry(
-            record.segment + 1,
+            number,
             record.id,
             job,
             end.nodes,

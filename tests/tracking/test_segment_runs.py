@@ -40,6 +40,8 @@ THIRD = replace(FIRST, id="t2", segment=2, follows="t1", site_jobs=("8",))
 class Controller:
     """A controller of a job with segments, without a worker."""
 
+    subject = TrackedRun()
+
     def __init__(self, workdir: Path, uri: str = "", experiment: str = "") -> None:
         self.workdir = workdir
         self.said: list[str] = []
@@ -63,7 +65,7 @@ class Controller:
         return found
 
     def prepare(self, record: TryRecord, *, waits: bool = False) -> JobExtras:
-        job = replace(request(0), job=record.job, name=record.name, subject=TrackedRun())
+        job = replace(request(0), job=record.job, name=record.name, subject=self.subject)
 
         async def act() -> JobExtras | None:
             return await self.tracker.prepare(job, record, "/scratch", waits=waits)

@@ -120,5 +120,5 @@ def test_a_rule_says_what_makes_no_sense(elsewhere: Tracked) -> None:
 
     said = project.run().failed()
 
-    tells(said, "nothing submitted", "mantik_track", "all or none", "'yes please'")
+    tells(said, "nothing submitted", "mantik_track", "all, one or none", "'yes please'")
     assert not project.exists(".snakemake/mantik/journal.sqlite")

@@ -58,11 +58,22 @@ class JobRuns:
             OSError, sqlite3.Error: something cannot be written.
         """
         before = self._outbox.run(job.follows) if job.follows else None
+        known = self._outbox.run(record.id)
+        if before is None and known is None and run.one:
+            before = self._try_before(record, job)
         if before is not None:
             self._continue(record, job, before)
-        elif self._outbox.run(record.id) is None:
+        elif known is None:
             return await self._begin(run, record, job)
         return ""
+
+    def _try_before(self, record: TryRecord, job: JobRow) -> RunRecord | None:
+        """Return the try of the same workflow of which this one is a retry, in the same run."""
+        before = Ledger(self._outbox).before(record.id, record.job)
+        if before is None or before.workflow != job.workflow:
+            return None
+        found = self._outbox.run(before.try_id)
+        return found if found is not None and found.data.get("one") else None
 
     async def _begin(self, run: TrackedRun, record: TryRecord, job: JobRow) -> str:
         # A job that begins anew does not go on from its last segment any more.
@@ -87,6 +98,7 @@ class JobRuns:
             "retry_of": before.try_id if before is not None else "",
             "run_id": adopted,
             "direct": self._direct,
+            "one": run.one,
         }
         if run.of_members:
             data["members"] = await self._members(run, record, job)
@@ -108,7 +120,7 @@ class JobRuns:
         return found
 
     def _continue(self, record: TryRecord, job: JobRow, before: RunRecord) -> None:
-        """Track a segment in the run of the one before."""
+        """Track a segment, or a retry, in the run of the one before."""
         data = {
             "name": before.data["name"],
             "experiment_id": before.data["experiment_id"],
@@ -116,7 +128,10 @@ class JobRuns:
             "config": self._config(record.site),
             "direct": self._direct,
             "follows": before.try_id,
+            "one": before.data.get("one", False),
         }
+        if job.follows != before.try_id:
+            data["retry"] = {"mantik.attempt": str(job.attempt), "mantik.site": record.site}
         self._outbox.continue_run(record.id, before, data)
         if not job.behind:
             self._end_earlier(before)

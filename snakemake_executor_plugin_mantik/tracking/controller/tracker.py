@@ -356,15 +356,20 @@ class Tracker(Observer):
         def write(ledger: Ledger) -> None:
             ledger.ended(record.id, status, ran=end.ran, cpu=end.cpu, note=end.words)
             row = ledger.job(record.id)
-            if not record.segments:
+            known = self._box.run(record.id)
+            one = known is not None and known.data.get("one", False)
+            if not record.segments and not one:
                 data["metrics"] = job_figures(end, row)
                 return
-            before = self._box.end_of(row.follows).get("segments", []) if row is not None else []
+            follows = known.data.get("follows", "") if known is not None else ""
+            before = self._box.end_of(follows).get("segments", [])
             same = end.successor == "same segment"
             if not same:
                 site_job = self._job_ids.get(record.id) or " ".join(record.site_jobs[-1:])
                 last = before[-1] if before else None
-                before = [*before, segment_entry(record, end, row, last, job=site_job)]
+                number = len(before) + 1 if one else record.segment + 1
+                entry = segment_entry(record, end, row, last, number=number, job=site_job)
+                before = [*before, entry]
             data["segments"] = before
             if not same or not goes_on:
                 data["metrics"] = sum_figures(before, None if goes_on else end.exit_code)

@@ -56,6 +56,9 @@ from snakemake_executor_plugin_mantik.tracking.workflow import (
 _MOST_SAID = 20
 """The most lines that the user sees about a run: a job may write a million invalid values."""
 _TRY = "mantik.try"
+_STATES = (EventKind.SUBMITTED, EventKind.WAITING, EventKind.STARTED)
+_OF_THE_END = ("mantik.exit_code", "mantik.reason", "mantik.reason.kind")
+"""Tags of an end, which a retry in the same run removes."""
 RETRY_OF = "mantik.retry_of"
 """The tag that names the run of the previous try, which did not finish."""
 
@@ -294,9 +297,10 @@ class Publisher:
         try:
             if event.kind is EventKind.CREATE:
                 self._complete(client, run)
+            elif event.kind in _STATES and self._is_retried(run):
+                pass  # the run shows the state of the retry
             elif event.kind is EventKind.SUBMITTED:
-                tags = {"mantik.job_id": event.data["job"], "mantik.queue": event.data["queue"]}
-                _set_tags(client, run.run_id, tags)
+                _submitted(client, run, event.data)
             elif event.kind is EventKind.WAITING:
                 _set_tag(client, run.run_id, WAITING_REASON, event.data["why"])
             elif event.kind is EventKind.STARTED:
@@ -371,7 +375,7 @@ class Publisher:
             "mantik.reason.kind": data.get("reason", ""),
             "mantik.own_run_id": run.own_id if run.own_id != run.run_id else "",
         }
-        goes_on = data.get("goes_on", False)
+        goes_on = data.get("goes_on", False) or self._is_retried(run)
         if goes_on:
             tags = {}
         tags[SEGMENTS_TAG] = segments_tag(data.get("segments", []))
@@ -384,13 +388,23 @@ class Publisher:
         elif run.data.get("direct"):  # the job itself may have ended it
             client.update_run(run.run_id, status="RUNNING")
 
+    def _is_retried(self, run: RunRecord) -> bool:
+        """Return whether a retry goes on in the run of this try."""
+        return bool(run.data.get("one")) and self._outbox.is_continued(run.try_id)
+
     def _files(self, client: MlflowClient, run: RunRecord, data: Mapping[str, Any]) -> None:
         """Upload script, log and backend config, unless the segment is submitted again."""
-        folder = ARTIFACT_FOLDER
-        if data.get("goes_on") and (segments := data.get("segments")):
-            if segments[-1]["try_id"] != run.try_id:
-                return
-            folder += f"/segment-{segments[-1]['segment']}"  # those of the run are the last one's
+        folders = [ARTIFACT_FOLDER]
+        if segments := data.get("segments"):
+            own = segments[-1]["try_id"] == run.try_id
+            if data.get("goes_on"):
+                if not own:
+                    return
+                # Those of the run are the last one's.
+                folders = [f"{ARTIFACT_FOLDER}/segment-{segments[-1]['segment']}"]
+            elif run.data.get("one") and own and data["status"] != "FINISHED":
+                # A retry may replace the others.
+                folders.append(f"{ARTIFACT_FOLDER}/try-{segments[-1]['segment']}")
         directory = self._workdir / try_directory(run.try_id) / ARTIFACT_FOLDER
         directory.mkdir(parents=True, exist_ok=True)
         for name, path in (("backend-config.yaml", run.data["config"]), ("log.txt", data["log"])):
@@ -402,7 +416,8 @@ class Publisher:
                 except OSError:
                     shutil.copyfile(origin, place)
         if any(directory.iterdir()):
-            client.log_artifacts(run.run_id, str(directory), folder)
+            for folder in folders:
+                client.log_artifacts(run.run_id, str(directory), folder)
 
     def _say(self, run: RunRecord, text: str) -> None:
         self._said[run.try_id] += 1
@@ -412,6 +427,16 @@ class Publisher:
         self._notify(f"{run.data['name']}: MLflow run {run.run_id}: {line}")
         if self._said[run.try_id] == _MOST_SAID:
             self._notify(f"{run.data['name']}: further lines about this run are not shown.")
+
+
+def _submitted(client: MlflowClient, run: RunRecord, data: Mapping[str, Any]) -> None:
+    tags = {"mantik.job_id": data["job"], "mantik.queue": data["queue"]}
+    if retry := run.data.get("retry"):
+        tags |= retry
+        for name in _OF_THE_END:
+            _set_tag(client, run.run_id, name, "")
+        client.update_run(run.run_id, status="SCHEDULED")
+    _set_tags(client, run.run_id, tags)
 
 
 def _set_tags(client: MlflowClient, run_id: str, tags: Mapping[str, str]) -> None:

@@ -1,0 +1,128 @@
+"""A rule with mantik_track="one" is one MLflow run over its retries."""
+
+import json
+import shutil
+import sys
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from mlflow.exceptions import MlflowException
+from mlflow.tracking import MlflowClient
+
+from snakemake_executor_plugin_mantik.tracking.controller.worker_client import WorkerClient
+from snakemake_executor_plugin_mantik.tracking.outbox import EventKind
+from snakemake_executor_plugin_mantik.tracking.run import TrackedRun
+from snakemake_executor_plugin_mantik.tracking.store import store_directory
+from tests.tracking.conftest import Tracked
+from tests.tracking.rules import HEAD, rule
+from tests.tracking.test_replay import OVERLOADED, Killed, Mortal, empty
+from tests.tracking.test_segment_runs import FIRST, Controller, Directory
+
+__all__ = ["empty"]
+
+CODE = """
+import sys
+from pathlib import Path
+import mlflow
+
+print("trained")
+first = not Path(ONCE).exists()
+with mlflow.start_run():
+    mlflow.log_param("first", first)
+    mlflow.log_metric("accuracy", 0.1 if first else 0.9)
+    for step in range(2 if first else 3):
+        mlflow.log_metric("loss", step + (0.5 if first else 0.7), step=step)
+    mlflow.log_text("", f"first-{first}")
+if first:
+    Path(ONCE).touch()
+    sys.exit(4)
+"""
+
+
+def test_retries_go_on_in_one_run(tracked: Tracked) -> None:
+    project = tracked.project
+    project.write("code.py", CODE.replace("ONCE", repr(str(project.directory.parent / "once"))))
+    text = rule(f"{sys.executable} code.py", arguments={"alpha": "1.50"})
+    one = '    resources: mantik_track="one"\n    shell:'
+    project.write("Snakefile", HEAD + text.replace("    shell:", one))
+
+    said = project.run("--retries", "1").ok().output
+
+    run = tracked.run()
+    assert run.info.status == "FINISHED", said
+    assert tracked.history(run, "loss") == [(0, 0.5), (1, 1.5), (2, 2.7)]
+    assert tracked.history(run, "accuracy") == [(0, 0.1), (0, 0.9)]
+    assert run.data.metrics["accuracy"] == 0.9
+    assert run.data.params == {"alpha": "1.50", "first": "True"}
+    assert "first is already 'True' in MLflow; the job logged 'False'" in said
+    assert run.data.tags["mantik.attempt"] == "2"
+    assert run.data.tags["mantik.exit_code"] == "0"
+    assert "mantik.reason" not in run.data.tags
+    tries = json.loads(run.data.tags["mantik.segments"])
+    assert [each["segment"] for each in tries] == [1, 2]
+    assert len({each["try"] for each in tries}) == 2
+    assert "exit code 4" in tries[0]["end"]
+    ran = [record.ran for record in project.tries if record.ran is not None]
+    assert len(ran) == 2
+    assert abs(run.data.metrics["mantik/running_seconds"] - sum(ran)) < 0.1
+    assert {"first-True", "first-False", "mantik/log.txt", "mantik/try-1/log.txt"} <= set(
+        tracked.artifacts(run)
+    )
+    assert "mantik/try-2/log.txt" not in tracked.artifacts(run)
+
+
+class Retried(Directory):
+    """A try that has failed and its retry, while nothing was published."""
+
+    def __init__(self, path: Path, empty: Path) -> None:
+        path.mkdir()
+        shutil.copyfile(empty, path / "runs.db")
+        self.path, self.uri = path, f"sqlite:///{path}/runs.db"
+        self.client = MlflowClient(tracking_uri=self.uri)
+        self.experiment = self.client.create_experiment("digits", (path / "a").as_uri())
+        controller = Controller(path, self.uri, "digits")
+        controller.subject = TrackedRun(one=True)
+        self.outbox, self.said = controller.outbox, controller.said
+        for number in range(2):
+            record = replace(FIRST, id=f"t{number}", segments=0)
+            extras = controller.prepare(record)
+            extras.lay_out(path / store_directory(record.id))
+            self.log(number, path / store_directory(record.id), extras)
+            submitted = {"job": f"job {number}", "queue": "batch"}
+            controller.tracker._note(record, EventKind.SUBMITTED, submitted)
+            controller.tracker._note(record, EventKind.LIVE, {})
+            how, code = ("finished", 0) if number else ("failed", 4)
+            controller.ended(record, how=how, exit_code=code, ran=60.0, cpu=30.0)
+
+    def check(self) -> None:
+        run = self.run()
+        assert run.info.status == "FINISHED"
+        assert self.history("loss") == list(enumerate([0.5, 0.5, 0.5, 1.5, 1.5]))
+        assert self.history("accuracy") == [(0, 0.0), (0, 0.1)]
+        assert self.history("mantik/cpu_seconds") == [(0, 30), (1, 60)]
+        tags = run.data.tags
+        assert (tags["mantik.job_id"], tags["mantik.attempt"]) == ("job 1", "2")
+        assert tags["mantik.exit_code"] == "0"
+        assert self.outbox.pending() == 0
+        assert self.said == []
+
+
+def test_a_retry_is_published_once_whoever_dies(
+    tmp_path: Path, empty: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The retry is tried first: it waits for the end of the try before."""
+    monkeypatch.setattr(WorkerClient, "wake", lambda _: None)
+    died, alive = 0, False
+    while not alive:
+        each = Retried(tmp_path / str(died), empty)
+        mortal = Mortal(each.client, died + 1, (Killed(), OVERLOADED)[died // 2 % 2])
+        for _ in range(3):
+            with suppress(Killed, MlflowException):
+                each.publish(mortal if mortal._left > 0 else each.client)
+        alive = mortal._left > 0
+        each.check()
+        each.outbox.close()
+        died += 2  # the other half is tested with segments
+    assert died > 12

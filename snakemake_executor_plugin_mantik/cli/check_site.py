@@ -322,7 +322,8 @@ async def _workspace(site: Site, workspace: str, directory: str) -> list[Finding
         await site.remove(directory or path)
     if back != content:
         raise SiteRejected("a file was read back with different content", where=workspace)
-    found = [Finding("workspace", "ok", f"{workspace} can be written to")]
+    there = posixpath.dirname(workspace) if directory else workspace  # the rest is for this check
+    found = [Finding("workspace", "ok", f"{there} can be written to")]
     if entry is not None and entry.modified:
         ahead = entry.modified - middle
         off = abs(ahead) > _CLOCK_SLACK_S

@@ -19,12 +19,11 @@ from pydantic import (
 from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.config.environment_keys import (
     LOGIN_HOOKS,
-    OPTION_KEYS,
     SLURM_KEYS,
     EnvironmentConfig,
-    not_expanded,
 )
 from snakemake_executor_plugin_mantik.config.exclude import read_patterns
+from snakemake_executor_plugin_mantik.config.expansion import expansion_mistakes
 from snakemake_executor_plugin_mantik.config.section import ConfigSection, Keys
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
 from snakemake_executor_plugin_mantik.config.values import (
@@ -35,14 +34,11 @@ from snakemake_executor_plugin_mantik.config.values import (
     Name,
     Positive,
     Text,
-    describe_value,
     list_schema,
     not_allowed,
     parse_integer,
-    parse_options,
     refuse_values,
 )
-from snakemake_executor_plugin_mantik.jobs.expansion import find_code
 from snakemake_executor_plugin_mantik.jobs.pbs import pbs_features
 
 _ENVIRONMENT_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
@@ -184,42 +180,6 @@ def _written_environments(data: Mapping[str, Any]) -> Iterator[tuple[Keys, Mappi
             yield keys, value
 
 
-def _unexpanded(data: Mapping[str, Any]) -> Iterator[tuple[Keys, str]]:
-    """Yield mistakes about what a shell would expand, unless the site's config asks for it."""
-    site = data.get("Site")
-    if isinstance(site, Mapping) and site.get("Expand") is True:
-        return
-    switch = "; set Site: Expand to true to expand it on the node"
-    for keys, environment in _written_environments(data):
-        apptainer, python = environment.get("Apptainer"), environment.get("Python")
-        paths: list[tuple[Keys, object]] = [((*keys, "Python"), python)]
-        if isinstance(python, Mapping):
-            paths = [((*keys, "Python", "Path"), python.get("Path"))]
-        if isinstance(apptainer, Mapping) and str(apptainer.get("Type")).lower() == "remote":
-            paths.append(((*keys, "Apptainer", "Path"), apptainer.get("Path")))
-        for place, path in paths:
-            if isinstance(path, str) and path.strip().startswith("$"):
-                yield place, f"{not_expanded(path.strip())}{switch}"
-        for key in OPTION_KEYS:
-            section = environment.get(key)
-            given = section.get("Options", "") if isinstance(section, Mapping) else ""
-            for word in _readable_options(given):
-                if code := find_code(word):
-                    yield (
-                        (*keys, key, "Options"),
-                        "has code in it that is not expanded, found "
-                        f"{describe_value(code)}{switch}",
-                    )
-
-
-def _readable_options(value: object) -> tuple[str, ...]:
-    """Return the words of options; none if the key's own validation reports mistakes."""
-    try:
-        return parse_options(value)
-    except ValueError:
-        return ()
-
-
 def _scheduler(data: Mapping[str, Any]) -> str:
     site = data.get("Site")
     return str(site.get("Scheduler", "")).strip().lower() if isinstance(site, Mapping) else ""
@@ -340,7 +300,9 @@ class BackendConfig(ConfigSection):
         if "UnicoreApiUrl" in data and "Firecrest" in data:
             yield ("UnicoreApiUrl",), f"{either}, but both are given"
         yield from _not_for_pbs(data)
-        yield from _unexpanded(data)
+        site = data.get("Site")
+        expand = isinstance(site, Mapping) and site.get("Expand") is True
+        yield from expansion_mistakes(list(_written_environments(data)), expand=expand)
         scheduler = _scheduler(data)
         for keys, environment in _written_environments(data):
             for key in SLURM_KEYS if scheduler in {"pbs", "none"} else ():

@@ -11,6 +11,7 @@ _TEXT: Final = re.compile(rf"\\[\\$`\"]|{_BACKQUOTES}|\$\(|\"|\\\Z", re.DOTALL)
 _CODE: Final = re.compile(rf"\\.|{_BACKQUOTES}|'[^']*'|\$?\(|[)\"]", re.DOTALL)
 _QUOTED_IN_CODE: Final = re.compile(rf"\\.|{_BACKQUOTES}|\$\(|\"", re.DOTALL)
 _EXPANDS: Final = re.compile(r"[$`]")
+_OPENING: Final = re.compile(rf"\\.|{_BACKQUOTES}|`|\$[({{]", re.DOTALL)
 _LITERAL: Final = re.compile(r"[\\$`]")
 
 
@@ -74,6 +75,28 @@ def find_code(word: str, *, quoted: bool = False) -> str:
             return part
         at = end
     return ""
+
+
+def find_unclosed(text: str) -> str:
+    """Return what opens code or a variable in a text and is not closed, or none."""
+    at = 0
+    while match := _OPENING.search(text, at):
+        opening, at = match[0], match.end()
+        if opening == "$(" and (end := code_end(text, match.start())) is not None:
+            at = end
+        elif opening in ("$(", "`") or (opening == "${" and "}" not in text[at:]):
+            return opening
+    return ""
+
+
+def find_unclosed_in_word(word: str) -> str:
+    """Like `find_unclosed`, for a word that may hold quotes of bash."""
+    parts, at = [], 0
+    while at < len(word):
+        end = _part_end(word, at)
+        parts += [word[at:end]] if word[at] not in "'\\" else []
+        at = end
+    return find_unclosed("".join(parts))
 
 
 def _part_end(word: str, at: int) -> int:

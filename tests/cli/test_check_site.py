@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import struct
 from dataclasses import replace
 from pathlib import Path
@@ -90,9 +89,7 @@ def test_accounts_are_held_against_those_that_are_told(sandbox: Sandbox, tmp_pat
     assert "so sandbox, the site's default, pays" in about("account", findings(done)).text
     done = of_sandbox(sandbox, "hpc1", tmp_path, MANTIK_COMPUTE_BUDGET_ACCOUNT="x")
     assert "the site does not report accounts" in about("account", findings(done)).text
-    assert re.search(
-        rf"/mantik/{tmp_path.name}-\w+ can be wr", about("workspace", findings(done)).text
-    )
+    assert "/mantik can be written" in about("workspace", findings(done)).text
     assert left_behind(sandbox, "hpc1", tmp_path) == []
 
 

@@ -1,6 +1,7 @@
 """`smk-mantik init`: write the two files that a workflow needs, a backend config and a profile."""
 
 import json
+import sys
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
@@ -25,7 +26,14 @@ _EXAMPLE: Final = KnownSite(
     ("batch",), "", "", "",
 )  # fmt: skip
 
-_Kind = Literal["apptainer", "python", "none"]
+_REMOTE_IMAGE: Final = "docker://docker.io/library/python:3.12"
+_REQUIREMENTS: Final = "requirements.txt"
+_SYSTEMS: Final = {"alps": "daint"}
+"""Names of sites that stand for one of their systems."""
+
+_Kind = Literal[
+    "apptainer", "container-engine", "uenv", "pyxis", "venv", "python", "modules", "none"
+]
 
 
 def init(  # noqa: PLR0917 - options of a command line
@@ -51,7 +59,9 @@ def init(  # noqa: PLR0917 - options of a command line
     ] = "none",
     path: Annotated[
         str,
-        typer.Option("--path", help="The image or the virtual environment of --environment."),
+        typer.Option(
+            "--path", help="The image, definition, virtual environment or modules of --environment."
+        ),
     ] = "",
     directory: Annotated[
         Path, typer.Option("--directory", "-d", help="The workflow's working directory.")
@@ -69,12 +79,18 @@ def init(  # noqa: PLR0917 - options of a command line
     if show_list:
         typer.echo(_listed())
         return
+    if site == _EXAMPLE_SITE and not url and _is_terminal():
+        site = typer.prompt(f"Name of the site ({', '.join(KNOWN_SITES)}, or another one)").strip()
     if mistake := check_site_name(site):
         raise UserError(mistake, where="--site")
+    known = KNOWN_SITES.get(_SYSTEMS.get(site.lower(), site.lower()))
+    if _is_terminal() and (known is None or not known.url):
+        url = url or typer.prompt("URL of its UNICORE API (for firecREST use --machine, too)")
+        queue = queue or (known.queues[0] if known else typer.prompt("Queue (partition)"))
     if path and environment == "none":
         raise UserError(
             "--path is given without --environment",
-            do="Add --environment apptainer or --environment python",
+            do="Add --environment apptainer, or another kind",
         )
     chosen = _site(site, url, machine, token_url)
     config, profile = directory / f"{site}.yaml", directory / PROFILE
@@ -88,15 +104,16 @@ def init(  # noqa: PLR0917 - options of a command line
         source=f"\n# URL and queue are from {chosen.source}." if chosen.source else "",
         api=_api(chosen),
         queue=_queue(chosen, queue),
-        environment=_environment(environment, path),
+        environment=_environment(environment, path, directory),
     )
     parse_backend_config(text.encode(), "yaml", shown=config.name)  # refuses a wrong URL or queue
     _write(config, text)
     typer.echo(f"Wrote {config}: review it; everything that is commented out is optional.")
     if chosen is _EXAMPLE:
         typer.echo("Set the site's UnicoreApiUrl and Queue in it: those are examples.")
-    if environment == "apptainer" and not (directory / (path or _IMAGE)).is_file():
-        typer.echo(f"Put the image at the path in the config: {path or _IMAGE}")
+    is_local = environment == "apptainer" and path and not path.startswith("/")
+    if is_local and "://" not in path and not (directory / path).is_file():
+        typer.echo(f"Put the image at the path in the config: {path}")
     if profile.exists() and not force:
         typer.echo(f"Kept {profile}: add '- {config.name}' to its mantik-backend-config.")
     else:
@@ -104,6 +121,11 @@ def init(  # noqa: PLR0917 - options of a command line
         _write(profile, _filled("profile.yaml", file=_quoted(config.name), more=more))
         typer.echo(f"Wrote {profile}: with it, plain `snakemake` here uses the executor.")
     typer.echo(next_steps(site, chosen.api))
+
+
+def _is_terminal() -> bool:
+    """Return whether somebody is there to ask."""
+    return sys.stdin.isatty() and sys.stdout.isatty()
 
 
 def _listed() -> str:
@@ -121,7 +143,7 @@ def _site(name: str, url: str, machine: str, token_url: str) -> KnownSite:
     Raises:
         UserError: an option is missing.
     """
-    known = KNOWN_SITES.get(name.lower())
+    known = KNOWN_SITES.get(_SYSTEMS.get(name.lower(), name.lower()))
     if name == _EXAMPLE_SITE and not (url or machine or token_url):
         return _EXAMPLE
     base = known or replace(_EXAMPLE, name=name, url="", queues=())
@@ -170,19 +192,43 @@ def _queue(site: KnownSite, queue: str) -> str:
     return f"{_quoted(chosen)}{comment}"
 
 
-def _environment(kind: _Kind, path: str) -> str:
-    """Return the lines of `Environment`, commented out if `kind` is none."""
-    apptainer = _filled("apptainer.yaml", path=_quoted(path or _IMAGE)).rstrip("\n")
-    python = (
-        f"  Python: {_quoted(path or 'venv')}   # relative to the project folder, or absolute there"
-    )
-    match kind:
-        case "apptainer":
-            return f"Environment:\n{apptainer}"
-        case "python":
-            return f"Environment:\n{python}"
-    head = "Environment:              # an image, a virtual environment (Python: PATH) or neither"
-    return "\n".join(f"# {line}" for line in (head, *apptainer.splitlines()))
+def _environment(kind: _Kind, path: str, directory: Path) -> str:
+    """Return the lines of `Environment`, commented out if `kind` is none.
+
+    What they name exists, or lies at the site, unless `path` names a file that is yet to come.
+    """
+    if kind == "none":
+        head = "Environment:              # an image, a virtual environment, … or neither"
+        lines = _filled("apptainer.yaml", path=_quoted(_IMAGE)).splitlines()
+        return "\n".join(f"# {line}" for line in (head, *lines))
+    if kind == "apptainer":
+        image = path or (_IMAGE if (directory / _IMAGE).is_file() else _REMOTE_IMAGE)
+        text = _filled("apptainer.yaml", path=_quoted(image)).rstrip("\n")
+        if "://" in image or (image.startswith("/") and not Path(image).is_file()):
+            text = f"  Apptainer:\n    Path: {_quoted(image)}\n    Type: remote"
+        return f"Environment:\n{text}"
+    return f"Environment:\n  {_line(kind, path, directory)}"
+
+
+def _line(kind: _Kind, path: str, directory: Path) -> str:
+    if kind == "container-engine":
+        key = "File" if path.endswith(".toml") or "/" in path else "Name"
+        comment = (
+            "a definition here or an absolute path" if key == "File" else "in EDF_PATH, ~/.edf"
+        )
+        return f"ContainerEngine: {{{key}: {_quoted(path or 'my-environment')}}}   # {comment}"
+    if kind == "uenv":
+        return f"Uenv: {{Image: {_quoted(path or 'prgenv-gnu/24.11:v1')}, View: default}}"
+    if kind == "pyxis":
+        return f"Pyxis: {{Image: {_quoted(path or 'nvcr.io#nvidia/pytorch:24.01-py3')}}}"
+    if kind == "modules":
+        names = path.replace(",", " ").split() or ["Python"]
+        return f"Modules: [{', '.join(map(_quoted, names))}]"
+    if not path and (directory / _REQUIREMENTS).is_file():
+        return f"Python: {{Path: venv, Requirements: {_REQUIREMENTS}}}   # made once at the site"
+    is_here = (directory / "venv" / "pyvenv.cfg").is_file()
+    place = path or ("venv-at-site" if is_here else "venv")
+    return f"Python: {_quoted(place)}   # at the site: in the workspace, or absolute"
 
 
 def next_steps(site: str, api: str = "unicore") -> str:

@@ -91,6 +91,56 @@ def test_configs_of_known_sites_pass_the_check(
     assert site.source in file.read_text()
 
 
+@pytest.mark.parametrize("there", [(), ("requirements.txt", "venv/pyvenv.cfg")], ids=str)
+@pytest.mark.parametrize(
+    ("kind", "path", "part"),
+    [
+        ("apptainer", "", "python"),
+        ("apptainer", "/p/i.sif", "Apptainer /p/i.sif"),
+        ("container-engine", "", "ContainerEngine my-environment"),
+        ("container-engine", "/p/e.toml", "ContainerEngine /p/e.toml"),
+        ("uenv", "", "Uenv prgenv-gnu/24.11:v1"),
+        ("pyxis", "", "Pyxis nvcr.io#nvidia/pytorch:24.01-py3"),
+        ("venv", "", "Python venv"),
+        ("venv", "/p/v", "Python /p/v"),
+        ("modules", "GCC, Python/3.12", "UNICORE"),
+        ("none", "", "queue batch"),
+    ],
+)
+def test_every_environment_passes_the_check_as_it_is(
+    kind: str, path: str, part: str, there: tuple[str, ...], tmp_path: Path
+) -> None:
+    for name in there:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("")
+    words = ("--site", "a", "--url", URL, "--queue", "batch", "--environment", kind)
+    done = run(*words, *(("--path", path) if path else ()), "-d", str(tmp_path))
+    assert done.exit_code == 0, done.output
+    file = tmp_path / "a.yaml"
+    checked = CliRunner().invoke(_app(), ["check", str(file), "--project", str(tmp_path)])
+    assert (checked.exit_code, checked.stderr) == (0, ""), checked.output
+    assert part in checked.stdout
+
+
+def test_alps_is_known(tmp_path: Path) -> None:
+    assert run("--site", "alps", "-d", str(tmp_path)).exit_code == 0
+    firecrest = read_configs(["alps.yaml"], tmp_path)["alps"].config.firecrest
+    assert firecrest is not None
+    assert firecrest.machine == "daint"
+
+
+def test_on_a_terminal_what_is_missing_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("snakemake_executor_plugin_mantik.cli.init._is_terminal", lambda: True)
+    app = typer.Typer()
+    app.command()(init)
+    done = CliRunner().invoke(app, ["-d", str(tmp_path)], input=f"mine\n{URL}\ngpu\n")
+    assert done.exit_code == 0, done.output
+    config = read_configs(["mine.yaml"], tmp_path)["mine"].config
+    assert (config.api_url, config.resources.queue) == (URL, "gpu")
+
+
 def test_the_known_sites_are_listed(tmp_path: Path) -> None:
     done = run("--list", "-d", str(tmp_path))
     assert done.exit_code == 0

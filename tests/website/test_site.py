@@ -1,0 +1,50 @@
+"""The documentation as a site."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from website.hooks import on_page_markdown
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site, which is not made if a page is missing from its navigation or a link is dead."""
+    made = tmp_path_factory.mktemp("site")
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(made)],
+        cwd=ROOT / "website", env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    return made
+
+
+def test_pages_load_nothing_from_elsewhere(site: Path) -> None:
+    pages = list(site.rglob("*.html"))
+    assert len(pages) > 30
+    for page in pages:
+        loaded = re.findall(
+            r"<(?:link|script|img|iframe)\b[^>]*(?:href|src)=\"?([^\"> ]+)", page.read_text()
+        )
+        assert loaded
+        assert [address for address in loaded if "//" in address] == [], page.name
+    styles = "".join(file.read_text() for file in site.rglob("*.css"))
+    assert re.findall(r"url\(['\"]?https?:", styles) == []
+
+
+def test_links_of_the_catalogue_s_pages_stay_in_the_site(site: Path) -> None:
+    text = (site / "further.html").read_text()
+    assert 'href="credentials.html"' in text
+    assert "blob/main/docs" not in text
+
+
+def test_a_bar_in_code_in_a_table_has_no_backslash() -> None:
+    row = r"| `a\|b` | c \| d |"
+    assert on_page_markdown(f"`x\\|y`\n{row}") == "`x\\|y`\n| `a|b` | c \\| d |"

@@ -27,6 +27,6 @@ def test_what_is_read_from_the_code_is_shown() -> None:
     )
     assert "| `Timeout` | a time | `120s` | How long" in keys
     assert "| `Queue` | a text | required |" in keys
-    assert "| `--environment apptainer\\|python\\|none` |" in commands
+    assert "| `--missed skip\\|once` |" in commands
     assert "    smk-mantik runs submit [OPTIONS] PROJECT\n" in commands
     assert "| `--mantik-ahead N` | `100` |" in options

@@ -17,6 +17,8 @@ _STORE = "mlruns"
 GROWING = "^[^/]+/(models/)?[^/]+/metrics/"
 """Matches the paths of metrics in a store, which grow by a line per value. Also valid in bash."""
 _MEMBER_ENDS = "member-ends"
+_MOST_ID_BYTES = 100_000
+"""The most bytes of members' ids: Linux allows no variable of 128 KiB."""
 _RUNNING = 1
 _ACTIVE = "active"
 _LOCAL = 4
@@ -40,15 +42,14 @@ def member_ends(try_id: str) -> str:
 def member_variables(workspace: str, try_id: str, members: Mapping[int, str]) -> dict[str, str]:
     """Return the variables from which a group's script learns the runs of its members.
 
-    `members` holds the ids of the runs by the members' numbers.
+    `members` holds the ids of the runs by the members' numbers. If they are too many for a
+    variable, what all members log goes to the group's run.
     """
     if not members:
         return {}
-    ids = [members.get(number, "-") for number in range(max(members) + 1)]
-    return {
-        "MANTIK_MEMBER_RUNS": " ".join(ids),
-        "MANTIK_MEMBER_ENDS": str(PurePosixPath(workspace, member_ends(try_id))),
-    }
+    ids = " ".join(members.get(number, "-") for number in range(max(members) + 1))
+    runs = {"MANTIK_MEMBER_RUNS": ids} if len(ids) <= _MOST_ID_BYTES else {}
+    return runs | {"MANTIK_MEMBER_ENDS": str(PurePosixPath(workspace, member_ends(try_id)))}
 
 
 def copy_directory(try_id: str) -> str:

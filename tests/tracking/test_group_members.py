@@ -4,6 +4,8 @@ import sys
 
 from mlflow.entities import Run
 
+from snakemake_executor_plugin_mantik.jobs.script import export_lines
+from snakemake_executor_plugin_mantik.tracking.store import member_variables
 from snakemake_executor_plugin_mantik.tracking.workflow import PARENT_RUN_TAG
 from tests.tracking.conftest import Tracked
 from tests.tracking.rules import HEAD
@@ -78,3 +80,10 @@ def test_members_have_runs_also_over_retries(tracked: Tracked) -> None:
         assert test.data.tags["mantik.exit_code"] == ("4" if status == "FAILED" else "0")
         assert "mantik/log.txt" in tracked.artifacts(group)
     assert groups["FINISHED"].data.tags["mantik.retry_of"] == groups["FAILED"].info.run_id
+
+
+def test_a_group_of_thousands_is_submitted() -> None:
+    few = member_variables("/at/site", "a-try", {0: "first", 2: "third"})
+    assert few["MANTIK_MEMBER_RUNS"] == "first - third"
+    many = member_variables("/at/site", "a-try", dict.fromkeys(range(5000), "0" * 32))
+    assert [name for name, _ in export_lines(many)] == ["MANTIK_MEMBER_ENDS"]

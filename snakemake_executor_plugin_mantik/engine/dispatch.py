@@ -234,8 +234,9 @@ class Dispatcher:
         """Return a new try that goes on after another one, if that asks for it."""
         record = self._journal.new_try(
             site=before.site, job=before.job, rule=before.rule, name=before.name,
-            fingerprint=before.fingerprint, made_of=before.made_of, follows=before.id,
-            segment=before.segment + 1, segments=before.segments,
+            fingerprint=before.fingerprint, made_of=before.made_of, makers=before.makers,
+            logs=before.log_files, follows=before.id, segment=before.segment + 1,
+            segments=before.segments,
         )  # fmt: skip
         self._place.conflicts.own(record)
         return record

@@ -350,8 +350,15 @@ class Journal:
         return {row["path"]: row["sha256"] for row in found}
 
     def _forget_made(self) -> None:
-        """Delete the records of `note_made` once no try needs them."""
-        if self._db.execute("SELECT 1 FROM made").fetchone() and not self.open_ahead():
+        """Delete the records of `note_made` once no try, or next segment of one, needs them."""
+        if not self._db.execute("SELECT 1 FROM made").fetchone() or self.open_ahead():
+            return
+        goes_on = self._db.execute(
+            "SELECT 1 FROM tries WHERE after <> '' AND goes_on <> '' AND NOT EXISTS"
+            " (SELECT 1 FROM tries next WHERE next.follows = tries.id"
+            " AND next.outcome = 'succeeded')"
+        ).fetchone()
+        if not goes_on:
             with self._database.write() as db:
                 db.execute("DELETE FROM made")
 

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 from snakemake_executor_plugin_mantik.engine.request import JobRequest
-from snakemake_executor_plugin_mantik.jobs.spec import JobSpec
+from snakemake_executor_plugin_mantik.jobs.segments import Continuation
+from snakemake_executor_plugin_mantik.jobs.spec import JobSpec, OutputFile
 from snakemake_executor_plugin_mantik.journal import TryState
 from tests.support.controller import request
 from tests.support.laptop import Session, no_sources
 from tests.support.schedules import config
-from tests.support.world import Fate, World
+from tests.support.world import STEPS, Fate, World
 
 LAYERS, WIDTH = 5, 6
 
@@ -118,6 +119,33 @@ def test_a_cancelled_run_ends_them_once(play: Player) -> None:
         assert session.journal.all_open_tries() == []
 
     assert "not needed any more" not in "\n".join(play(world, scenario).said)
+
+
+def test_a_job_behind_another_goes_on_in_the_segments_that_wait_for_it(play: Player) -> None:
+    first = request(0)
+    most = STEPS + 2
+    job = behind(1, first)
+    job = replace(
+        job,
+        outputs=(*job.outputs, OutputFile("out/1.log", "log")),
+        continuation=Continuation(most, ("ckpt",)),
+        resources={"runtime": 1440},
+    )
+    world = World(duration=lambda spec: 1000.0)
+
+    async def scenario(session: Session) -> None:
+        session.engine.proposed(job)
+        assert (await session.engine.job(first)).succeeded
+        outcome = await session.engine.job(replace(job, unmade={}))
+        assert outcome.succeeded
+        [last] = session.journal.tries([outcome.try_id])
+        assert (last.segment, last.log_files) == (STEPS - 1, ("out/1.log",))
+        await session.engine.closed(tidy=True)
+
+    session = play(world, scenario)
+    assert not [line for line in session.said if "are not used" in line]
+    assert [run.job for run in world.runs] == [first.name] + STEPS * [job.name], "it has gone on"
+    assert session.sites["sim"].calls["submit"] == 1 + most
 
 
 def test_a_job_that_is_requested_while_it_is_submitted_runs_once(play: Player) -> None:

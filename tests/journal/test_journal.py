@@ -287,6 +287,24 @@ def test_tries_that_wait_for_others_are_found(tmp_path: Path) -> None:
         assert journal.made(first.id) == {}
 
 
+def test_what_a_job_read_is_known_as_long_as_it_can_go_on(tmp_path: Path) -> None:
+    with closing(Journal(tmp_path)) as journal:
+        first = new_try(journal)
+        second = new_try(journal, job="b", makers={"e": first.id})
+        journal.note_made(first.id, [FileRecord("e", 2, "2")])
+        journal.segments.keep_checkpoint(second.id, "listed")
+        journal.abandoned(second.id, "failed")
+    with closing(Journal(tmp_path)) as journal:
+        assert journal.made(first.id) == {"e": "2"}
+        third = journal.new_try(
+            site="hpc1", job="b", rule="r", name="r b", fingerprint="f", follows=second.id
+        )
+        journal.ended(third.id, "succeeded", waited=1.0, ran=1.0, log="")
+        journal.done(third.id)
+    with closing(Journal(tmp_path)) as journal:
+        assert journal.made(first.id) == {}
+
+
 @pytest.mark.parametrize("one_server", [True, False])
 def test_names_of_an_older_journal_meet_where_they_are_at_one_server(
     tmp_path: Path, one_server: bool

@@ -147,10 +147,11 @@ def _metavar(option: Any, hints: Mapping[str, Any]) -> str:
     if option.metavar:
         return str(option.metavar)
     kind = hints.get(option.name)
-    if typing.get_origin(kind) is Literal:
-        return "|".join(map(str, typing.get_args(kind)))
-    if isinstance(kind, type) and issubclass(kind, Enum):
-        return "|".join(str(each.value) for each in kind)
+    for each in (kind, *typing.get_args(kind)):  # a type, or each of `T | None`
+        if typing.get_origin(each) is Literal:
+            return "|".join(map(str, typing.get_args(each)))
+        if isinstance(each, type) and issubclass(each, Enum):
+            return "|".join(str(word.value) for word in each)
     return str(option.name).upper()
 
 

@@ -1,5 +1,7 @@
-"""Commands whose help shows no type for an option that takes no value."""
+"""Commands whose help fits the terminal, and shows no type for an option that takes no value."""
 
+import inspect
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -8,7 +10,12 @@ from typer.core import TyperCommand, TyperGroup
 
 
 class Command(TyperCommand):
-    """A command; its flags have no `<bool>` in the help."""
+    """A command; its help has no `<bool>` at flags, and lines as long as the terminal is wide."""
+
+    def __init__(self, *args: Any, help: str | None = None, **settings: Any) -> None:  # noqa: A002
+        # Typer keeps the line ends of all paragraphs but the first.
+        lines = re.sub(r"(?<=\S)\n(?!\s|[-*] )", " ", inspect.cleandoc(help)) if help else help
+        super().__init__(*args, help=lines, **settings)
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Return the parameters, flags without a type."""

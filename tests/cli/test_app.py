@@ -34,6 +34,15 @@ def test_a_flag_has_no_type_in_the_help() -> None:
     assert "<dir>" in CliRunner().invoke(_app(), ["get", "--help"]).stdout
 
 
+def test_the_lines_of_the_help_are_as_long_as_the_terminal_is_wide() -> None:
+    for width in (80, 140):
+        shown = CliRunner().invoke(_app(), ["get", "--help"], env={"COLUMNS": str(width)}).stdout
+        lines = [line.strip() for line in shown.partition("Arguments")[0].splitlines()]
+        [first] = [number for number, line in enumerate(lines) if line.startswith("A PATH")]
+        paragraph = lines[first : lines.index("", first)]
+        assert all(len(line) > width - 20 for line in paragraph[:-1]), paragraph
+
+
 def test_the_help_tells_commands_apart() -> None:
     shown = " ".join(CliRunner().invoke(_app(), ["--help"], env={"COLUMNS": "200"}).stdout.split())
     for command in ("run", "runs", "jobs", "track", "watch"):

@@ -14,7 +14,7 @@ from snakemake_executor_plugin_mantik.common.errors import (
     OutputsLost,
     SiteError,
 )
-from snakemake_executor_plugin_mantik.common.humanize import humanize_count
+from snakemake_executor_plugin_mantik.common.humanize import humanize_count, humanize_duration
 from snakemake_executor_plugin_mantik.engine import messages
 from snakemake_executor_plugin_mantik.engine.adopt import is_at
 from snakemake_executor_plugin_mantik.engine.attempt import Attempt, TryEnd, TryEndKind
@@ -40,7 +40,7 @@ from snakemake_executor_plugin_mantik.engine.workflow_context import WorkflowCon
 from snakemake_executor_plugin_mantik.jobs.markers import Marker, MarkerInvalid, OutputEntry
 from snakemake_executor_plugin_mantik.jobs.paths import display_path, local_path, nearest
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
-from snakemake_executor_plugin_mantik.jobs.script import PREDECESSORS, STEPS
+from snakemake_executor_plugin_mantik.jobs.script import ARRIVAL, PREDECESSORS, STEPS
 from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
 from snakemake_executor_plugin_mantik.journal import (
     TIMESTAMP,
@@ -63,7 +63,12 @@ _LOG_END_BYTES = 16 << 10
 
 
 class Finalizer:
-    """Conclude the tries at one site. Call all methods from the event loop's thread."""
+    """Conclude the tries at one site. Call all methods from the event loop's thread.
+
+    Attributes:
+        waited: the identities of jobs that have started and waited for their files in vain, or so
+            long that their walltime was over.
+    """
 
     def __init__(
         self,
@@ -89,6 +94,7 @@ class Finalizer:
         self._workdir = workflow.workdir
         self._logs = workflow.logs
         self._notify = workflow.notify
+        self.waited: set[str] = set()
 
     async def conclude(
         self, request: JobRequest, attempt: Attempt, end: TryEnd, runtime_s: int | None
@@ -116,7 +122,11 @@ class Finalizer:
             )
         lost = lost_checkpoint(request.continuation, record, marker)
         if lost is None and (why := self._not_started(attempt, marker)) is not None:
-            await self.again(attempt, why)
+            if marker.failed_step == ARRIVAL:
+                self.waited.add(record.job)
+                await self.again(attempt, why, waited=attempt.times(marker)[0])
+            else:
+                await self.again(attempt, why)
             return None
         self._journal.files.landed(record.id)
         self._journal.secrets_gone(record.id)  # its script removes them however it ends
@@ -243,6 +253,8 @@ class Finalizer:
         reason = end.state.reason if end.state is not None else None
         if reason in (None, Reason.SUCCESS):  # it left no marker, so it did not succeed
             reason = Reason.UNKNOWN
+        if end.claimed and await self._lacked_time(request, attempt, None, reason):
+            return None
         if (then := self._then(request, attempt, None, reason)) is not None:
             if not then.failure:
                 return await self._goes_on(attempt, None, reason, path)
@@ -296,16 +308,43 @@ class Finalizer:
         await self._canceller.done(record.id, attempt.ids)
         return GoesOn()
 
-    async def again(self, attempt: Attempt, why: str) -> None:
-        """Close a try whose end is not the job's failure; the job gets another one."""
+    async def _lacked_time(
+        self, request: JobRequest, attempt: Attempt, marker: Marker | None, reason: Reason
+    ) -> bool:
+        """Close a try that reached its time limit after it had waited for its files, if it did.
+
+        Without a marker, any that was submitted during an upload counts as such a one.
+        """
+        record = attempt.record
+        waited = (
+            marker.awaited > 0
+            if marker is not None and not marker.bare
+            else bool(self._journal.arrivals.awaited_by(record.id))
+        )
+        if reason is not Reason.TIME_LIMIT or not waited or request.continuation is not None:
+            return False
+        self.waited.add(record.job)
+        self._notify(
+            f"{record.name}: it reached its time limit, but had waited for its files before; it is"
+            " submitted again."
+        )
+        queued = attempt.times(marker)[0] if marker is not None else None
+        await self.again(attempt, "its time was over after a wait for its files", waited=queued)
+        return True
+
+    async def again(self, attempt: Attempt, why: str, *, waited: float | None = None) -> None:
+        """Close a try whose end is not the job's failure; the job gets another one.
+
+        `waited` are the seconds that it waited in its queue, if that counts for others.
+        """
         self._observer.ended(attempt.record, JobEnd("killed", why, successor="same segment"))
         await self._canceller.remove_secrets(attempt.record)
-        self._journal.abandoned(attempt.record.id, f"failed: {why}")
+        self._journal.abandoned(attempt.record.id, f"failed: {why}", waited=waited)
         await self._canceller.done(attempt.record.id, attempt.ids)
 
     async def _command_failed(
         self, request: JobRequest, attempt: Attempt, marker: Marker, path: Path, limit: int | None
-    ) -> Outcome | GoesOn:
+    ) -> Outcome | GoesOn | None:
         kept: list[FileRecord] = []
         if request.continuation is not None:
             marker, kept = without_checkpoint(request.continuation, marker)
@@ -315,6 +354,8 @@ class Finalizer:
                 await self._outputs(request, attempt, marker)
         log = await self._log(attempt.record, marker, path)
         reason = await self._classifier.reason(marker, attempt.record, attempt.ids, limit)
+        if await self._lacked_time(request, attempt, marker, reason):
+            return None
         then = self._then(request, attempt, marker, reason, kept)
         if then is not None and not then.failure:
             return await self._goes_on(attempt, marker, reason, path)
@@ -371,6 +412,12 @@ class Finalizer:
         """Return why a job is to be submitted again whose inputs were not there; None if not."""
         if marker.failed_step == PREDECESSORS:
             return "the jobs that make its inputs had not succeeded"
+        if marker.failed_step == ARRIVAL and not marker.signal:
+            self._notify(
+                f"{attempt.record.name}: it started before its files had all arrived, and waited"
+                f" {humanize_duration(marker.awaited)} for them; it is submitted again."
+            )
+            return "its files had not arrived when it started"
         if not self._inputs_unusable(attempt, marker):
             return None
         others = ", ".join(map(display_path, marker.missing_inputs[:_MAX_NAMED_FILES]))

@@ -20,7 +20,7 @@ from snakemake_executor_plugin_mantik.common.state_directory import STATE, make_
 from snakemake_executor_plugin_mantik.journal import backup
 from snakemake_executor_plugin_mantik.journal.records import LOST, StoredOutput, TryState
 
-JOURNAL_VERSION = 16
+JOURNAL_VERSION = 17
 STORED_SINCE = 10
 """The first version that knows stored outputs."""
 UNDECLARED_SINCE = 16
@@ -155,6 +155,15 @@ CREATE TABLE undeclared (
 );
 """
 
+_ADDED_IN_17 = """
+CREATE TABLE awaited (
+    try TEXT NOT NULL REFERENCES tries (id), bundle TEXT NOT NULL, PRIMARY KEY (try, bundle)
+);
+CREATE INDEX awaited_bundle ON awaited (bundle);
+CREATE INDEX tries_waited ON tries (site, queue)
+    WHERE waited IS NOT NULL AND after = '' AND follows = '';
+"""
+
 _SCHEMA = f"""
 {_ADDED_IN_2}
 CREATE TABLE sites (
@@ -201,13 +210,14 @@ CREATE TABLE bundle_files (
 {_ADDED_IN_14}
 {_ADDED_IN_15}
 {_ADDED_IN_16}
+{_ADDED_IN_17}
 """
 
 _ADDED = {
     2: _ADDED_IN_2, 3: _ADDED_IN_3, 4: _ADDED_IN_4, 5: _ADDED_IN_5, 6: _ADDED_IN_6, 7: _ADDED_IN_7,
     8: _ADDED_IN_8, 9: _ADDED_IN_9, 10: _ADDED_IN_10,
     11: _ADDED_IN_11, 12: _ADDED_IN_12, 13: _ADDED_IN_13, 14: _ADDED_IN_14,
-    15: _ADDED_IN_15, 16: _ADDED_IN_16,
+    15: _ADDED_IN_15, 16: _ADDED_IN_16, 17: _ADDED_IN_17,
 }  # fmt: skip
 
 

@@ -36,6 +36,9 @@ COUNTED = (
     "files changed by others",
     "segments that went on",
     "segments after a walltime or a kill",
+    "jobs submitted during an upload",
+    "jobs that waited for files",
+    "jobs that waited for files in vain",
 )
 
 

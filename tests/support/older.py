@@ -1,6 +1,7 @@
 """Journals of older versions: what makes one of the newest."""
 
 UNDO_9 = """
+DROP TABLE awaited; DROP INDEX tries_waited;
 DROP TABLE undeclared;
 DROP TABLE imports;
 ALTER TABLE tries DROP COLUMN started; ALTER TABLE tries DROP COLUMN runtime;

@@ -4,6 +4,7 @@ Each kind of misfortune draws from a stream of its own, so that it can be left o
 the others: `fewest` finds the kinds that a failure takes.
 """
 
+import math
 import random
 import uuid
 from collections import Counter
@@ -53,6 +54,7 @@ KINDS: Final = (
     "two workflows",  # another workflow is led to the same workspace
     "forgetful",  # a scheduler starts jobs although those that they wait for go on
     "tampers",  # others remove or change single files of a workspace
+    "uploads",  # uploads take minutes, and jobs are submitted meanwhile
 )
 
 REPEATING: Final = frozenset({"answers", "outages", "strays", "lost", "restarts", "deaf", "copies"})
@@ -81,7 +83,7 @@ def config(poll_min_s: int, poll_max_s: int, unknown_wait_s: int, grace_s: int) 
     site = {
         "PollMin": f"{poll_min_s}s", "PollMax": f"{poll_max_s}s",
         "UnknownWait": f"{unknown_wait_s}s", "MarkerGrace": f"{grace_s}s",
-        "InlineLimit": "1K", "MaxJobs": 4,
+        "InlineLimit": "1K", "MaxJobs": 4, "SubmitDuringUpload": True,
     }  # fmt: skip
     return BackendConfig.model_validate(
         {"UnicoreApiUrl": "https://sim.example", "Resources": {"Queue": "batch"}, "Site": site}
@@ -112,8 +114,8 @@ class Schedule:
         self._streams = {kind: random.Random(f"{seed} {kind}") for kind in (*KINDS, "plan")}
         self._names = random.Random(seed)
         plan = self.stream("plan")
-        some = [kind for kind in KINDS[:-2] if plan.random() < plan.choice((0.2, 0.5))]
-        some += [kind for kind in KINDS[-2:] if self.stream(kind).random() < 0.3]
+        some = [kind for kind in KINDS[:-3] if plan.random() < plan.choice((0.2, 0.5))]
+        some += [kind for kind in KINDS[-3:] if self.stream(kind).random() < 0.3]
         self.kinds = frozenset(some) - frozenset(without)
         if moving:
             self.kinds -= OTHERS | {"one place", "two names"}
@@ -274,6 +276,14 @@ class Schedule:
     def place(self, path: str) -> str:
         """How an output travels."""
         return self.stream("plan").choice(("marker", "archive", "alone"))
+
+    def slow_upload(self, method: str, about: str) -> bool:
+        """Whether an upload takes long."""
+        return method == "put" and "-of-" in about and self.has("uploads", 0.8)
+
+    def longest_rest_s(self, *_: object) -> float:
+        """How long the rest of an upload may take when a job is submitted."""
+        return math.inf if self.has("uploads") else 0.0
 
     def fault(self, method: str, now: float) -> Fault:
         """What a request meets."""

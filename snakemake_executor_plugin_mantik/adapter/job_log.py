@@ -57,7 +57,8 @@ class JobLog(Observer):
         ahead = self._requests.get(record.id)
         self._requests[record.id] = request
         self._names[request.job] = record.name
-        if ahead is not None and ahead.unmade:  # submitted by this run
+        # What this run submitted: ahead of its inputs, or as a segment behind another one.
+        if (ahead is not None and ahead.unmade) or record.id in self._sent:
             self._known(record, ())
         elif record.state is not TryState.PLANNED:
             self._known(record, record.site_jobs)

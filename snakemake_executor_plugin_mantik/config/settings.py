@@ -230,7 +230,7 @@ class SiteSettings(ConfigSection):
     submit_during_upload: Annotated[
         bool, BeforeValidator(_yes_or_no), WithJsonSchema({"type": "boolean"})
     ] = Field(
-        default=False,
+        default=True,
         alias="SubmitDuringUpload",
         description="Submit a job while its large inputs are still being uploaded, if the rest "
         "takes clearly less time than recent jobs have waited in the same queue; the job waits "

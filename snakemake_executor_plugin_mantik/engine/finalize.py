@@ -24,6 +24,7 @@ from snakemake_executor_plugin_mantik.engine.failure_classifier import FailureCl
 from snakemake_executor_plugin_mantik.engine.fetch import Fetcher, log_path
 from snakemake_executor_plugin_mantik.engine.messages import LastWords
 from snakemake_executor_plugin_mantik.engine.observer import JobEnd, Observer, failure_kind
+from snakemake_executor_plugin_mantik.engine.queue_wait import lacked_time, longest_arrival_s
 from snakemake_executor_plugin_mantik.engine.request import GroupJob, JobRequest, Outcome
 from snakemake_executor_plugin_mantik.engine.segments import (
     GoesOn,
@@ -107,7 +108,7 @@ class Finalizer:
         record = attempt.record
         path = log_path(self._logs, record)
         if end.exit_code is None:
-            return await self._conclude_without_marker(request, attempt, end, path)
+            return await self._conclude_without_marker(request, attempt, end, path, runtime_s)
         try:
             marker = await self._fetcher.marker(record, end)
         except (MarkerInvalid, SiteError) as error:
@@ -239,7 +240,12 @@ class Finalizer:
             await self._fetcher.outputs(record, without, wanted)
 
     async def _conclude_without_marker(
-        self, request: JobRequest, attempt: Attempt, end: TryEnd, path: Path
+        self,
+        request: JobRequest,
+        attempt: Attempt,
+        end: TryEnd,
+        path: Path,
+        runtime_s: int | None,
     ) -> Outcome | GoesOn | None:
         if (lost := self._lost(request, attempt, end)) is not None:
             await self.again(attempt, lost)
@@ -253,7 +259,7 @@ class Finalizer:
         reason = end.state.reason if end.state is not None else None
         if reason in (None, Reason.SUCCESS):  # it left no marker, so it did not succeed
             reason = Reason.UNKNOWN
-        if end.claimed and await self._lacked_time(request, attempt, None, reason):
+        if end.claimed and await self._lacked_time(request, attempt, None, reason, runtime_s):
             return None
         if (then := self._then(request, attempt, None, reason)) is not None:
             if not then.failure:
@@ -309,19 +315,26 @@ class Finalizer:
         return GoesOn()
 
     async def _lacked_time(
-        self, request: JobRequest, attempt: Attempt, marker: Marker | None, reason: Reason
+        self,
+        request: JobRequest,
+        attempt: Attempt,
+        marker: Marker | None,
+        reason: Reason,
+        runtime_s: int | None,
     ) -> bool:
-        """Close a try that reached its time limit after it had waited for its files, if it did.
+        """Close a try that reached its time limit since it had waited for its files, if it did.
 
-        Without a marker, any that was submitted during an upload counts as such a one.
+        Without a marker, one that was submitted during an upload counts as having waited longest.
         """
         record = attempt.record
-        waited = (
-            marker.awaited > 0
-            if marker is not None and not marker.bare
-            else bool(self._journal.arrivals.awaited_by(record.id))
-        )
-        if reason is not Reason.TIME_LIMIT or not waited or request.continuation is not None:
+        if marker is not None and not marker.bare:
+            awaited = marker.awaited
+        else:
+            submitted_early = self._journal.arrivals.awaited_by(record.id)
+            awaited = longest_arrival_s(runtime_s) if submitted_early else 0.0
+        if reason is not Reason.TIME_LIMIT or request.continuation is not None:
+            return False
+        if not lacked_time(awaited, runtime_s):
             return False
         self.waited.add(record.job)
         self._notify(
@@ -354,7 +367,7 @@ class Finalizer:
                 await self._outputs(request, attempt, marker)
         log = await self._log(attempt.record, marker, path)
         reason = await self._classifier.reason(marker, attempt.record, attempt.ids, limit)
-        if await self._lacked_time(request, attempt, marker, reason):
+        if await self._lacked_time(request, attempt, marker, reason, limit):
             return None
         then = self._then(request, attempt, marker, reason, kept)
         if then is not None and not then.failure:

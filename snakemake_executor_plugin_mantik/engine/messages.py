@@ -249,9 +249,9 @@ def broken_off_message(records: Sequence[TryRecord]) -> str:
     """Return the message about submitted jobs whose uploads end with this run."""
     names = [record.name for record in records]
     named = ", ".join(names[:_MOST_NAMED]) + (" …" if len(names) > _MOST_NAMED else "")
-    jobs = humanize_count(len(records), "job waits", "jobs wait")
+    waiting = humanize_count(len(records), "job waits", "jobs wait")
     return (
-        f"{jobs} for files whose upload is broken off now: {named}. Start again soon to continue"
+        f"{waiting} for files whose upload is broken off now: {named}. Start again soon to continue"
         " it; those that start before are submitted again then."
     )
 

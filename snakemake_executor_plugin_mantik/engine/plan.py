@@ -23,6 +23,7 @@ from snakemake_executor_plugin_mantik.config.environment import (
 )
 from snakemake_executor_plugin_mantik.config.known_sites import node_cores
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
+from snakemake_executor_plugin_mantik.engine.queue_wait import longest_arrival_s
 from snakemake_executor_plugin_mantik.engine.request import JobRequest
 from snakemake_executor_plugin_mantik.engine.segments import NOTHING, Resumed, plan_segment
 from snakemake_executor_plugin_mantik.engine.stage import Staged
@@ -37,10 +38,6 @@ from snakemake_executor_plugin_mantik.jobs.resources import (
 from snakemake_executor_plugin_mantik.jobs.spec import JobSpec, Predecessor, Resources
 from snakemake_executor_plugin_mantik.journal import TryRecord
 from snakemake_executor_plugin_mantik.sites.base import QueueLimits, SiteFacts
-
-_ARRIVAL_S: Final = 900.0
-_ARRIVAL_SHARE: Final = 0.25
-"""The most seconds, and the most of its walltime, that a started job waits for its files."""
 
 
 @dataclass(frozen=True)
@@ -197,7 +194,7 @@ class Planner:
             fetch=request.fetch if request.fetch is not None else self.fetched,
             bundles=staged.bundles,
             arriving=staged.arriving,
-            arrival_s=_arrival_s(resources.runtime_s) if staged.arriving else 0,
+            arrival_s=longest_arrival_s(resources.runtime_s) if staged.arriving else 0,
             inline=staged.inline,
             numbers=staged.numbers,
             term=term,
@@ -219,11 +216,6 @@ def _of_project(request: JobRequest, workspace: str) -> dict[str, str]:
     if not request.project:
         return {}
     return {"MANTIK_WORKING_DIRECTORY": posixpath.normpath(f"{workspace}/{request.project}")}
-
-
-def _arrival_s(runtime_s: int | None) -> int:
-    """Return the most seconds that a job waits for its files: they are part of its walltime."""
-    return int(min(_ARRIVAL_S, _ARRIVAL_SHARE * (runtime_s or _ARRIVAL_S / _ARRIVAL_SHARE)))
 
 
 ACCOUNT: Final = "account"

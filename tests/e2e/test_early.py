@@ -5,8 +5,6 @@ import sqlite3
 from contextlib import closing
 from typing import Final
 
-import yaml
-
 from snakemake_executor_plugin_mantik.journal import Journal
 from snakemake_executor_plugin_mantik.sandbox.faults import Fault
 from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
@@ -30,9 +28,6 @@ def test_a_job_waits_for_the_rest_of_its_input_and_runs_once(
             shell: "sha256sum < {input} > {output}; echo ran >> runs.txt"
         """,
     )
-    config = yaml.safe_load(either.config.read_text())
-    config.setdefault("Site", {})["SubmitDuringUpload"] = True
-    either.config.write_text(yaml.safe_dump(config))
     size = 4 << 20 if either.place.name == "hpc1" else 5 << 20
     either.write("data.bin").write_bytes(os.urandom(PARTS * size))
     state = either.directory / ".snakemake/mantik"

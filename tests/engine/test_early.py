@@ -11,7 +11,7 @@ import pytest
 
 from snakemake_executor_plugin_mantik.common.errors import PlaceTaken, SiteRejected
 from snakemake_executor_plugin_mantik.engine.messages import broken_off_message
-from snakemake_executor_plugin_mantik.engine.queue_wait import longest_rest_s
+from snakemake_executor_plugin_mantik.engine.queue_wait import lacked_time, longest_rest_s
 from snakemake_executor_plugin_mantik.engine.request import Outcome
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.jobs.spec import JobSpec
@@ -66,9 +66,7 @@ class Upload:
 
 
 def configure(monkeypatch: pytest.MonkeyPatch, **settings: object) -> None:
-    site = CONFIG.site.model_copy(
-        update={"inline_limit_bytes": 1000, "submit_during_upload": True, **settings}
-    )
+    site = CONFIG.site.model_copy(update={"inline_limit_bytes": 1000, **settings})
     monkeypatch.setattr(controllers, "CONFIG", CONFIG.model_copy(update={"site": site}))
 
 
@@ -195,10 +193,10 @@ def test_a_quick_queue_gets_it_afterwards(project: Path) -> None:
     assert not [path for path in world.files if path.endswith("/complete")]
 
 
-def test_without_the_key_the_upload_comes_first(
+def test_where_it_is_switched_off_the_upload_comes_first(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert not CONFIG.site.submit_during_upload
+    assert CONFIG.site.submit_during_upload
     configure(monkeypatch, submit_during_upload=False)
     world = World()
     assert run(project, world).succeeded
@@ -393,6 +391,16 @@ def test_a_time_limit_after_a_wait_is_no_failure(project: Path) -> None:
     first, second = tries(project)
     assert first.outcome == "failed: its time was over after a wait for its files"
     assert second.outcome == "succeeded"
+
+
+@pytest.mark.parametrize(
+    ("awaited_s", "runtime_s", "lacked"),
+    [(600, 3600, True), (180, 3600, True), (600, 86400, False), (0, 60, False), (5, None, True)],
+)
+def test_a_wait_of_minutes_is_not_why_a_day_was_too_short(
+    awaited_s: float, runtime_s: int | None, lacked: bool
+) -> None:
+    assert lacked_time(awaited_s, runtime_s) is lacked
 
 
 def test_two_jobs_wait_for_one_upload(project: Path) -> None:

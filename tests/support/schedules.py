@@ -83,7 +83,7 @@ def config(poll_min_s: int, poll_max_s: int, unknown_wait_s: int, grace_s: int) 
     site = {
         "PollMin": f"{poll_min_s}s", "PollMax": f"{poll_max_s}s",
         "UnknownWait": f"{unknown_wait_s}s", "MarkerGrace": f"{grace_s}s",
-        "InlineLimit": "1K", "MaxJobs": 4, "SubmitDuringUpload": True,
+        "InlineLimit": "1K", "MaxJobs": 4,
     }  # fmt: skip
     return BackendConfig.model_validate(
         {"UnicoreApiUrl": "https://sim.example", "Resources": {"Queue": "batch"}, "Site": site}

@@ -143,17 +143,23 @@ class Runs:
     def log(self, run_id: str) -> str:
         return self.directory(run_id).log.read_text()
 
+    def is_alive(self, run_id: str) -> bool:
+        return controller.is_alive(self.directory(run_id))
+
     def kill(self, run_id: str) -> None:
         """Kill a run's controller and its Snakemake with -9."""
-        holder = json.loads(self.directory(run_id).lock.read_text())
-        with suppress(ProcessLookupError):
-            os.killpg(holder["group"], signal.SIGKILL)
+        lock = self.directory(run_id).lock
+        # A controller holds the lock before it writes its name there.
+        until(lambda: lock.read_text() or not self.is_alive(run_id), "the controller's name")
+        if holder := lock.read_text():
+            with suppress(ProcessLookupError):
+                os.killpg(json.loads(holder)["group"], signal.SIGKILL)
         controller.wait_for_controller(self.directory(run_id))
 
     def close(self) -> None:
         if self.home.exists():
             for path in self.home.iterdir():
-                if controller.is_alive(RunDirectory(path)):
+                if self.is_alive(path.name):
                     self.kill(path.name)
         self.project.close()
 

@@ -292,7 +292,7 @@ def test_an_updated_output_goes_through_every_door(project: Project, sandbox: Sa
     place = project.workspace / "state.txt"
     until(lambda: place.exists() and "1 of 4" in place.read_text(), "the second segment")
     [record] = [r for r in project.tries if r.segment == 1 and not r.state.final]
-    jobs = sandbox.record("hpc1")["runs"]
+    jobs = sandbox.record("hpc1")["jobs"]
     [number] = next(job["scheduler_ids"] for job in jobs if job["id"] in record.site_jobs)
     sandbox.fail_node("hpc1", number)
     said = running.end().ok().output

@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 DEMO_STAMP := $(VENV)/.installed-demo
 CORES ?= $(shell nproc 2>/dev/null || sysctl -n hw.ncpu 2>/dev/null || echo 2)
 
-.PHONY: install demo test test-faults test-real test-newcomer release-check check docs format bench clean
+.PHONY: install demo test test-faults test-real test-newcomer nightly release-check check docs format bench clean
 
 # uv installs in a tenth of pip's time; where it fails, pip does the same. Its list of packages is left
 # out. Most of what is installed is never imported, and what is compiles itself, unless it must not.
@@ -42,7 +42,7 @@ demo: $(DEMO_STAMP)
 
 # Twice as many workers as cores: much of a workflow at a site is waiting.
 test: $(STAMP)
-	$(BIN)/python -m pytest -m 'not software' -n $$(( 2 * $(CORES) )) --dist worksteal $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m 'not software and not nightly' -n $$(( 2 * $(CORES) )) --dist worksteal $(PYTEST_ARGS)
 
 # No job lost, doubled or misreported: each fault in each step, most of which is waiting, and random
 # schedules in virtual time. SCHEDULES=100000 plays so many of these: 40 ms of CPU each, or half a second
@@ -51,16 +51,21 @@ test: $(STAMP)
 SCHEDULES ?= 600
 REAL_SCHEDULES ?= 12
 test-faults: $(STAMP)
-	MANTIK_SCHEDULES=$(SCHEDULES) MANTIK_REAL_SCHEDULES=$(REAL_SCHEDULES) $(BIN)/python -m pytest -n $$(( 6 * $(CORES) )) --dist worksteal tests/faults $(PYTEST_ARGS)
+	MANTIK_SCHEDULES=$(SCHEDULES) MANTIK_REAL_SCHEDULES=$(REAL_SCHEDULES) $(BIN)/python -m pytest -n $$(( 6 * $(CORES) )) --dist worksteal -m 'not nightly' tests/faults $(PYTEST_ARGS)
 
 # Much of it is waiting for the servers.
 test-real: $(STAMP)
 	PYTHON="$(abspath $(BIN))/python" tests/real/install
-	$(BIN)/python -m pytest -m software -n $$(( 4 * $(CORES) )) --dist loadgroup $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m 'software and not nightly' -n $$(( 4 * $(CORES) )) --dist loadgroup $(PYTEST_ARGS)
 
 # What a newcomer types is one after the other, and much of it is installing.
 test-newcomer: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist loadfile tests/newcomer $(PYTEST_ARGS)
+
+# What varies that which CI tries: the same faults in more steps, the same workflows at more sites.
+nightly: $(STAMP)
+	PYTHON="$(abspath $(BIN))/python" tests/real/install
+	$(BIN)/python -m pytest -m nightly -n $$(( 4 * $(CORES) )) --dist loadgroup tests tests/faults tests/newcomer $(PYTEST_ARGS)
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .

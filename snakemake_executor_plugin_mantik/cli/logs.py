@@ -49,7 +49,7 @@ def logs(
     files = found.log_files if log else ("",)
     if not files:
         raise UserError(
-            "its rule has no log: file, or an older version submitted it",
+            "its rule has no log: file",
             where=found.name,
             do="Leave out --log to see its output",
         )

@@ -47,9 +47,7 @@ async def visit_site(
     known = read_stored(workdir / STATE)
     if not known.workflow:
         raise UserError(
-            "the journal was written by an older version, which this command cannot read",
-            where=str(workdir),
-            do="Start snakemake there once",
+            "the workflow has no journal", where=str(workdir), do="Start snakemake there once"
         )
     site = await open_site_again(
         name, loaded, workdir, known,

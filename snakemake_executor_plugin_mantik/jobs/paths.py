@@ -123,7 +123,7 @@ def bundle_path(bundle: str) -> str:
     """Return the path of an uploaded bundle, a gzipped tar with paths relative to the workspace.
 
     A bundle is named `<bucket>/<UUID>` and removed with its bucket, or `kept/<UUID>` and removed
-    when it has been unpacked; older versions named it `<UUID>`.
+    when it has been unpacked.
     """
     return f"{BUNDLES}/{bundle}.tar.gz"
 

@@ -20,205 +20,111 @@ from snakemake_executor_plugin_mantik.common.state_directory import STATE, make_
 from snakemake_executor_plugin_mantik.journal import backup
 from snakemake_executor_plugin_mantik.journal.records import LOST, StoredOutput, TryState
 
-JOURNAL_VERSION = 17
-STORED_SINCE = 10
-"""The first version that knows stored outputs."""
-UNDECLARED_SINCE = 16
-"""The first version that lists undeclared files."""
+JOURNAL_VERSION = 18
 JOURNAL_FILE = "journal.sqlite"
 JOURNAL_LOCK = "lock"
 
-_ADDED_IN_2 = """
-CREATE TABLE workflow (id TEXT NOT NULL);
-INSERT INTO workflow VALUES (lower(hex(randomblob(16))));
-CREATE TABLE links (path TEXT PRIMARY KEY, target TEXT NOT NULL);
-"""
+_SCHEMA = """
+CREATE TABLE workflow (
+    id TEXT NOT NULL, instance TEXT NOT NULL DEFAULT '', seat TEXT NOT NULL DEFAULT ''
+);
+INSERT INTO workflow (id) VALUES (lower(hex(randomblob(16))));
+CREATE TABLE runs (
+    began REAL NOT NULL, ended REAL, ending TEXT NOT NULL DEFAULT '', about TEXT NOT NULL,
+    pipeline TEXT NOT NULL DEFAULT ''
+);
+CREATE TABLE sites (
+    site TEXT PRIMARY KEY, url TEXT NOT NULL, workspace TEXT NOT NULL,
+    config TEXT NOT NULL DEFAULT '', place TEXT NOT NULL DEFAULT ''
+);
+CREATE TABLE places (place TEXT PRIMARY KEY, bucket INTEGER);
+CREATE TABLE buckets (
+    place TEXT NOT NULL, bucket INTEGER NOT NULL, PRIMARY KEY (place, bucket)
+);
 
-_ADDED_IN_3 = """
-ALTER TABLE tries ADD COLUMN reason TEXT NOT NULL DEFAULT '';
+CREATE TABLE tries (
+    id TEXT PRIMARY KEY, site TEXT NOT NULL, bucket INTEGER NOT NULL,
+    job TEXT NOT NULL, rule TEXT NOT NULL, name TEXT NOT NULL, fingerprint TEXT NOT NULL,
+    state TEXT NOT NULL, outcome TEXT NOT NULL DEFAULT '',
+    queue TEXT NOT NULL DEFAULT '', log TEXT NOT NULL DEFAULT '',
+    created REAL NOT NULL, submitted REAL, finished REAL, waited REAL, ran REAL,
+    reason TEXT NOT NULL DEFAULT '', made_of TEXT NOT NULL DEFAULT '', sent REAL,
+    waits TEXT NOT NULL DEFAULT '', place TEXT NOT NULL DEFAULT '',
+    after TEXT NOT NULL DEFAULT '', started REAL, runtime REAL,
+    pending TEXT NOT NULL DEFAULT '', logs TEXT NOT NULL DEFAULT '',
+    segment INTEGER NOT NULL DEFAULT 0, segments INTEGER NOT NULL DEFAULT 0,
+    follows TEXT NOT NULL DEFAULT '', goes_on TEXT NOT NULL DEFAULT '',
+    asked TEXT NOT NULL DEFAULT '', used TEXT NOT NULL DEFAULT '', expected REAL
+);
+CREATE INDEX tries_job ON tries (job);
 CREATE INDEX tries_name ON tries (name);
-"""
-
-_ADDED_IN_4 = """
+CREATE INDEX tries_bucket ON tries (site, bucket);
+CREATE INDEX tries_place ON tries (place, bucket);
+CREATE INDEX tries_after ON tries (after)
+    WHERE after <> '' AND state NOT IN ('done', 'abandoned');
+CREATE INDEX tries_waited ON tries (site, queue)
+    WHERE waited IS NOT NULL AND after = '' AND follows = '';
 CREATE TABLE members (
     try TEXT NOT NULL REFERENCES tries (id), job TEXT NOT NULL, name TEXT NOT NULL
 );
 CREATE INDEX members_job ON members (job);
 CREATE INDEX members_name ON members (name);
-"""
-
-_ADDED_IN_5 = """
-ALTER TABLE sites ADD COLUMN config TEXT NOT NULL DEFAULT '';
-ALTER TABLE tries ADD COLUMN made_of TEXT NOT NULL DEFAULT '';
-"""
-
-_ADDED_IN_6 = """
-CREATE INDEX bundle_files_content ON bundle_files (path, sha256);
-"""
-
-_ADDED_IN_7 = """
+CREATE TABLE submissions (
+    try TEXT NOT NULL REFERENCES tries (id), site_job TEXT NOT NULL,
+    PRIMARY KEY (try, site_job)
+);
 CREATE TABLE secrets (try TEXT PRIMARY KEY REFERENCES tries (id));
-ALTER TABLE tries ADD COLUMN sent REAL;
-ALTER TABLE tries ADD COLUMN waits TEXT NOT NULL DEFAULT '';
-"""
+CREATE TABLE awaited (
+    try TEXT NOT NULL REFERENCES tries (id), bundle TEXT NOT NULL, PRIMARY KEY (try, bundle)
+);
+CREATE INDEX awaited_bundle ON awaited (bundle);
+CREATE TABLE made (
+    try TEXT NOT NULL, path TEXT NOT NULL, sha256 TEXT NOT NULL, PRIMARY KEY (try, path)
+);
+CREATE TABLE kept (
+    try TEXT NOT NULL, path TEXT NOT NULL, size INTEGER NOT NULL, sha256 TEXT NOT NULL,
+    PRIMARY KEY (try, path)
+);
 
-_ADDED_IN_8 = """
-ALTER TABLE workflow ADD COLUMN instance TEXT NOT NULL DEFAULT '';
-ALTER TABLE workflow ADD COLUMN seat TEXT NOT NULL DEFAULT '';
-CREATE TABLE places (place TEXT PRIMARY KEY, bucket INTEGER);
-CREATE TABLE buckets (
-    place TEXT NOT NULL, bucket INTEGER NOT NULL, PRIMARY KEY (place, bucket)
+CREATE TABLE links (path TEXT PRIMARY KEY, target TEXT NOT NULL);
+CREATE TABLE local_files (
+    path TEXT PRIMARY KEY, size INTEGER NOT NULL, mtime_ns INTEGER NOT NULL,
+    ctime_ns INTEGER NOT NULL, inode INTEGER NOT NULL, sha256 TEXT NOT NULL
+);
+CREATE TABLE remote_files (
+    place TEXT NOT NULL, path TEXT NOT NULL, size INTEGER NOT NULL, sha256 TEXT NOT NULL,
+    source INTEGER NOT NULL DEFAULT 0, modified REAL NOT NULL DEFAULT 0,
+    mode INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (place, path)
 );
 CREATE TABLE numbered (
     place TEXT NOT NULL, path TEXT NOT NULL, number INTEGER NOT NULL, sha256 TEXT NOT NULL,
     PRIMARY KEY (place, path)
 );
-ALTER TABLE sites ADD COLUMN place TEXT NOT NULL DEFAULT '';
-ALTER TABLE tries ADD COLUMN place TEXT NOT NULL DEFAULT '';
-CREATE INDEX tries_place ON tries (place, bucket);
-ALTER TABLE remote_files RENAME COLUMN site TO place;
-ALTER TABLE bundles RENAME COLUMN site TO place;
-DROP TABLE local_files;
-CREATE TABLE local_files (
-    path TEXT PRIMARY KEY, size INTEGER NOT NULL, mtime_ns INTEGER NOT NULL,
-    ctime_ns INTEGER NOT NULL, inode INTEGER NOT NULL, sha256 TEXT NOT NULL
+CREATE TABLE bundles (
+    id TEXT PRIMARY KEY, place TEXT NOT NULL, state TEXT NOT NULL
 );
-"""
-"""Until a site is opened again, files and bundles of an older journal have no place: they are
-listed under the site's name (`Journal.set_site`)."""
-
-_ADDED_IN_9 = """
-ALTER TABLE tries ADD COLUMN after TEXT NOT NULL DEFAULT '';
-CREATE INDEX tries_after ON tries (after)
-    WHERE after <> '' AND state NOT IN ('done', 'abandoned');
-CREATE TABLE made (
-    try TEXT NOT NULL, path TEXT NOT NULL, sha256 TEXT NOT NULL, PRIMARY KEY (try, path)
+CREATE TABLE bundle_files (
+    bundle TEXT NOT NULL REFERENCES bundles (id), path TEXT NOT NULL, size INTEGER NOT NULL,
+    sha256 TEXT NOT NULL, source INTEGER NOT NULL, PRIMARY KEY (bundle, path)
 );
-"""
-
-_ADDED_IN_10 = """
-CREATE TABLE stored (
-    path TEXT PRIMARY KEY, place TEXT NOT NULL, directory INTEGER NOT NULL,
-    files INTEGER NOT NULL, made REAL NOT NULL, job TEXT NOT NULL
-);
-ALTER TABLE remote_files ADD COLUMN modified REAL NOT NULL DEFAULT 0;
-ALTER TABLE remote_files ADD COLUMN mode INTEGER NOT NULL DEFAULT 0;
-"""
-
-_ADDED_IN_11 = """
+CREATE INDEX bundle_files_content ON bundle_files (path, sha256);
 CREATE TABLE uploads (
     bundle TEXT PRIMARY KEY, place TEXT NOT NULL, digest TEXT NOT NULL,
     size INTEGER NOT NULL, sent INTEGER NOT NULL
 );
 CREATE TABLE imports (
     bundle TEXT NOT NULL, path TEXT NOT NULL, name TEXT NOT NULL,
-    site TEXT NOT NULL, import_id TEXT NOT NULL,
-    PRIMARY KEY (bundle, path)
+    site TEXT NOT NULL, import_id TEXT NOT NULL, PRIMARY KEY (bundle, path)
 );
-"""
-
-_ADDED_IN_12 = """
-ALTER TABLE tries ADD COLUMN started REAL;
-ALTER TABLE tries ADD COLUMN runtime REAL;
-ALTER TABLE tries ADD COLUMN pending TEXT NOT NULL DEFAULT '';
-ALTER TABLE tries ADD COLUMN logs TEXT NOT NULL DEFAULT '';
-"""
-
-_ADDED_IN_13 = """
-ALTER TABLE tries ADD COLUMN segment INTEGER NOT NULL DEFAULT 0;
-ALTER TABLE tries ADD COLUMN segments INTEGER NOT NULL DEFAULT 0;
-ALTER TABLE tries ADD COLUMN follows TEXT NOT NULL DEFAULT '';
-ALTER TABLE tries ADD COLUMN goes_on TEXT NOT NULL DEFAULT '';
-CREATE TABLE kept (
-    try TEXT NOT NULL, path TEXT NOT NULL, size INTEGER NOT NULL, sha256 TEXT NOT NULL,
-    PRIMARY KEY (try, path)
+CREATE TABLE stored (
+    path TEXT PRIMARY KEY, place TEXT NOT NULL, directory INTEGER NOT NULL,
+    files INTEGER NOT NULL, made REAL NOT NULL, job TEXT NOT NULL
 );
-"""
-
-_ADDED_IN_14 = """
-ALTER TABLE tries ADD COLUMN asked TEXT NOT NULL DEFAULT '';
-ALTER TABLE tries ADD COLUMN used TEXT NOT NULL DEFAULT '';
-CREATE TABLE runs (
-    began REAL NOT NULL, ended REAL, ending TEXT NOT NULL DEFAULT '', about TEXT NOT NULL,
-    pipeline TEXT NOT NULL DEFAULT ''
-);
-"""
-
-_ADDED_IN_15 = """
-ALTER TABLE tries ADD COLUMN expected REAL;
-"""
-
-_ADDED_IN_16 = """
 CREATE TABLE undeclared (
     path TEXT NOT NULL, place TEXT NOT NULL, size INTEGER NOT NULL, modified REAL NOT NULL,
     mode INTEGER NOT NULL, job TEXT NOT NULL, brought TEXT NOT NULL, PRIMARY KEY (path, place)
 );
 """
-
-_ADDED_IN_17 = """
-CREATE TABLE awaited (
-    try TEXT NOT NULL REFERENCES tries (id), bundle TEXT NOT NULL, PRIMARY KEY (try, bundle)
-);
-CREATE INDEX awaited_bundle ON awaited (bundle);
-CREATE INDEX tries_waited ON tries (site, queue)
-    WHERE waited IS NOT NULL AND after = '' AND follows = '';
-"""
-
-_SCHEMA = f"""
-{_ADDED_IN_2}
-CREATE TABLE sites (
-    site TEXT PRIMARY KEY, url TEXT NOT NULL, workspace TEXT NOT NULL
-);
-CREATE TABLE tries (
-    id TEXT PRIMARY KEY, site TEXT NOT NULL, bucket INTEGER NOT NULL,
-    job TEXT NOT NULL, rule TEXT NOT NULL, name TEXT NOT NULL, fingerprint TEXT NOT NULL,
-    state TEXT NOT NULL, outcome TEXT NOT NULL DEFAULT '',
-    queue TEXT NOT NULL DEFAULT '', log TEXT NOT NULL DEFAULT '',
-    created REAL NOT NULL, submitted REAL, finished REAL, waited REAL, ran REAL
-);
-CREATE INDEX tries_job ON tries (job);
-CREATE INDEX tries_bucket ON tries (site, bucket);
-CREATE TABLE submissions (
-    try TEXT NOT NULL REFERENCES tries (id), site_job TEXT NOT NULL,
-    PRIMARY KEY (try, site_job)
-);
-CREATE TABLE local_files (
-    path TEXT PRIMARY KEY, size INTEGER NOT NULL, mtime_ns INTEGER NOT NULL, sha256 TEXT NOT NULL
-);
-CREATE TABLE remote_files (
-    site TEXT NOT NULL, path TEXT NOT NULL, size INTEGER NOT NULL, sha256 TEXT NOT NULL,
-    source INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (site, path)
-);
-CREATE TABLE bundles (
-    id TEXT PRIMARY KEY, site TEXT NOT NULL, state TEXT NOT NULL
-);
-CREATE TABLE bundle_files (
-    bundle TEXT NOT NULL REFERENCES bundles (id), path TEXT NOT NULL, size INTEGER NOT NULL,
-    sha256 TEXT NOT NULL, source INTEGER NOT NULL, PRIMARY KEY (bundle, path)
-);
-{_ADDED_IN_3}
-{_ADDED_IN_4}
-{_ADDED_IN_5}
-{_ADDED_IN_6}
-{_ADDED_IN_7}
-{_ADDED_IN_8}
-{_ADDED_IN_9}
-{_ADDED_IN_10}
-{_ADDED_IN_11}
-{_ADDED_IN_12}
-{_ADDED_IN_13}
-{_ADDED_IN_14}
-{_ADDED_IN_15}
-{_ADDED_IN_16}
-{_ADDED_IN_17}
-"""
-
-_ADDED = {
-    2: _ADDED_IN_2, 3: _ADDED_IN_3, 4: _ADDED_IN_4, 5: _ADDED_IN_5, 6: _ADDED_IN_6, 7: _ADDED_IN_7,
-    8: _ADDED_IN_8, 9: _ADDED_IN_9, 10: _ADDED_IN_10,
-    11: _ADDED_IN_11, 12: _ADDED_IN_12, 13: _ADDED_IN_13, 14: _ADDED_IN_14,
-    15: _ADDED_IN_15, 16: _ADDED_IN_16, 17: _ADDED_IN_17,
-}  # fmt: skip
 
 
 class Tables:
@@ -239,22 +145,22 @@ class Tables:
         )
 
     def _prepare(self) -> None:
-        """Create the tables, or migrate those of an older version.
+        """Create the tables, unless they are there.
 
         Raises:
-            JournalError: they have a newer version.
+            JournalError: they have another version.
         """
         version = self.db.execute("PRAGMA user_version").fetchone()[0]
-        if version > JOURNAL_VERSION:
+        if version not in (0, JOURNAL_VERSION):
             raise JournalError(
-                f"the journal has version {version}; this executor reads up to {JOURNAL_VERSION}",
+                f"the journal has version {version}; this executor reads {JOURNAL_VERSION}",
                 where=str(self.path),
-                do="Update snakemake-executor-plugin-mantik",
+                do="Use the snakemake-executor-plugin-mantik that wrote it, or move it away:"
+                " running jobs are then not adopted",
             )
-        since = "".join(steps for added, steps in _ADDED.items() if added > version)
-        if steps := since if version else _SCHEMA:
+        if not version:
             self.db.executescript(
-                f"BEGIN; {steps} PRAGMA user_version = {JOURNAL_VERSION}; COMMIT;"
+                f"BEGIN; {_SCHEMA} PRAGMA user_version = {JOURNAL_VERSION}; COMMIT;"
             )
 
     @contextmanager
@@ -301,7 +207,7 @@ class JournalCopy(Tables):
         """Copy the journal in `directory`.
 
         Raises:
-            JournalError: it cannot be read, for example because it is damaged, or has a newer
+            JournalError: it cannot be read, for example because it is damaged, or has another
                 version.
         """
         self.path = directory / JOURNAL_FILE
@@ -341,7 +247,7 @@ class Database(Tables):
         is restored from its spare, and the damaged file is kept under another name.
 
         Raises:
-            JournalError: another controller holds it, it has a newer version, it cannot be locked
+            JournalError: another controller holds it, it has another version, it cannot be locked
                 or written, or nothing of its contents can be restored.
             OSError: the directory cannot be created, or the lock file cannot be opened.
         """

@@ -228,14 +228,9 @@ class FileLedger:
         return bundles
 
     def loose_bundles(self, place: str) -> list[str]:
-        """Return the bundles that are not needed any more and in no bucket's directory.
-
-        These are the kept ones that are unpacked, and those of older versions.
-        """
+        """Return the kept bundles that are unpacked: those in no bucket's directory."""
         rows = self._db.execute(
-            "SELECT id FROM bundles WHERE place = ?"
-            " AND (state IN ('uploaded', 'unpacked') AND instr(id, '/') = 0"
-            " OR state = 'unpacked' AND id LIKE ?)",
+            "SELECT id FROM bundles WHERE place = ? AND state = 'unpacked' AND id LIKE ?",
             (place, f"{KEPT}%"),
         )
         return [row["id"] for row in rows]

@@ -13,8 +13,6 @@ from snakemake_executor_plugin_mantik.common.locks import is_locked
 from snakemake_executor_plugin_mantik.journal.database import (
     JOURNAL_FILE,
     JOURNAL_LOCK,
-    STORED_SINCE,
-    UNDECLARED_SINCE,
     JournalCopy,
 )
 from snakemake_executor_plugin_mantik.journal.files import all_stored
@@ -81,8 +79,8 @@ def read_stored(directory: Path) -> StoredOutputs:
         return StoredOutputs()
     try:
         with closing(_connect(path)) as db:
-            if db.execute("PRAGMA user_version").fetchone()[0] < STORED_SINCE:
-                return StoredOutputs()
+            if not db.execute("PRAGMA user_version").fetchone()[0]:
+                return StoredOutputs()  # its first controller is about to fill it
             rows = db.execute("SELECT site, url, workspace, config, place FROM sites")
             sites = {row["site"]: SiteRecord(**row) for row in rows}
             workflow = db.execute("SELECT id FROM workflow").fetchone()["id"]
@@ -107,7 +105,7 @@ def read_undeclared(directory: Path) -> list[UndeclaredFile]:
         return []
     try:
         with closing(_connect(path, quiet=True)) as db:
-            known = db.execute("PRAGMA user_version").fetchone()[0] >= UNDECLARED_SINCE
+            known = db.execute("PRAGMA user_version").fetchone()[0]
             return all_undeclared(db) if known else []
     except sqlite3.DatabaseError as error:
         raise _unreadable(path, error) from error
@@ -155,7 +153,7 @@ def read_workflow(directory: Path) -> WorkflowHistory:
     `directory` is the workflow's state directory.
 
     Raises:
-        JournalError: there is no journal, it cannot be read, or it has a newer version.
+        JournalError: there is no journal, it cannot be read, or it has another version.
     """
     journal_path(directory)
     with closing(JournalCopy(directory).db) as db:

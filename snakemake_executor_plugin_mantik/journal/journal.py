@@ -55,7 +55,7 @@ class Journal:
         A new directory is closed to others, unless it is `shared` with its group.
 
         Raises:
-            JournalError: another controller holds it, it has a newer version, it is damaged beyond
+            JournalError: another controller holds it, it has another version, it is damaged beyond
                 repair, it cannot be locked, or it or its spare cannot be written.
             OSError: the directory cannot be created, or the lock file cannot be opened.
         """
@@ -178,7 +178,7 @@ class Journal:
         known = self.sites().get(site)
         left: list[TryRecord] = []
         if known is not None and known.place != place:
-            if (known.workspace, known.place and known.url) == (workspace, known.place and url):
+            if (known.workspace, known.url) == (workspace, url):
                 self._unite(known, place)
             else:
                 left = [r for r in self.all_open_tries() if r.site == site]
@@ -209,11 +209,9 @@ class Journal:
     def _unite(self, known: SiteRecord, place: str) -> None:
         """Record that `place` identifies a site's workspace, under all names it was known by."""
         with self._database.write() as db:
-            # In an older journal the path alone proves little: other servers may have the same.
             names = db.execute(
-                "SELECT site FROM sites WHERE place = ? AND workspace = ?"
-                " AND (place <> '' OR url = ?)",
-                (known.place, known.workspace, known.url),
+                "SELECT site FROM sites WHERE place = ? AND workspace = ?",
+                (known.place, known.workspace),
             ).fetchall()
             for name in [row["site"] for row in names]:
                 db.execute(
@@ -223,10 +221,9 @@ class Journal:
                 )
                 db.execute("UPDATE sites SET place = ? WHERE site = ?", (place, name))
                 for table in ("remote_files", "bundles", "numbered"):
-                    # The files of an older journal are listed under the site's name.
                     db.execute(
                         f"UPDATE OR REPLACE {table} SET place = ? WHERE place = ?",  # noqa: S608
-                        (place, known.place or name),
+                        (place, known.place),
                     )
             db.execute(
                 "INSERT OR IGNORE INTO buckets SELECT DISTINCT place, bucket FROM tries"

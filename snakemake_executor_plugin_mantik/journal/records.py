@@ -112,8 +112,7 @@ class TryRecord:
             can.
         asked, used: what it requested and used, as JSON (`what_asked`, `what_used`); empty if
             unknown.
-        place: the place that it was submitted to; empty in a journal of an older version until one
-            of its sites is opened again.
+        place: the place that it was submitted to.
     """
 
     id: str

@@ -47,11 +47,6 @@ CREATE TABLE firings (
 CREATE INDEX firings_state ON firings (state);
 """
 
-_UPDATES: Final = {
-    0: _SCHEMA, 1: "ALTER TABLE schedules ADD COLUMN site TEXT NOT NULL DEFAULT ''",
-}  # fmt: skip
-"""What makes the tables of this version from each earlier one."""
-
 _CLAIM: Final = """
 INSERT INTO firings (schedule, due, state, key, retry, told, changed)
 VALUES (:schedule, :due, :state, :key, :now, :told, :now)
@@ -71,7 +66,7 @@ class ScheduleStore:
         """Open the file in `directory`. Create missing ones, accessible to the user only.
 
         Raises:
-            UserError: a newer version wrote the file.
+            UserError: another version wrote the file.
         """
         self.path = directory / SCHEDULES_FILE
         try:
@@ -91,18 +86,17 @@ class ScheduleStore:
     def _prepare(self) -> None:
         with self._store_errors():
             self._db.execute("PRAGMA foreign_keys = ON")
-        if self._version() < _VERSION:
+        if not self._version():
             with self._write() as db:
-                # Another process may have done it meanwhile.
-                for statement in _UPDATES.get(self._version(), "").split(";"):
-                    db.execute(statement)
-                if self._version() < _VERSION:
+                if not self._version():  # another process may have done it meanwhile
+                    for statement in _SCHEMA.split(";"):
+                        db.execute(statement)
                     db.execute(f"PRAGMA user_version = {_VERSION}")
-        if (version := self._version()) > _VERSION:
+        if (version := self._version()) != _VERSION:
             raise UserError(
-                f"the file has version {version}, this command reads up to {_VERSION}",
+                f"the file has version {version}, this command reads {_VERSION}",
                 where=str(self.path),
-                do="Update snakemake-executor-plugin-mantik",
+                do="Use the snakemake-executor-plugin-mantik that wrote it, or move it away",
             )
 
     def _version(self) -> int:

@@ -18,24 +18,23 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-OUTBOX_VERSION = 4
+OUTBOX_VERSION = 5
 _LOCK_WAIT_S = 5.0
 """The most seconds to wait while another process writes; a write takes about a millisecond."""
 
-_SCHEMA = (
-    """
+_SCHEMA = """
 CREATE TABLE runs (
     try TEXT PRIMARY KEY, uri TEXT NOT NULL, data TEXT NOT NULL, created REAL NOT NULL,
     run_id TEXT NOT NULL DEFAULT '', experiment_id TEXT NOT NULL DEFAULT '',
-    experiment TEXT NOT NULL DEFAULT '', own_id TEXT NOT NULL DEFAULT ''
+    experiment TEXT NOT NULL DEFAULT '', own_id TEXT NOT NULL DEFAULT '',
+    own_experiment_id TEXT NOT NULL DEFAULT '', head TEXT NOT NULL DEFAULT ''
 );
+CREATE INDEX runs_head ON runs (head);
 CREATE TABLE events (
     seq INTEGER PRIMARY KEY AUTOINCREMENT, try TEXT NOT NULL, kind TEXT NOT NULL,
     data TEXT NOT NULL, attempts INTEGER NOT NULL DEFAULT 0, done REAL, UNIQUE (try, kind)
 );
 CREATE INDEX events_open ON events (done, seq);
-""",
-    """
 CREATE TABLE workflows (
     id TEXT PRIMARY KEY, identity TEXT NOT NULL, created REAL NOT NULL, ended REAL,
     pipeline TEXT NOT NULL DEFAULT ''
@@ -44,22 +43,13 @@ CREATE TABLE jobs (
     try TEXT PRIMARY KEY, workflow TEXT NOT NULL, job TEXT NOT NULL, rule TEXT NOT NULL,
     name TEXT NOT NULL, site TEXT NOT NULL, members TEXT NOT NULL DEFAULT '[]',
     attempt INTEGER NOT NULL, created REAL NOT NULL, cores INTEGER, queued REAL, started REAL,
-    ended REAL, status TEXT NOT NULL DEFAULT '', cpu REAL,
-    note TEXT NOT NULL DEFAULT ''
+    ended REAL, status TEXT NOT NULL DEFAULT '', cpu REAL, note TEXT NOT NULL DEFAULT '',
+    follows TEXT NOT NULL DEFAULT '', behind INTEGER NOT NULL DEFAULT 0
 );
 CREATE INDEX jobs_job ON jobs (job);
 CREATE INDEX jobs_workflow ON jobs (workflow);
-""",
-    "ALTER TABLE runs ADD COLUMN own_experiment_id TEXT NOT NULL DEFAULT ''",
-    """
-ALTER TABLE runs ADD COLUMN head TEXT NOT NULL DEFAULT '';
-CREATE INDEX runs_head ON runs (head);
-ALTER TABLE jobs ADD COLUMN follows TEXT NOT NULL DEFAULT '';
-CREATE INDEX jobs_follows ON jobs (follows);
-ALTER TABLE jobs ADD COLUMN behind INTEGER NOT NULL DEFAULT 0
-""",
-)
-"""What each version adds to the previous one."""
+CREATE INDEX jobs_follows ON jobs (follows)
+"""
 
 
 class Lane(StrEnum):
@@ -171,12 +161,12 @@ class Outbox:
         self._db.execute("PRAGMA synchronous = NORMAL")
         with self.write() as db:
             version = db.execute("PRAGMA user_version").fetchone()[0]
-            if version > OUTBOX_VERSION:
-                raise sqlite3.NotSupportedError(f"{path} was made by a newer version")
-            for added in _SCHEMA[version:]:
-                for statement in added.split(";"):
+            if version not in (0, OUTBOX_VERSION):
+                raise sqlite3.NotSupportedError(f"{path} was made by another version")
+            if not version:
+                for statement in _SCHEMA.split(";"):
                     db.execute(statement)
-            db.execute(f"PRAGMA user_version = {OUTBOX_VERSION}")
+                db.execute(f"PRAGMA user_version = {OUTBOX_VERSION}")
 
     def close(self) -> None:
         self._db.close()

@@ -84,19 +84,3 @@ def test_a_workspace_outside_is_refused_once_it_is_known(tmp_path: Path) -> None
     with pytest.raises(UserError, match="would not see the workspace /scratch/flow"):
         planner.mounts_fit("train", SiteFacts("/scratch/flow", server=""))
     assert planner.environment_files("train") == ((tmp_path / "a.toml", "a.toml"),)
-
-
-def test_older_configs_make_the_same_jobs() -> None:
-    """A text that changed would make jobs of an earlier version run again."""
-    plain = {"UnicoreApiUrl": "https://u.org", "Resources": {"Queue": "q"}}
-    planner = Planner(BackendConfig.model_validate(plain), None, Path("/p"))
-    assert planner.environment() == (
-        "Environment(apptainer=None, python=None, modules=(), variables={}, before_on_login=(),"
-        " before_on_compute=(), after_on_compute=(), after_on_login=())"
-    )
-    plain["Environment"] = {"Pyxis": {"Image": "x"}}
-    assert (
-        Planner(BackendConfig.model_validate(plain), None, Path("/p"))
-        .environment()
-        .endswith(" Container(plugin='Pyxis', source='x', is_file=False, mounts=(), options=())")
-    )

@@ -172,7 +172,7 @@ def test_mistakes_are_told_at_once(command: Command, words: list[str], told: str
     assert "3 mistakes" in both
 
 
-def test_the_store_is_private_and_one_of_a_newer_version_is_refused(command: Command) -> None:
+def test_the_store_is_private_and_one_of_another_version_is_refused(command: Command) -> None:
     command.say("add", "s", "--run", "first", "--cron", "0 6 * * *")
     path = data_home() / SCHEDULES_FILE
     assert path.stat().st_mode & 0o077 == 0

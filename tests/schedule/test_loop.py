@@ -1,8 +1,6 @@
 """Due times become runs: each once, and what does not is told."""
 
 import random
-import sqlite3
-from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from itertools import takewhile
 from pathlib import Path
@@ -16,8 +14,6 @@ from snakemake_executor_plugin_mantik.schedule.schedules import FiringState, Mis
 from snakemake_executor_plugin_mantik.schedule.store import (
     CAUGHT_UP,
     NEVER_BEGUN,
-    SCHEDULES_FILE,
-    ScheduleStore,
 )
 from snakemake_executor_plugin_mantik.schedule.submit import (
     INTERRUPTED,
@@ -333,25 +329,3 @@ def test_a_scheduler_outlives_the_directory_that_it_was_started_in(
     assert Path(f"/proc/{process.pid}/cwd").readlink().exists()
     processes.wait()
     assert process.returncode == 0
-
-
-def test_schedules_of_an_earlier_version(tmp_path: Path) -> None:
-    with closing(sqlite3.connect(tmp_path / SCHEDULES_FILE)) as db:
-        db.executescript(
-            """
-            CREATE TABLE schedules (
-                id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL UNIQUE, run TEXT NOT NULL,
-                cron TEXT NOT NULL, tz TEXT NOT NULL, until TEXT, account TEXT NOT NULL,
-                missed TEXT NOT NULL, since REAL NOT NULL, revision INTEGER NOT NULL DEFAULT 0
-            );
-            INSERT INTO schedules VALUES
-                (1, 'weekly', 'a', '0 6 * * 1', 'UTC', NULL, '', 'skip', 1.0, 3);
-            PRAGMA user_version = 1;
-            """
-        )
-    for _ in range(2):
-        with closing(ScheduleStore(tmp_path)) as store:
-            (found,) = store.all()
-            assert (found.name, found.cron, found.revision, found.site) == (
-                "weekly", "0 6 * * 1", 3, "",
-            )  # fmt: skip

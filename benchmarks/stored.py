@@ -28,12 +28,12 @@ from pathlib import Path
 from typing import Any, ClassVar
 from unittest.mock import patch
 
+from hpc_sandbox import server
+from hpc_sandbox.faults import Protocol
+from hpc_sandbox.server import Sandbox
+from hpc_sandbox.settings import SiteOption
 from snakemake_executor_plugin_mantik.common.state_directory import STATE
 from snakemake_executor_plugin_mantik.journal import FileRecord, Journal, StoredOutput
-from snakemake_executor_plugin_mantik.sandbox import server
-from snakemake_executor_plugin_mantik.sandbox.faults import Protocol
-from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
-from snakemake_executor_plugin_mantik.sandbox.settings import SiteOption
 from tests.support.workflows import FILES_STAY, UNTRACKED, Project, place_in
 
 SIZE, FILES, DIRECTORIES = 20_000_000_000, 10_000, 4

@@ -12,9 +12,9 @@ from snakemake.common.tests import (
 )
 from snakemake_interface_executor_plugins.settings import ExecutorSettingsBase
 
+from hpc_sandbox.server import Sandbox
+from hpc_sandbox.settings import SiteOption
 from snakemake_executor_plugin_mantik import ExecutorSettings
-from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
-from snakemake_executor_plugin_mantik.sandbox.settings import SiteOption
 from tests.support.s3 import S3
 from tests.support.sandbox import FAST
 from tests.support.workflows import FOREIGN, place_in

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
 
+import hpc_sandbox
 import snakemake_executor_plugin_mantik
 
 PACKAGE = Path(snakemake_executor_plugin_mantik.__file__).parent
@@ -21,6 +22,13 @@ def imported(path: Path) -> Iterator[str]:
             for name in node.names:
                 module = f"{node.module}.{name.name}"
                 yield module if module in MODULES else node.module
+
+
+def test_the_sandbox_imports_nothing_of_the_executor() -> None:
+    """People who test other clients of UNICORE or firecREST use it alone."""
+    for path in Path(hpc_sandbox.__file__).parent.rglob("*.py"):
+        assert "mantik_" not in (text := path.read_text()), path
+        assert "_mantik" not in text, path
 
 
 def test_no_import_goes_round_in_a_circle() -> None:

@@ -8,18 +8,16 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from snakemake_executor_plugin_mantik.cli.apps import App
-from snakemake_executor_plugin_mantik.cli.children import run_child
-from snakemake_executor_plugin_mantik.common.errors import UserError
-from snakemake_executor_plugin_mantik.common.installing import install_command
-from snakemake_executor_plugin_mantik.sandbox.settings import (
+from hpc_sandbox.errors import SandboxError
+from hpc_sandbox.settings import (
+    APIS,
     SCHEDULERS,
     FirecrestSettings,
     SandboxSettings,
@@ -27,9 +25,34 @@ from snakemake_executor_plugin_mantik.sandbox.settings import (
     Timing,
     machine_slots,
 )
+from snakemake_executor_plugin_mantik.cli.apps import App
+from snakemake_executor_plugin_mantik.cli.children import run_child
+from snakemake_executor_plugin_mantik.common.errors import UserError
+from snakemake_executor_plugin_mantik.common.installing import install_command
+from snakemake_executor_plugin_mantik.config.reading import check_site_name
 
 if TYPE_CHECKING:
-    from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
+    from hpc_sandbox.server import Sandbox
+
+_BACKEND_CONFIG = """\
+# Written by `smk-mantik sandbox` for a site on this machine. Times are shorter than at a real one.
+{site}Resources:
+  Queue: {queue}
+Site:
+  Scheduler: slurm
+  PollMin: 1s
+  PollMax: 5s
+  Heartbeat: 10s
+  TermGrace: 3s
+  MarkerGrace: 5s
+  UnknownWait: 20s
+"""
+_FIRECREST = """\
+Firecrest:
+  ApiUrl: {url}
+  TokenUrl: {token_url}
+  Machine: {machine}
+"""
 
 _DIRECTORY = "MANTIK_SANDBOX_DIR"
 """The variable with the sandbox's directory; files of jobs stay in it after the end."""
@@ -106,7 +129,7 @@ def run_in_sandbox(
         firecrest=FirecrestSettings(accounting_lag=accounting_lag, token_lifetime=token_lifetime),
     )
     with _sandbox(site, settings) as box:
-        code = run_child(command, {**os.environ, **box.environment(), _TOKEN: box.token})
+        code = run_child(command, {**os.environ, **environment_of(box), _TOKEN: box.token})
     raise typer.Exit(code)
 
 
@@ -137,13 +160,58 @@ def up(
     with _sandbox(site, settings) as box:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, end)
-        for name, value in box.environment().items():
+        for name, value in environment_of(box).items():
             typer.echo(f"export {name}={shlex.quote(value)}")
         typer.echo(f"export {_TOKEN}={shlex.quote(box.token)}")
-        configs = ", ".join(str(box.config_path(option.name)) for option in box.options)
+        configs = ", ".join(str(box.directory / f"{option.name}.yaml") for option in box.options)
         typer.echo(f"# Backend configs: {configs}. Ctrl-C ends the sandbox and all its jobs.")
         sys.stdout.flush()
         over.wait()
+
+
+def backend_config(box: "Sandbox", name: str) -> str:
+    """Return the backend config of one of a sandbox's sites."""
+    from hpc_sandbox.firecrest.site import FirecrestServer
+
+    site = box.site(name)
+    where = (
+        _FIRECREST.format(url=site.url, token_url=site.token_url, machine=site.machine)
+        if isinstance(site, FirecrestServer)
+        else f"UnicoreApiUrl: {site.url}\n"
+    )
+    return _BACKEND_CONFIG.format(site=where, queue=site.scheduler.partitions[0].name)
+
+
+def environment_of(box: "Sandbox") -> dict[str, str]:
+    """Return the environment variables with which the executor uses a sandbox."""
+    found = {_DIRECTORY: str(box.directory), "MANTIK_COMPUTE_BUDGET_ACCOUNT": "sandbox"}
+    for option in box.options:
+        firecrest = option.api == "firecrest"
+        kinds = ("CLIENT_ID", "CLIENT_SECRET") if firecrest else ("USERNAME", "PASSWORD")
+        for kind, value in zip(kinds, box.credentials(option.name), strict=True):
+            found[f"MANTIK_{_variable(option)}_{kind}"] = value
+    return found
+
+
+def _site_option(text: str) -> SiteOption:
+    """Read `NAME=API`, or `NAME` for UNICORE."""
+    name, _, api = text.partition("=")
+    api = api or APIS[0]
+    where = f"--site {text}"
+    if mistake := check_site_name(name):
+        raise UserError(
+            mistake.partition(";")[0], where=where, do="Use another name, as in --site hpc1=unicore"
+        )
+    if api not in APIS:
+        raise UserError(
+            f"there is no API {api!r}", where=where, do=f"Use one of: {', '.join(APIS)}"
+        )
+    return SiteOption(name, api)
+
+
+def _variable(option: SiteOption) -> str:
+    """Return the site's name as part of environment variables."""
+    return option.name.upper().replace("-", "_")
 
 
 def _scheduler(name: str) -> str:
@@ -159,26 +227,30 @@ def _scheduler(name: str) -> str:
 @contextmanager
 def _sandbox(sites: Sequence[str], settings: SandboxSettings) -> Iterator["Sandbox"]:
     """Run a sandbox, in the directory from the environment or in a temporary one."""
-    options = [SiteOption.parse(text) for text in sites]
-    if len({option.variable for option in options}) < len(options):
+    options = [_site_option(text) for text in sites]
+    if len({_variable(option) for option in options}) < len(options):
         raise UserError(
             "two sites have the same name", where="--site", do="Use a different name for each"
         )
     sandbox = _sandbox_class()
     given = os.environ.get(_DIRECTORY)
-    if given:
-        with sandbox(Path(given), options, settings) as box:
-            yield box
-        return
-    temporary = tempfile.TemporaryDirectory(prefix="mantik-sandbox-", ignore_cleanup_errors=True)
-    with temporary as made, sandbox(Path(made), options, settings) as box:
+    with ExitStack() as stack:
+        directory = given or stack.enter_context(
+            tempfile.TemporaryDirectory(prefix="mantik-sandbox-", ignore_cleanup_errors=True)
+        )
+        try:
+            box = stack.enter_context(sandbox(Path(directory), options, settings))
+        except SandboxError as error:
+            raise UserError(error.what, where=error.where, do=error.do) from error
+        for option in options:
+            (box.directory / f"{option.name}.yaml").write_text(backend_config(box, option.name))
         yield box
 
 
 def _sandbox_class() -> "type[Sandbox]":
     """Import the class when needed, because the sandbox's libraries are an extra."""
     try:
-        from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
+        from hpc_sandbox.server import Sandbox
     except ModuleNotFoundError as error:
         if error.name not in ("starlette", "uvicorn", "h11", "python_multipart"):
             raise

@@ -10,8 +10,9 @@ import jwt
 import pytest
 from typer.testing import CliRunner, Result
 
+from hpc_sandbox.server import Sandbox
 from snakemake_executor_plugin_mantik.cli import _app
-from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
+from snakemake_executor_plugin_mantik.cli.sandbox import backend_config, environment_of
 from tests.support.ports import free_port
 
 GOOD = "UnicoreApiUrl: https://hpc.example.org/rest/core\nResources: {Queue: booster}\n"
@@ -136,12 +137,12 @@ def sif(path: Path, code: bytes) -> None:
 def connected(
     box: Sandbox, project: Path, more: str = "", *, token: str = "", **changes: str
 ) -> Result:
-    text = box.config_path("hpc1").read_text()
+    text = backend_config(box, "hpc1")
     for old, new in changes.items():
         text = text.replace(f"{old}: ", f"{old}: {new} #", 1)
     (project / "hpc1.yaml").write_text(text + more)
     environment = {name: value for name, value in os.environ.items() if "MANTIK" not in name}
-    environment |= {"MANTIK_HPC1_TOKEN": token} if token else box.environment()
+    environment |= {"MANTIK_HPC1_TOKEN": token} if token else environment_of(box)
     return check(
         "--connect", str(project / "hpc1.yaml"), "--project", str(project), environment=environment
     )

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+from hpc_sandbox.server import Sandbox
 from snakemake_executor_plugin_mantik.cli import _app, check_site
 from snakemake_executor_plugin_mantik.cli.check_site import Finding
+from snakemake_executor_plugin_mantik.cli.sandbox import backend_config, environment_of
 from snakemake_executor_plugin_mantik.common.errors import SiteRejected
 from snakemake_executor_plugin_mantik.config.known_sites import KNOWN_SITES, find_known_site
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
-from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
 from snakemake_executor_plugin_mantik.sites.base import Site, SiteDetails
 from snakemake_executor_plugin_mantik.sites.firecrest.opening import (
     FirecrestSystem,
@@ -50,8 +51,8 @@ def about(topic: str, found: list[Finding]) -> Finding:
 
 def of_sandbox(box: Sandbox, name: str, folder: Path, *, more: str = "", **changed: str) -> Result:
     config = folder / f"{name}.yaml"
-    config.write_text(box.config_path(name).read_text() + more)
-    return asked(config, {**box.environment(), **changed})
+    config.write_text(backend_config(box, name) + more)
+    return asked(config, {**environment_of(box), **changed})
 
 
 def left_behind(box: Sandbox, name: str, folder: Path) -> list[Path]:
@@ -104,11 +105,11 @@ def test_a_workspace_of_the_user_s_own_stays(sandbox: Sandbox, tmp_path: Path) -
 def test_what_is_asked_beyond_limits_that_are_not_told_is_said(
     sandbox: Sandbox, tmp_path: Path
 ) -> None:
-    text = sandbox.config_path("hpc2").read_text()
+    text = backend_config(sandbox, "hpc2")
     asked_for = "Queue: batch\n  Runtime: 999d\n  Nodes: 1\n  MemoryPerNode: 900G\n"
     config = tmp_path / "hpc2.yaml"
     config.write_text(text.replace("Queue: batch\n", asked_for))
-    found = findings(asked(config, sandbox.environment()))
+    found = findings(asked(config, environment_of(sandbox)))
     fits, unchecked = [finding for finding in found if finding.topic == "resources"]
     assert fits == Finding("resources", "ok", "are within the queue's reported limits")
     assert unchecked.verdict == "note"
@@ -131,9 +132,9 @@ def test_a_wrong_credential_names_its_variables(
 
 def test_another_scheduler_than_the_config_says_is_told(sandbox: Sandbox, tmp_path: Path) -> None:
     config = tmp_path / "hpc2.yaml"
-    text = sandbox.config_path("hpc2").read_text()
+    text = backend_config(sandbox, "hpc2")
     config.write_text(text.replace("Scheduler: slurm", "Scheduler: pbs"))
-    found = about("scheduler", findings(asked(config, sandbox.environment())))
+    found = about("scheduler", findings(asked(config, environment_of(sandbox))))
     assert found.verdict == "warning"
     assert "set Site: Scheduler to slurm" in found.text
 

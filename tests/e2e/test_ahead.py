@@ -8,9 +8,9 @@ from contextlib import suppress
 
 import pytest
 
+from hpc_sandbox.server import Sandbox
 from snakemake_executor_plugin_mantik.common.errors import JournalError
 from snakemake_executor_plugin_mantik.journal import TryRecord
-from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
 from tests.real.centre import USER, Centre
 from tests.support.clusters import FRAGILE, SlurmCluster
 from tests.support.places import REAL

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
-from snakemake_executor_plugin_mantik.sandbox.settings import SandboxSettings, SiteOption
+from hpc_sandbox.server import Sandbox
+from hpc_sandbox.settings import SandboxSettings, SiteOption
 from tests.support.places import PATIENT
 from tests.support.sandbox import held_workers
 from tests.support.workflows import UNTRACKED, Project, place_in, tells, until

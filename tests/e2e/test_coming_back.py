@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from snakemake_executor_plugin_mantik.sandbox.faults import Fault
-from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
-from snakemake_executor_plugin_mantik.sandbox.unicore import UnicoreServer
+from hpc_sandbox.faults import Fault
+from hpc_sandbox.server import Sandbox
+from hpc_sandbox.unicore import UnicoreServer
 from tests.support.workflows import Project, Running, tells, until
 
 SNAKEFILE = r"""

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from snakemake_executor_plugin_mantik.sandbox import shims
+from hpc_sandbox import shims
 from tests.support import condas
 from tests.support.workflows import UNTRACKED, Project, tells
 

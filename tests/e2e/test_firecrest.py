@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from snakemake_executor_plugin_mantik.sandbox.faults import Fault
-from snakemake_executor_plugin_mantik.sandbox.firecrest.site import FirecrestServer
-from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
-from snakemake_executor_plugin_mantik.sandbox.settings import SiteOption
+from hpc_sandbox.faults import Fault
+from hpc_sandbox.firecrest.site import FirecrestServer
+from hpc_sandbox.server import Sandbox
+from hpc_sandbox.settings import SiteOption
 from tests.support.firecrestv1 import FirecrestV1
 from tests.support.places import PATIENT
 from tests.support.proxy import Exchange, Proxy, Rule, pass_on

@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
+from hpc_sandbox.server import Sandbox
 from tests.support.workflows import Project, until
 
 TELLING = """

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from hpc_sandbox.server import Sandbox
 from snakemake_executor_plugin_mantik.journal import TryRecord
-from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
 from tests.real.centre import open_directory
 from tests.real.centre.firecrest import SYSTEM
 from tests.support.places import REAL

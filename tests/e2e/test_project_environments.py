@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from snakemake_executor_plugin_mantik.sandbox import shims
+from hpc_sandbox import shims
 from tests.e2e.test_environments import ENGINE
 from tests.jobs.test_venv import PYTHON
 from tests.support import condas

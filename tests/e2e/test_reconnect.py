@@ -5,9 +5,9 @@ from contextlib import closing
 
 import pytest
 
+from hpc_sandbox.faults import Fault
+from hpc_sandbox.server import Sandbox
 from snakemake_executor_plugin_mantik.journal import Journal
-from snakemake_executor_plugin_mantik.sandbox.faults import Fault
-from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
 from tests.support.command import smk_mantik
 from tests.support.workflows import Project, Running, tells, until
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
-from snakemake_executor_plugin_mantik.sandbox.settings import SiteOption
+from hpc_sandbox.server import Sandbox
+from hpc_sandbox.settings import SiteOption
 from tests.support.places import PATIENT
 from tests.support.workflows import UNTRACKED, Project, place_in, tells
 

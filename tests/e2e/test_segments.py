@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
+from hpc_sandbox.server import Sandbox
 from tests.support.workflows import Project, Running, tells, until
 
 TRAIN = """

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from snakemake_executor_plugin_mantik.sandbox.faults import Fault
-from snakemake_executor_plugin_mantik.sandbox.firecrest.site import FirecrestServer
-from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
+from hpc_sandbox.faults import Fault
+from hpc_sandbox.firecrest.site import FirecrestServer
+from hpc_sandbox.server import Sandbox
 from tests.support.workflows import Place, Project, tells, until
 
 UPLOADS = {"hpc1": "PUT storages/*/files", "hpc2": "POST filesystem/ops/upload"}

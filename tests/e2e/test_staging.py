@@ -5,7 +5,7 @@ import shutil
 from collections import Counter
 from pathlib import Path
 
-from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
+from hpc_sandbox.server import Sandbox
 from tests.support.workflows import Project, tells, tree, until
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
+from hpc_sandbox.server import Sandbox
 from tests.faults.faults import FAULTS
 from tests.faults.walk import Break, End, Move, Walk, site_of_walks
 

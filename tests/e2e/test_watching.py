@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
+from hpc_sandbox.server import Sandbox
 from tests.support.command import smk_mantik
 from tests.support.terminal import Terminal
 from tests.support.workflows import UNTRACKED, WAIT_S, Project, tells, until

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
+from hpc_sandbox.server import Sandbox
+from hpc_sandbox.settings import SiteOption
 from snakemake_executor_plugin_mantik.journal import TryRecord
-from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
-from snakemake_executor_plugin_mantik.sandbox.settings import SiteOption
 from tests.faults.disk import Disk, small_disk
 from tests.faults.faults import Fault
 from tests.faults.steps import STEPS, kind_of

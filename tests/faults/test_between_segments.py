@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
-from snakemake_executor_plugin_mantik.sandbox.settings import SiteOption
+from hpc_sandbox.server import Sandbox
+from hpc_sandbox.settings import SiteOption
 from tests.faults.cell import RUN_S, SITE, Cell, cell_in, settings
 from tests.faults.faults import FAULTS, calling, lost
 from tests.support.proxy import Act, Exchange, Rule, pass_on

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
-from snakemake_executor_plugin_mantik.sandbox.settings import SiteOption
+from hpc_sandbox.server import Sandbox
+from hpc_sandbox.settings import SiteOption
 from tests.faults.cell import SITE, Cell, cell_in, settings
 from tests.faults.faults import calling
 from tests.faults.steps import KINDS

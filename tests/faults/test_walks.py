@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
+from hpc_sandbox.server import Sandbox
 from tests.faults.walk import site_of_walks, walk_of
 from tests.support.seeds import seeds
 

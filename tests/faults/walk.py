@@ -16,9 +16,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from hpc_sandbox.server import Sandbox
+from hpc_sandbox.settings import SiteOption
 from snakemake_executor_plugin_mantik.journal import TryRecord
-from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
-from snakemake_executor_plugin_mantik.sandbox.settings import SiteOption
 from tests.faults.cell import NEVER_ENDED, Cell, Count, cell_in, settings
 from tests.faults.faults import FAULTS, Fault, calling, then
 from tests.faults.steps import KINDS, STEPS

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
+from hpc_sandbox.server import Sandbox
 from tests.real import apptainer
 from tests.support.workflows import UNTRACKED, Project, place_in, tells
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from snakemake_executor_plugin_mantik.sandbox.batch import BatchJob, BatchScheduler, CancelError
-from snakemake_executor_plugin_mantik.sandbox.sbatch import SbatchError, SlurmVariant
-from snakemake_executor_plugin_mantik.sandbox.scheduler import LocalScheduler
-from snakemake_executor_plugin_mantik.sandbox.settings import SandboxSettings, Timing
-from snakemake_executor_plugin_mantik.sandbox.slurm import SlurmScheduler
+from hpc_sandbox.batch import BatchJob, BatchScheduler, CancelError
+from hpc_sandbox.sbatch import SbatchError, SlurmVariant
+from hpc_sandbox.scheduler import LocalScheduler
+from hpc_sandbox.settings import SandboxSettings, Timing
+from hpc_sandbox.slurm import SlurmScheduler
 from tests.real.slurm import ACCOUNTS, Slurm
 
 pytestmark = [pytest.mark.software("Slurm"), pytest.mark.timeout(600)]

@@ -17,10 +17,10 @@ import pytest
 from mlflow.entities import Run
 from mlflow.tracking import MlflowClient
 
+from hpc_sandbox.server import Sandbox
 from snakemake_executor_plugin_mantik.runs import controller
 from snakemake_executor_plugin_mantik.runs.directories import RunDirectory
 from snakemake_executor_plugin_mantik.runs.local_runs import LocalRun, read_local_run
-from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
 from tests.support.command import smk_mantik
 from tests.support.workflows import WAIT_S, Project, Ran, until
 from tests.tracking.conftest import TrackingServer, place, sandbox, tracking_server

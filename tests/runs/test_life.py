@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from hpc_sandbox.server import Sandbox
 from snakemake_executor_plugin_mantik.runs import controller, rerun
-from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
 from tests.runs.conftest import Runs
 from tests.support.clusters import OTHER_ACCOUNT
 from tests.support.command import smk_mantik

@@ -6,10 +6,10 @@ import uuid
 
 import pytest
 
+from hpc_sandbox.server import Sandbox
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.jobs.spec import Resources
-from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
 from snakemake_executor_plugin_mantik.sites.base import JobState, Phase, Submission
 from snakemake_executor_plugin_mantik.sites.credentials import Password
 from snakemake_executor_plugin_mantik.sites.unicore import UnicoreSite

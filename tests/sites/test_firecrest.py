@@ -9,6 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from hpc_sandbox.faults import Fault
+from hpc_sandbox.firecrest import store
+from hpc_sandbox.firecrest.site import (
+    FirecrestServer as FirecrestSandbox,
+)
+from hpc_sandbox.server import Sandbox
 from snakemake_executor_plugin_mantik.common.errors import (
     SiteBusy,
     SiteNotFound,
@@ -16,12 +22,6 @@ from snakemake_executor_plugin_mantik.common.errors import (
     SiteUnreachable,
 )
 from snakemake_executor_plugin_mantik.jobs.spec import Resources
-from snakemake_executor_plugin_mantik.sandbox.faults import Fault
-from snakemake_executor_plugin_mantik.sandbox.firecrest import store
-from snakemake_executor_plugin_mantik.sandbox.firecrest.site import (
-    FirecrestServer as FirecrestSandbox,
-)
-from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
 from snakemake_executor_plugin_mantik.sites.base import Phase, Submission
 from snakemake_executor_plugin_mantik.sites.firecrest import FirecrestSite
 from snakemake_executor_plugin_mantik.sites.firecrest.client import FirecrestClient

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from hpc_sandbox.server import Sandbox
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
-from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
 from snakemake_executor_plugin_mantik.sites.base import Site
 from snakemake_executor_plugin_mantik.sites.credentials import Password
 from snakemake_executor_plugin_mantik.sites.unicore import UnicoreSite

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import httpx
 import pytest
 
+from hpc_sandbox.server import Sandbox
 from snakemake_executor_plugin_mantik.config.environment import (
     job_environment,
     job_resources,
@@ -23,7 +24,6 @@ from snakemake_executor_plugin_mantik.engine.submit import make_submission
 from snakemake_executor_plugin_mantik.jobs.paths import TryPaths
 from snakemake_executor_plugin_mantik.jobs.resources import merge_resources
 from snakemake_executor_plugin_mantik.jobs.spec import JobSpec
-from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
 from snakemake_executor_plugin_mantik.sites.base import Site, Submission
 from snakemake_executor_plugin_mantik.sites.unicore.answers import SESSION_EXPIRED
 from tests.support.benches import firecrest_site, unicore_site

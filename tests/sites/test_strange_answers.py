@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
+from hpc_sandbox.server import Sandbox
 from snakemake_executor_plugin_mantik.common.errors import MantikError, printable
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
 from snakemake_executor_plugin_mantik.jobs.spec import Resources
-from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
 from snakemake_executor_plugin_mantik.sites import request_policy
 from snakemake_executor_plugin_mantik.sites.base import Entry, Site, Submission
 from snakemake_executor_plugin_mantik.sites.credentials import Password

@@ -11,11 +11,11 @@ from typing import Literal, TypeVar
 
 import pytest
 
-from snakemake_executor_plugin_mantik.config.settings import SiteSettings
-from snakemake_executor_plugin_mantik.sandbox.firecrest.site import (
+from hpc_sandbox.firecrest.site import (
     FirecrestServer as FirecrestSandbox,
 )
-from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
+from hpc_sandbox.server import Sandbox
+from snakemake_executor_plugin_mantik.config.settings import SiteSettings
 from snakemake_executor_plugin_mantik.sites.base import Site, SiteFacts
 from snakemake_executor_plugin_mantik.sites.credentials import (
     Bearer,

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from hpc_sandbox import processes
+from hpc_sandbox.server import Sandbox
+from hpc_sandbox.settings import Partition
 from snakemake_executor_plugin_mantik.jobs.spec import Resources
-from snakemake_executor_plugin_mantik.sandbox import processes
-from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
-from snakemake_executor_plugin_mantik.sandbox.settings import Partition
 
 CLOSED = "closed"
 """The queue whose jobs never start."""

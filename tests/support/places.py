@@ -9,8 +9,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
-from snakemake_executor_plugin_mantik.sandbox.settings import SiteOption
+from hpc_sandbox.server import Sandbox
+from hpc_sandbox.settings import SiteOption
 from tests.real.centre import tsi
 from tests.real.centre.firecrest import SOFTWARE as FIRECREST
 from tests.support.sandbox import FAST

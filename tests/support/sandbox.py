@@ -11,17 +11,17 @@ from typing import Any, TypeVar
 import httpx
 import pytest
 
-from snakemake_executor_plugin_mantik.sandbox.faults import Protocol
-from snakemake_executor_plugin_mantik.sandbox.firecrest.site import FirecrestServer
-from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
-from snakemake_executor_plugin_mantik.sandbox.settings import (
+from hpc_sandbox.faults import Protocol
+from hpc_sandbox.firecrest.site import FirecrestServer
+from hpc_sandbox.server import Sandbox
+from hpc_sandbox.settings import (
     PARTITIONS,
     FirecrestSettings,
     SandboxSettings,
     SiteOption,
     Timing,
 )
-from snakemake_executor_plugin_mantik.sandbox.unicore import UnicoreServer
+from hpc_sandbox.unicore import UnicoreServer
 from tests.support import clusters
 
 FAST = SandboxSettings(

@@ -15,12 +15,13 @@ from textwrap import dedent
 
 import pytest
 
+from hpc_sandbox.batch import CancelError
+from hpc_sandbox.firecrest.site import FirecrestServer
+from hpc_sandbox.server import Sandbox
+from snakemake_executor_plugin_mantik.cli.sandbox import backend_config, environment_of
 from snakemake_executor_plugin_mantik.common.errors import JournalError
 from snakemake_executor_plugin_mantik.connections.connect import workspace_name
 from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, read_history
-from snakemake_executor_plugin_mantik.sandbox.batch import CancelError
-from snakemake_executor_plugin_mantik.sandbox.firecrest.site import FirecrestServer
-from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
 from tests.support import forkserver
 from tests.support.forkserver import Fork
 
@@ -69,8 +70,8 @@ def place_in(box: Sandbox, name: str) -> Place:
     # firecREST has a directory for each user in each of its file systems.
     own = site.home.name if isinstance(site, FirecrestServer) else "."
     # A busy machine may take a while to let a job say its last words.
-    config = box.config_path(name).read_text().replace("TermGrace: 3s", "TermGrace: 12s")
-    return Place(name, config, box.environment(), directory / "scratch" / own, directory, end)
+    config = backend_config(box, name).replace("TermGrace: 3s", "TermGrace: 12s")
+    return Place(name, config, environment_of(box), directory / "scratch" / own, directory, end)
 
 
 def with_snakemake(place: Place) -> Place:

@@ -13,9 +13,9 @@ import pytest
 from mlflow.entities import Run
 from mlflow.tracking import MlflowClient
 
+from hpc_sandbox.server import Sandbox
+from hpc_sandbox.settings import SiteOption
 from snakemake_executor_plugin_mantik.common.locks import is_locked
-from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
-from snakemake_executor_plugin_mantik.sandbox.settings import SiteOption
 from snakemake_executor_plugin_mantik.tracking.store import DIRECTORY
 from snakemake_executor_plugin_mantik.tracking.worker.process import WORKER_LOCK
 from snakemake_executor_plugin_mantik.tracking.workflow import WORKFLOW

@@ -4,8 +4,8 @@ import sys
 
 import pytest
 
+from hpc_sandbox.server import Sandbox
 from snakemake_executor_plugin_mantik.common.errors import UserError
-from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
 from snakemake_executor_plugin_mantik.tracking.controller import direct
 from tests.support.workflows import tells
 from tests.tracking.conftest import PASSWORD, Tracked, TrackingServer

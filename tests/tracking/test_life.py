@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from hpc_sandbox.server import Sandbox
 from snakemake_executor_plugin_mantik.common.installing import install_command
-from snakemake_executor_plugin_mantik.sandbox.server import Sandbox
 from tests.support.workflows import tells
 from tests.tracking.conftest import PASSWORD, Tracked
 from tests.tracking.rules import HEAD, rule, workflow

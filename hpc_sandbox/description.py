@@ -1,0 +1,228 @@
+"""Read UNICORE job descriptions as UNICORE/X 3.0 does, with its pitfalls about types.
+
+Sources: XNJS `JSONParser`, and answers of a real server. Unknown keys are silently ignored.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from .resources import parse_resources
+
+_JAVA_NAMES = {
+    bool: "java.lang.Boolean",
+    int: "java.lang.Integer",
+    float: "java.math.BigDecimal",
+    dict: "org.json.JSONObject",
+    list: "org.json.JSONArray",
+}
+_JOB_TYPES = {
+    "BATCH": "BATCH",
+    "NORMAL": "BATCH",
+    "RAW": "RAW",
+    "ON_LOGIN_NODE": "ON_LOGIN_NODE",
+    "INTERACTIVE": "ON_LOGIN_NODE",
+    "ALLOCATE": "ALLOCATE",
+}
+
+
+class DescriptionError(Exception):
+    """The server cannot process a job description; the message is the server's."""
+
+
+@dataclass(frozen=True)
+class Import:
+    """One file to stage in: inline data, or a source URL."""
+
+    source: str
+    target: str
+    data: str | None
+    must_succeed: bool = True
+    permissions: str = ""
+
+
+@dataclass(frozen=True)
+class Export:
+    """One file to stage out after success."""
+
+    source: str
+    target: str
+
+
+@dataclass(frozen=True)
+class Command:
+    """A pre- or postcommand."""
+
+    text: str
+    on_login_node: bool = True
+    ignore_failure: bool = False
+
+
+@dataclass(frozen=True)
+class Description:
+    """A job description as the server understands it."""
+
+    name: str = "UNICORE_Job"
+    job_type: str = "BATCH"
+    executable: str = ""
+    arguments: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    stdin: str = ""
+    stdout: str = "stdout"
+    stderr: str = "stderr"
+    bss_file: str = ""
+    umask: str = "0027"
+    project: str = ""
+    ignore_exit_code: bool = False
+    resources: Mapping[str, str] = field(default_factory=dict)
+    imports: tuple[Import, ...] = ()
+    exports: tuple[Export, ...] = ()
+    before: Command | None = None
+    after: Command | None = None
+
+    @property
+    def shown_type(self) -> str:
+        """Return the job type in REST: RAW jobs are BATCH."""
+        return "BATCH" if self.job_type == "RAW" else self.job_type
+
+
+def tags_of(json: Mapping[str, Any]) -> list[str]:
+    """Return the tags in a job description."""
+    tags = json.get("Tags") or json.get("tags") or []
+    return [str(tag) for tag in tags] if isinstance(tags, list) else [str(tags)]
+
+
+def waits_for_client(json: Mapping[str, Any]) -> bool:
+    """Return whether the job waits until the client starts it."""
+    return str(json.get("haveClientStageIn", "")).lower() == "true"
+
+
+def parse_description(json: Mapping[str, Any]) -> Description:
+    """Read a job description; resources are checked later, by `check_resources`.
+
+    Raise DescriptionError with the server's `statusMessage` after "Processing failed: ".
+    """
+    kind = _optional_string(json, "Job type", "BATCH").upper()
+    if kind not in _JOB_TYPES:
+        raise DescriptionError(
+            "java.lang.IllegalArgumentException: No enum constant "
+            f"eu.unicore.xnjs.idb.ApplicationInfo.JobType.{kind}"
+        )
+    application = json.get("ApplicationName")
+    if application:
+        raise DescriptionError(
+            f"eu.unicore.xnjs.ems.ExecutionException: The requested Application '{application}' "
+            "is not available. (Requested application is not defined)"
+        )
+    try:
+        resources = parse_resources(json.get("Resources") or {})
+    except ValueError as error:
+        raise DescriptionError(f"java.lang.IllegalArgumentException: {error}") from error
+    return Description(
+        # The server reads strings here: a number or a boolean counts as absent.
+        name=_optional_string(json, "Name", "UNICORE_Job"),
+        job_type=_JOB_TYPES[kind],
+        executable=_optional_string(json, "Executable", ""),
+        arguments=tuple(_strings(json.get("Arguments") or [])),
+        environment=_environment(json),
+        stdin=_optional_string(json, "Stdin", ""),
+        stdout=_optional_string(json, "Stdout", "stdout"),
+        stderr=_optional_string(json, "Stderr", "stderr"),
+        bss_file=_optional_string(json, "BSS file", ""),
+        umask=_optional_string(json, "Umask", _optional_string(json, "umask", "0027")),
+        project=_optional_string(json, "Project", resources.get("Project", "")),
+        ignore_exit_code=_boolean(json.get("IgnoreNonZeroExitCode", False)),
+        resources=resources,
+        imports=_imports(json.get("Imports")),
+        exports=_exports(json.get("Exports")),
+        before=_command(json, "pre"),
+        after=_command(json, "post"),
+    )
+
+
+def _optional_string(json: Mapping[str, Any], key: str, otherwise: str) -> str:
+    value = json.get(key)
+    return value if isinstance(value, str) else otherwise
+
+
+def _boolean(value: object) -> bool:
+    return value is True or (isinstance(value, str) and value.lower() == "true")
+
+
+def _strings(values: Sequence[Any]) -> list[str]:
+    for number, value in enumerate(values):
+        if not isinstance(value, str):
+            java = _JAVA_NAMES.get(type(value), "null")
+            raise DescriptionError(
+                f"org.json.JSONException: JSONArray[{number}] is not a String ({java} : {value})."
+                if java == "null"
+                else f"org.json.JSONException: JSONArray[{number}] is not a String "
+                f"(class {java} : {value})."
+            )
+    return list(values)
+
+
+def _environment(json: Mapping[str, Any]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for key in ("Environment", "Parameters"):
+        value = json.get(key) or {}
+        if isinstance(value, list):
+            pairs = [text.partition("=")[::2] for text in _strings(value)]
+            found |= {name.strip(): text.strip() for name, text in pairs}
+            continue
+        for name, text in value.items():
+            if not isinstance(text, str):
+                java = _JAVA_NAMES.get(type(text), "java.lang.Object")
+                raise DescriptionError(
+                    f'org.json.JSONException: JSONObject["{name}"] is not a String '
+                    f"(class {java} : {text})."
+                )
+            found[name] = text
+    return found
+
+
+def _imports(value: object) -> tuple[Import, ...]:
+    # The server parses a map, too, but never stages its files.
+    found = []
+    for item in value if isinstance(value, list) else []:
+        source = str(item.get("From", item.get("source", "")))
+        data = item.get("Data")
+        if isinstance(data, list):
+            data = "".join(f"{line}\n" for line in _strings(data))
+        if source.startswith("inline:") and source.removeprefix("inline://") == "":
+            raise DescriptionError(
+                f"java.net.URISyntaxException: Expected authority at index 9: {source}"
+            )
+        found.append(
+            Import(
+                source=source,
+                target=str(item.get("To", item.get("file", ""))),
+                data=data if isinstance(data, str) else None,
+                must_succeed=_optional_string(item, "FailOnError", "true").lower() != "false",
+                permissions=_optional_string(item, "Permissions", ""),
+            )
+        )
+    return tuple(found)
+
+
+def _exports(value: object) -> tuple[Export, ...]:
+    items = value if isinstance(value, list) else []
+    return tuple(
+        Export(str(item.get("From", item.get("file", ""))), str(item.get("To", item.get("target"))))
+        for item in items
+    )
+
+
+def _command(json: Mapping[str, Any], which: str) -> Command | None:
+    value = json.get(f"User {which}command")
+    if isinstance(value, list):
+        value = "\n".join(_strings(value))
+    if not isinstance(value, str) or not value:
+        return None
+    return Command(
+        text=value,
+        on_login_node=_boolean(json.get(f"RunUser{which.title()}commandOnLoginNode", True)),
+        ignore_failure=_boolean(
+            json.get(f"User{which.title()}commandIgnoreNonZeroExitCode", False)
+        ),
+    )

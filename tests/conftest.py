@@ -1,8 +1,12 @@
 """Fixtures that several rooms' tests share."""
 
 import signal
+from collections.abc import Iterator
 
+import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.support.keeper import killed_with_this_process
 
 # A shell has what it starts in the background ignore Ctrl-C, and so all that is started from there.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -21,5 +25,10 @@ pytest_plugins = [
     "tests.support.trial",
     "tests.real.centre.fixtures",
     "tests.real.software",
-    "tests.real.centre.fixtures",
 ]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _nothing_outlives_its_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with killed_with_this_process(tmp_path_factory.getbasetemp()):
+        yield

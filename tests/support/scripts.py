@@ -3,8 +3,11 @@
 import os
 import subprocess
 import sys
+import tempfile
+import venv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -105,7 +108,7 @@ class ScriptRule:
         environment: Mapping[str, str] | None = None,
         shell: Sequence[str] = ("bash", "-c"),
     ) -> "subprocess.CompletedProcess[str]":
-        """Run it in `site`, which gets what goes up."""
+        """Run it in `site`, which gets what goes up and whose Python has the standard library."""
         text, uploads = self.text(workspace=str(site))
         for upload in uploads:
             target = site / upload.path
@@ -117,7 +120,8 @@ class ScriptRule:
             target.write_bytes(content)
         (site / WORK).mkdir(parents=True, exist_ok=True)
         (site / "tmp").mkdir(exist_ok=True)
-        kept = {key: os.environ[key] for key in ("PATH", "HOME") if key in os.environ}
+        path = f"{_bare_python().name}/bin:{os.environ['PATH']}"
+        kept = {"PATH": path, "HOME": os.environ["HOME"]}
         return subprocess.run(
             [*shell, text],
             cwd=site,
@@ -128,6 +132,14 @@ class ScriptRule:
             timeout=250,
             check=False,
         )
+
+
+@cache
+def _bare_python() -> "tempfile.TemporaryDirectory[str]":
+    """A Python environment without any package, so that this machine's own do not matter."""
+    directory = tempfile.TemporaryDirectory(prefix="bare-python-")
+    venv.create(directory.name, symlinks=True)
+    return directory
 
 
 OWN_PYTHON = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}

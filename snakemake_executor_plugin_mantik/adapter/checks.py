@@ -198,7 +198,7 @@ def check_workflow(workflow: Any, dag: Any, options: Any, logger: Any) -> Checke
     configs = _read_or_stand_in(found, options.backend_config, workdir)
     with found.check():
         refuse_obstacles(obstacles)
-    units = [unit for unit in units if unit.is_group() or resources.are_resources_known(unit)]
+    units = [unit for unit in units if all(map(resources.are_resources_known, list_members(unit)))]
     jobs = [job for unit in units for job in list_members(unit)]
     _check_without_sites(found, workflow, dag, jobs)
     if not configs:

@@ -238,6 +238,8 @@ def _reasons(workflow: Any, job: Job) -> Iterator[str]:
     for name, limit in workflow.global_resources.items():
         if name not in _OWN_LIMITS and limit.value is not None and job.resources.get(name):
             yield f"uses the resource {name}, which --resources limits"
+    if job.has_unfinished_queue_input():
+        yield "reads files from a queue"
     if not preflight.is_determined(job):
         yield "has values that depend on files which do not exist yet"
 

@@ -12,6 +12,7 @@ from snakemake_executor_plugin_mantik.jobs.spec import Benchmark, OutputFile
 from snakemake_executor_plugin_mantik.mlproject.project import find_bound_entry_point
 from snakemake_executor_plugin_mantik.rules import Job
 from snakemake_executor_plugin_mantik.rules.context import Payload, RuleContext
+from snakemake_executor_plugin_mantik.rules.kinds.placeholders import refuse_placeholders
 from snakemake_executor_plugin_mantik.rules.kinds.shell_command import NODE_TMPDIR, job_tmpdir
 from snakemake_executor_plugin_mantik.rules.paths.job_paths import JobPaths, find_job_paths
 from snakemake_executor_plugin_mantik.rules.paths.source_files import is_source_file, stable_paths
@@ -128,9 +129,11 @@ def find_runs(job: Job, context: RuleContext) -> ResolvedJob:
     """Resolve the commands, inputs and outputs of a job.
 
     Raises:
-        UserError: a path is in the executor's own directory, or `payload.make_payload` raises: a
-            value is not determined before the job runs, or a file is missing or too large.
+        UserError: a path is in the executor's own directory, an input is not known yet, or
+            `payload.make_payload` raises: a value is not determined before the job runs, or a file
+            is missing or too large.
     """
+    refuse_placeholders(job)
     tmpdir, places = job_tmpdir(job), find_job_paths(job, context)
     measured = ""
     outputs = list(list_outputs(job, places))

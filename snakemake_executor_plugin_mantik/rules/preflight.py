@@ -26,6 +26,7 @@ from snakemake_executor_plugin_mantik.mlproject.project import (
 from snakemake_executor_plugin_mantik.rules import Job
 from snakemake_executor_plugin_mantik.rules.context import RuleContext
 from snakemake_executor_plugin_mantik.rules.kinds.groups import group_obstacle
+from snakemake_executor_plugin_mantik.rules.kinds.placeholders import placeholder_in_group
 from snakemake_executor_plugin_mantik.rules.kinds.shell_command import (
     NODE_TMPDIR,
     format_resources,
@@ -223,7 +224,8 @@ def find_obstacles(jobs: Iterable[Job], deployment: Iterable[DeploymentMethod]) 
                 local_mistake(member)
                 if member.is_local
                 else (
-                    _obstacle(member, deployment)
+                    placeholder_in_group(job, member)  # first: the others read all values
+                    or _obstacle(member, deployment)
                     or group_obstacle(job, member)
                     or _credential(member, credentials)
                 )

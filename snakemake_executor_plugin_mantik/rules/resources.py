@@ -82,13 +82,16 @@ def are_resources_known(job: Job) -> bool:
     """Return whether a job's resources can be evaluated before the jobs it depends on have run.
 
     Snakemake calls functions of resources when a job is ready. Called earlier, they may raise
-    anything. Only for a missing file does Snakemake use a placeholder.
+    anything. Only for a missing file does Snakemake use a placeholder; if a function asks for the
+    files of an unfinished checkpoint, Snakemake (9.27) itself fails, with an AttributeError.
 
     Raises:
         WorkflowError: evaluation fails although all inputs exist.
     """
     try:
         job.resources  # noqa: B018 - reading evaluates and caches it
+    except AttributeError:
+        return False
     except WorkflowError:
         if all(map(os.path.lexists, job.input)):
             raise

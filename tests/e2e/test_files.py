@@ -97,6 +97,7 @@ FLAGS = r"""
     rule gather:
         input: parts
         output: "scattered.txt"
+        resources: mem_mb=lambda _: 200 * len(checkpoints.scatter.get().output)
         shell: "cat {input} > {output}"
 """
 

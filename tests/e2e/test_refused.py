@@ -369,6 +369,107 @@ def test_members_that_do_not_fit_into_one_job(
     tells(said, "nothing submitted", "group g (rules one, three, two)", told)
 
 
+def test_members_whose_values_nobody_would_evaluate(project: Project) -> None:
+    """Each asks in its own way for files of a checkpoint in its own group, except the last two."""
+    project.write(
+        "Snakefile",
+        """
+        from queue import Queue
+
+        queue = Queue()
+        rule all:
+            input: "direct", "nested", "full", "sized", "option", "queued", "outside"
+
+        checkpoint outer:
+            output: directory("outer.d")
+            shell: "mkdir {output}"
+
+        checkpoint split:
+            output: directory("{s}.d")
+            group: "{s}"
+            shell: "mkdir {output}"
+
+        def in_helper(wildcards):
+            return checkpoints.split.get(s="nested").output[0]
+
+        def after_outer(wildcards):
+            checkpoints.outer.get()
+            return [in_helper(w) for w in [wildcards]]
+
+        rule direct:
+            input: lambda _: getattr(checkpoints, "split").get(s="direct").output[0]
+            output: "direct"
+            group: "direct"
+            shell: "touch {output}"
+
+        checkpoint inner:
+            output: directory("inner.d")
+            group: "nested"
+            shell: "mkdir {output}"
+
+        rule nested:
+            input: lambda _: [checkpoints.outer.get().output[0], inner_files()]
+            output: "nested"
+            group: "nested"
+            shell: "touch {output}"
+
+        def inner_files():
+            return checkpoints.inner.get().output[0]
+
+        rule full:
+            input: "full.d"
+            output: "full"
+            params: n=lambda _, input: len(checkpoints.split.get(s="full").output)
+            group: "full"
+            run: open(output[0], "w").close()
+
+        rule sized:
+            input: "sized.d"
+            output: "sized"
+            group: "sized"
+            resources: mem_mb=lambda _: len(checkpoints.split.get(s="sized").output)
+            shell: "touch {output}"
+
+        rule option:
+            input: lambda _: checkpoints.split.get(s="option").output[0]
+            output: "option"
+            shell: "touch {output}"
+
+        rule first:
+            output: "first"
+            group: "queued"
+            shell: "touch {output}"
+
+        rule queued:
+            input: "first", from_queue(queue, finish_sentinel="end")
+            output: "queued"
+            group: "queued"
+            shell: "touch {output}"
+
+        rule outside:
+            input: lambda _: checkpoints.outer.get().output[0], "full"
+            output: "outside"
+            params: path="a/b".split("/")
+            group: "sized"
+            shell: "touch {output}"
+        """,
+    )
+
+    said = project.run("--groups", "option=option").failed()
+
+    for rule, checkpoint in (
+        ("direct", "split"),
+        ("nested", "inner"),
+        ("full", "split"),
+        ("sized", "split"),
+        ("option", "split"),
+    ):
+        words = f"rule {rule} asks for the files of checkpoint {checkpoint}, which is in its own"
+        assert said.count(f"{words} group {rule}: it") == 1, rule
+    tells(said, "rule queued reads files from a queue (from_queue) in a group", "nothing submitted")
+    assert "rule outside" not in said
+
+
 def test_resources_that_cannot_be_had(project: Project) -> None:
     project.write(
         "Snakefile",

@@ -49,6 +49,7 @@ from snakemake_executor_plugin_mantik.rules.preflight import (
     refuse_jobs,
     refuse_obstacles,
 )
+from snakemake_executor_plugin_mantik.rules.secret_uploads import refuse_secret_inputs
 from snakemake_executor_plugin_mantik.rules.units import list_members, list_units, member_title
 from snakemake_executor_plugin_mantik.rules.wrapping import deployment
 from snakemake_executor_plugin_mantik.rules.wrapping.mpi import launcher_mistake
@@ -132,6 +133,7 @@ class CheckedWorkflow:
         refuse_jobs([job], self.settings.deployed_here)
         members = list_members(job)
         _check_datasets(members, self.context)
+        refuse_secret_inputs(members, self.context)
         for member in members:
             resources.job_retry_reasons(member)
             tracked.tracking_request(member)
@@ -301,6 +303,8 @@ def _check_at_sites(
     mistakes = _environment_mistakes(jobs, context, products)
     with found.check():
         _refuse_environments(mistakes)
+    with found.check():
+        refuse_secret_inputs(jobs, context)
     with found.check():
         _check_projects(jobs, context.sites)
     return mistakes

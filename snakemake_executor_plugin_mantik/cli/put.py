@@ -13,6 +13,8 @@ from snakemake_executor_plugin_mantik.cli.tables import make_progress
 from snakemake_executor_plugin_mantik.common.errors import JournalLocked, UserError, printable
 from snakemake_executor_plugin_mantik.common.humanize import humanize_count, humanize_size
 from snakemake_executor_plugin_mantik.common.state_directory import STATE
+from snakemake_executor_plugin_mantik.config.exclude import Include
+from snakemake_executor_plugin_mantik.config.model import BackendConfig
 from snakemake_executor_plugin_mantik.config.reading import LoadedConfig, read_configs
 from snakemake_executor_plugin_mantik.connections.reconnect import reach_sites
 from snakemake_executor_plugin_mantik.engine.adopt import is_at
@@ -20,6 +22,7 @@ from snakemake_executor_plugin_mantik.engine.early_upload import EarlyUpload, up
 from snakemake_executor_plugin_mantik.jobs.paths import display_path, local_path
 from snakemake_executor_plugin_mantik.journal import Journal, StoredOutput, read_stored
 from snakemake_executor_plugin_mantik.rules.paths.job_paths import JobPaths
+from snakemake_executor_plugin_mantik.staging.secret_files import SecretFiles
 
 _NOT_DONE = 1
 """Exit code if the site could not be reached."""
@@ -144,6 +147,23 @@ def _refuse_outputs(directory: Path, outputs: Iterable[StoredOutput], paths: Seq
                 )
 
 
+def _refuse_secrets(config: BackendConfig, directory: Path, paths: Iterable[str]) -> None:
+    """Refuse to send what must not leave this machine.
+
+    Raises:
+        UserError: one of `paths` is or contains such a file.
+    """
+    files = SecretFiles(Include(config.site.include))
+    looks = (files.look_at(path, str(local_path(path, directory))) for path in paths)
+    if found := "; ".join(filter(None, looks)):
+        raise UserError(
+            f"files must not leave this machine (nothing sent): {found}",
+            where=str(directory),
+            do="Leave them out. To send one that only looks like a secret, add it to Site: Include"
+            " in the backend config",
+        )
+
+
 async def _put(
     journal: Journal, name: str, given: Sequence[str], paths: Sequence[str]
 ) -> tuple[EarlyUpload, int]:
@@ -162,6 +182,7 @@ async def _put(
                 notify(there.away[name])
                 raise typer.Exit(_NOT_DONE)
             runner = there.runners[name]
+            _refuse_secrets(runner.planner.config, there.workdir, paths)
             files = await runner.local.look_at([(path, None) for path in paths])
             sent = await upload_early(
                 runner.place.stager, files, begin, upload_bytes=runner.facts.upload_bytes

@@ -247,8 +247,8 @@ class SiteSettings(ConfigSection):
     include: Annotated[tuple[str, ...], BeforeValidator(read_patterns), list_schema()] = Field(
         default=(),
         alias="Include",
-        description="Files of the project to upload as sources although they seem to hold a "
-        "secret: patterns as in Exclude. A credential's own file is never uploaded.",
+        description="Files to upload although they seem to hold a secret: patterns as in "
+        "Exclude. A credential's own file is never uploaded.",
     )
 
     @classmethod

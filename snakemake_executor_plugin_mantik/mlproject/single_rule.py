@@ -235,14 +235,15 @@ def _large(folder: os.PathLike[str], config: LoadedConfig | None, made: list[str
 
     Raise ConfigError if a name has braces. `made` are outputs, which are left out.
     """
-    from snakemake_executor_plugin_mantik.config.exclude import Exclude
+    from snakemake_executor_plugin_mantik.config.exclude import Exclude, Include
     from snakemake_executor_plugin_mantik.staging.sources import list_candidates
 
+    include = Include(config.config.site.include if config else ())
     exclude = Exclude(config.config.exclude if config else ())
     limit = config.config.site.source_file_limit_bytes if config else _SOURCE_FILE_LIMIT
     products = {*map(os.path.normpath, made), RESULTS}
     found = []
-    for path, size in list_candidates(Path(folder), Exclude(()), ()):
+    for path, size in list_candidates(Path(folder), Exclude(()), (), include):
         at = os.path.normpath(os.path.join(folder, path))
         parents = [str(parent) for parent in Path(at).parents]
         if size > limit and not exclude.matches(at) and not products & {at, *parents}:

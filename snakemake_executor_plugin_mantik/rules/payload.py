@@ -21,6 +21,7 @@ from snakemake_executor_plugin_mantik.rules.kinds.shell_command import (
 from snakemake_executor_plugin_mantik.rules.paths import path_rewriting, source_files, storage
 from snakemake_executor_plugin_mantik.rules.paths.job_paths import find_job_paths
 from snakemake_executor_plugin_mantik.rules.resources import choose_site, given_resources
+from snakemake_executor_plugin_mantik.rules.secret_uploads import refuse_secret_code
 from snakemake_executor_plugin_mantik.rules.wrapping.deployment import wrap_deployment
 from snakemake_executor_plugin_mantik.rules.wrapping.shadow import shadow_payload
 
@@ -58,6 +59,7 @@ def make_payload(
             context.deployment,
         )  # fmt: skip
         payload = Payload(text, uploads=uploads, inputs=inputs, full=True)
+        refuse_secret_code(job, payload, context.sites[site].config)
     else:
         payload = _thin(job, context, tmpdir, iteration)
         payload = shadow_payload(
@@ -77,12 +79,17 @@ def _thin(job: Job, context: RuleContext, tmpdir: str, iteration: int | None) ->
     config = context.sites[choose_site(given_resources(job), context.sites)].config
     if job.rule.is_script or job.rule.is_notebook:
         # Imported here because it imports Snakemake's support for languages and notebooks.
+        from snakemake_executor_plugin_mantik.rules.kinds.script_file import find_script_file
         from snakemake_executor_plugin_mantik.rules.kinds.scripts import script_command
 
         text, uploads = script_command(job, places, tmpdir, iteration, config)
-        return Payload(wrap_shell(job, text), shell, uploads)
+        payload = Payload(wrap_shell(job, text), shell, uploads)
+        refuse_secret_code(job, payload, config, str(find_script_file(job).path))
+        return payload
     text = shell_command(job, places, tmpdir, iteration)
     text, uploads = source_files.upload_source_files(job, text, lambda: places.workspace)
     text, beside = path_rewriting.upload_siblings(job, text, places, config)
     text, shell = use_node_tmpdir(text, shell)
-    return Payload(text, shell, (*uploads, *beside))
+    payload = Payload(text, shell, (*uploads, *beside))
+    refuse_secret_code(job, payload, config)
+    return payload

@@ -43,7 +43,6 @@ from snakemake_executor_plugin_mantik.rules.paths.storage import (
 from snakemake_executor_plugin_mantik.rules.payload import make_payload, why_full_job
 from snakemake_executor_plugin_mantik.rules.resources import given_resources
 from snakemake_executor_plugin_mantik.rules.units import list_members
-from snakemake_executor_plugin_mantik.staging.secret_files import CredentialFiles
 from snakemake_executor_plugin_mantik.storage.paths import find_dataset
 
 _UNKNOWN: Final = str(TBDString())
@@ -86,7 +85,7 @@ def refuse_mistakes(found: Mapping[str, str]) -> None:
         listed = shorten_list(found[name] for name in sorted(found))
         mistakes = "\n".join(listed).replace("\n", "\n  ")
         raise WorkflowNotRunnable(
-            f"nothing submitted: the commands of these rules cannot be rendered:\n  {mistakes}",
+            f"nothing submitted: the commands of these rules cannot be made:\n  {mistakes}",
             do="Correct these rules",
         )
 
@@ -198,18 +197,6 @@ def _paths(job: Job) -> str | None:
     return None
 
 
-def _credential(job: Job, credentials: CredentialFiles) -> str | None:
-    """Return which input of a job is a credential, or a directory with one in it, or None."""
-    for path in job.input:
-        for file, variable in credentials.below(path).items():
-            where = "" if os.path.samefile(file, path) else f", which contains {file}"
-            return (
-                f"reads {path}{where}: the credential that {variable} names is never uploaded to a"
-                " site (move it to where no job reads it)"
-            )
-    return None
-
-
 def find_obstacles(jobs: Iterable[Job], deployment: Iterable[DeploymentMethod]) -> dict[str, str]:
     """Return why jobs and members of groups cannot run at a site, or here if local, by rule.
 
@@ -217,7 +204,6 @@ def find_obstacles(jobs: Iterable[Job], deployment: Iterable[DeploymentMethod]) 
     """
     deployment = tuple(deployment)
     found: dict[str, str] = {}
-    credentials = CredentialFiles.named_by(os.environ)
     for job in jobs:
         for member in list_members(job):
             reason = (
@@ -227,7 +213,6 @@ def find_obstacles(jobs: Iterable[Job], deployment: Iterable[DeploymentMethod]) 
                     placeholder_in_group(job, member)  # first: the others read all values
                     or _obstacle(member, deployment)
                     or group_obstacle(job, member)
-                    or _credential(member, credentials)
                 )
             )
             if reason is not None:

@@ -1,29 +1,29 @@
-"""Recognition of files that hold secrets, so that none is uploaded by mistake.
+"""Recognition of files that must not leave this machine, for everything that uploads files.
 
 A site's administrators and every process of the user there can read the files of a job. So a file
-from which a credential was read is never uploaded. Nor are copies of it uploaded as sources. The
-sources also leave out, unless `Site: Include` names them, files that look like a secret by their
-name, mode or content, and links that lead out of the working directory.
+from which a credential was read is never uploaded, nor is a copy of it. Files that look like a
+secret are only uploaded if `Site: Include` names them. As sources they are left out; a rule or a
+command that names them, or a directory with them, is refused.
 """
 
 import filecmp
 import os
 import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from enum import Enum, auto
+from functools import lru_cache
 from pathlib import Path, PurePath
 from typing import Final, Protocol
 
 from snakemake_executor_plugin_mantik.common.errors import UserError, one_line
 from snakemake_executor_plugin_mantik.common.state_directory import read_umask
 from snakemake_executor_plugin_mantik.sites.lookup import credential_files
+from snakemake_executor_plugin_mantik.staging.secret_contents import find_secret
 
 _MOST_NAMED: Final = 20
-
-_LOOKED_AT: Final = 1 << 20
-"""Bytes of a file that are searched for a private key."""
 
 _PLAIN: Final = r"(\.(txt|json|ya?ml|toml|ini|cfg|conf|csv|xml|properties|env|dat|bak|old|orig))*"
 _NAMES: Final = re.compile(
@@ -43,18 +43,7 @@ _NAMES: Final = re.compile(
 """Names of files in which programs keep secrets; not those of code (`token.py`)."""
 
 _DIRECTORIES: Final = frozenset({".ssh", ".gnupg", ".aws", ".kube", ".docker", ".azure", ".gcloud"})
-"""Directories in which programs keep secrets, checked for targets of links."""
-
-_KEYS: Final = re.compile(
-    rb"-----BEGIN ([A-Z0-9]+ )*PRIVATE KEY( BLOCK)?-----[ \t]*(\r|\n|\\[nr])"  # PEM, OpenSSH, PGP
-    rb"|---- BEGIN SSH2 ENCRYPTED PRIVATE KEY ----"
-    rb"|^PuTTY-User-Key-File-\d"
-    rb"|^SSH PRIVATE KEY FILE FORMAT"
-    rb"|\bAGE-SECRET-KEY-1[0-9A-Z]{20}"
-    rb"|^untrusted comment: .*secret key",
-    re.MULTILINE,
-)
-"""Patterns of private keys, also as text in JSON or YAML."""
+"""Directories in which programs keep secrets."""
 
 _Identity = tuple[int, int]
 """A file independent of links: device and inode."""
@@ -103,34 +92,25 @@ class CredentialFiles:
                     return self.paths[original]
         return ""
 
+    def why(self, local: str, status: os.stat_result) -> str:
+        """Return whose credential a file or a copy of it holds; empty if it holds none."""
+        if variable := self.variable_of(status):
+            return variable
+        variable = self.copied_in(local, status)
+        return f"a copy of {variable}" if variable else ""
+
     def refuse(self, path: object, status: os.stat_result) -> None:
-        """Refuse a credential's file.
+        """Refuse a credential's file, and a copy of it.
 
         Raises:
             UserError: the file is one.
         """
-        if variable := self.variable_of(status):
-            raise _refusal(path, variable)
-
-    def below(self, path: str) -> dict[Path, str]:
-        """Return the credential files that are `path` or below it, with their variables."""
-        if not self.variables:
-            return {}
-        try:
-            if variable := self.variable_of(os.stat(path)):
-                return {Path(path): variable}
-            root = Path(path).resolve()
-        except (OSError, RuntimeError):
-            return {}
-        return {at: variable for at, variable in self.paths.items() if root in at.parents}
-
-
-def _refusal(path: object, variable: str) -> UserError:
-    return UserError(
-        f"the file holds the credential of {variable}, which is never uploaded to a site",
-        where=str(path),
-        do="Move it out of the input directory, or remove it from the inputs",
-    )
+        if whose := self.why(str(path), status):
+            raise UserError(
+                f"the file holds a credential ({whose}), which is never uploaded to a site",
+                where=str(path),
+                do="Move it out of the input directory, or remove it from the inputs",
+            )
 
 
 class Matching(Protocol):
@@ -154,15 +134,132 @@ NOTHING: Final[Matching] = _Always(False)
 EVERYTHING: Final[Matching] = _Always(True)
 
 
+class Named(Enum):
+    """How the user has named a file that is to be uploaded."""
+
+    ITSELF = auto()
+    DIRECTORY = auto()
+    """A directory that contains it."""
+    NOT = auto()
+    """Not at all: it is a source."""
+
+
+class SecretFiles:
+    """Decides which files must not leave this machine, whatever they are uploaded for.
+
+    A credential's file and its copies never do. What looks like a secret does not, either, unless
+    `include` matches it. How much is a sign depends on how the user has named a file (`Named`):
+
+    - the content, always;
+    - its name, unless the user has named the file itself;
+    - of a source also its mode, and a link out of the directory.
+    """
+
+    def __init__(self, include: Matching) -> None:
+        self._include = include
+        self._credentials = CredentialFiles.named_by(os.environ)
+
+    def why_never(self, local: str, status: os.stat_result) -> str:
+        """Return whose credential a file holds; empty if it holds none."""
+        return self._credentials.why(local, status)
+
+    def suspicion(
+        self, path: str, local: str, status: os.stat_result, named: Named, root: str = ""
+    ) -> str:
+        """Return why a file may hold a secret, in a few words; empty if it does not look so.
+
+        `path` is what `include` may match, `status` that of a link's target, `root` the directory
+        of the sources, links resolved.
+        """
+        if _is_included(self._include, path):
+            return ""
+        if named is not Named.ITSELF:
+            target = PurePath(os.path.realpath(local))
+            parts = target.parts
+            if named is Named.NOT:
+                if not target.is_relative_to(root):
+                    return "a link out of the directory"
+                parts = target.relative_to(root).parts
+            if _DIRECTORIES & set(parts):
+                return "in a directory of secrets"
+            if any(_NAMES.fullmatch(name) for name in (PurePath(path).name, target.name)):
+                return "named like a secret"
+        # If the umask closes every new file, the mode proves nothing.
+        closed = not status.st_mode & 0o077 and read_umask() & 0o077 != 0o077
+        if named is Named.NOT and closed:
+            return f"closed to others, mode {stat.S_IMODE(status.st_mode):04o}"
+        times = status.st_mtime_ns, status.st_ctime_ns
+        return _content(local, (*_identity(status), status.st_size, *times))
+
+    def look_at(self, path: str, local: str) -> str:
+        """Return what must not leave this machine of a file or directory that the user has named.
+
+        The result lists files with the reasons, and is empty if there are none. `path` is what
+        `include` may match. What does not exist is passed over.
+        """
+        found: dict[str, str] = {}
+        for at, here, status, named in _list_files(path, local):
+            if whose := self.why_never(here, status):
+                found[at] = f"a credential, {whose}, which is never uploaded"
+            elif why := self.suspicion(at, here, status, named):
+                found[at] = why
+        return _named(found)
+
+
+@lru_cache(maxsize=1 << 16)
+def _content(local: str, key: tuple[int, ...]) -> str:
+    del key  # identifies the content
+    try:
+        return find_secret(local)
+    except OSError:
+        return ""  # reported when it is uploaded
+
+
+def _is_included(include: Matching, path: str) -> bool:
+    """Check whether patterns match a path; to one outside the directory, they are relative."""
+    parts = PurePath(os.path.normpath(path)).parts
+    below = [part for part in parts if part not in ("/", "..")]
+    first = 1 if below == list(parts) else len(below)
+    return any(include.matches("/".join(below[at:])) for at in range(first))
+
+
+def _list_files(path: str, local: str) -> Iterator[tuple[str, str, os.stat_result, Named]]:
+    """Yield a file, or the files below a directory, links followed once."""
+    try:
+        status = os.stat(local)
+    except OSError:
+        return  # not made yet, or reported when it is uploaded
+    if not stat.S_ISDIR(status.st_mode):
+        if stat.S_ISREG(status.st_mode):
+            yield path, local, status, Named.ITSELF
+        return
+    seen = {_identity(status)}
+    for at, directories, names in os.walk(local, followlinks=True):
+        entered = []
+        for name in directories:
+            with suppress(OSError):
+                identity = _identity(os.stat(os.path.join(at, name)))
+                if identity not in seen:
+                    seen.add(identity)
+                    entered.append(name)
+        directories[:] = entered
+        for name in names:
+            here = os.path.join(at, name)
+            with suppress(OSError):
+                status = os.stat(here)
+                if stat.S_ISREG(status.st_mode):
+                    below = os.path.join(path, os.path.relpath(here, local))
+                    yield below, here, status, Named.DIRECTORY
+
+
 class Withheld:
-    """Files below a directory that are not uploaded; `str()` gives a line that reports them."""
+    """Sources below a directory that are not uploaded; `str()` gives a line that reports them."""
 
     def __init__(self, directory: Path, include: Matching) -> None:
         """Withhold secrets of `directory` that `include` does not match, and credentials always."""
         self._directory = directory
         self._root = os.path.realpath(directory)
-        self._include = include
-        self._credentials = CredentialFiles.named_by(os.environ)
+        self._files = SecretFiles(include)
         self._secret: dict[str, str] = {}
         self._never: dict[str, str] = {}
 
@@ -172,18 +269,11 @@ class Withheld:
         `path` is relative to the directory; `status` is that of a link's target.
         """
         local = os.path.join(self._directory, path)
-        if variable := self._credentials.variable_of(status):
-            self._never[path] = variable
-            return True
-        if variable := self._credentials.copied_in(local, status):
-            self._never[path] = f"a copy of {variable}"
-            return True
-        if self._include.matches(path):
-            return False
-        why = _suspicion(path, local, status, self._root)
-        if why:
+        if whose := self._files.why_never(local, status):
+            self._never[path] = whose
+        elif why := self._files.suspicion(path, local, status, Named.NOT, self._root):
             self._secret[path] = why
-        return bool(why)
+        return path in self._never or path in self._secret
 
     def why(self, path: str) -> str:
         """Return why a file is withheld, in a few words; empty if it is not."""
@@ -208,32 +298,6 @@ def _named(files: Mapping[str, str]) -> str:
     named = [one_line(f"{path} ({why})") for path, why in files.items()]
     more = len(named) - _MOST_NAMED
     return ", ".join(named[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
-
-
-def _suspicion(path: str, local: str, status: os.stat_result, root: str) -> str:
-    """Return why a file may hold a secret, in a few words; empty if it does not look so."""
-    target = PurePath(os.path.realpath(local))
-    if not target.is_relative_to(root):
-        return "a link out of the directory"
-    if _DIRECTORIES & set(target.relative_to(root).parts):
-        return "a link into a directory of secrets"
-    if any(_NAMES.fullmatch(name) for name in (PurePath(path).name, target.name)):
-        return "named like a secret"
-    # If the umask closes every new file, the mode proves nothing.
-    if not status.st_mode & 0o077 and read_umask() & 0o077 != 0o077:
-        return f"closed to others, mode {stat.S_IMODE(status.st_mode):04o}"
-    return "a private key" if _holds_key(local) else ""
-
-
-def _holds_key(local: str) -> bool:
-    try:
-        with open(local, "rb") as file:
-            content = file.read(_LOOKED_AT)
-    except OSError:
-        return False  # reported when it is uploaded
-    if content[:2] in (b"\xff\xfe", b"\xfe\xff"):  # UTF-16, as some editors write
-        content = content[2:].replace(b"\0", b"")
-    return _KEYS.search(content) is not None
 
 
 def _identity(status: os.stat_result) -> _Identity:

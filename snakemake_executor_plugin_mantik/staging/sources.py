@@ -4,10 +4,12 @@ A rule names its inputs, but not the scripts that its command calls, nor their i
 files of the working directory are uploaded as sources, once per site and content, except: hidden
 files and directories, files in the backend config's Exclude, files that rules make or read (they
 are uploaded as inputs), virtual environments and caches of Python, `node_modules`, MLflow's own
-files, logs, files above the size limit, and files that may hold a secret (`staging.secret_files`).
+files, logs, profiles of Snakemake, files above the size limit, and files that may hold a secret
+(`staging.secret_files`).
 """
 
 import os
+import re
 import stat
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping
@@ -30,6 +32,11 @@ differ in each run."""
 
 
 MIB = 1 << 20
+
+
+_PROFILE = re.compile(r"(workflow/)?profiles/[^/]+/(config|profile)(\.v\d+\+)?\.ya?ml")
+"""Options of the Snakemake on this machine, addresses and passwords among them. The Snakemake of a
+full job reads none."""
 
 
 @dataclass(frozen=True)
@@ -212,8 +219,8 @@ def _why_file(path: str, exclude: Matching, products: Container[str]) -> str | N
     name = path.rpartition("/")[2]
     if name.startswith("."):
         return _HIDDEN
-    if name == REPORT_FILE:
-        return "a report"
+    if name == REPORT_FILE or _PROFILE.fullmatch(path):
+        return "a report" if name == REPORT_FILE else "a profile of Snakemake"
     if name.startswith(_MLFLOW):
         return "MLflow's own"
     if name.endswith(_LOG):

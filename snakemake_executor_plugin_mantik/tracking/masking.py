@@ -5,22 +5,14 @@ from base64 import b64decode
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
+from snakemake_executor_plugin_mantik.common.secret_names import is_secret
+
 if TYPE_CHECKING:
     from snakemake_executor_plugin_mantik.config.model import BackendConfig
 
 MASK: Final = "***"
-_SECRET: Final = re.compile(
-    r"PASSWORD|PASSWD|PASSPHRASE|SECRET|TOKEN$|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|CREDENTIAL",
-    re.IGNORECASE,
-)
-"""Matches names of variables that hold secrets."""
 _SHORTEST: Final = 4
 """The shortest secret to mask, in characters; shorter ones would match everywhere."""
-
-
-def is_secret(name: str) -> bool:
-    """Return whether a variable holds a secret, judged by its name."""
-    return _SECRET.search(name) is not None
 
 
 def secret_values(variables: Mapping[str, str]) -> Iterator[str]:

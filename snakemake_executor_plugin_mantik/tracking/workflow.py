@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from snakemake_executor_plugin_mantik.tracking.masking import MASK, is_secret
+from snakemake_executor_plugin_mantik.common.secret_names import is_secret
+from snakemake_executor_plugin_mantik.tracking.masking import MASK
 from snakemake_executor_plugin_mantik.tracking.run import (
     TAG_LENGTH,
     TrackingTarget,

@@ -118,6 +118,12 @@ def test_put_tells_what_it_cannot_send(inputs: Project) -> None:
     assert not inputs.exists(".snakemake")
     tells(refused("nothing.txt", "--site", str(inputs.config)), "nothing.txt: there is no such")
     tells(refused(".", "--site", str(inputs.config)), "it is no input of a job")
+    inputs.write("keys/mine", "-----BEGIN OPENSSH PRIVATE KEY-----\nb3Blb\n")
+    inputs.write("keys/prod.env", "x")
+    tells(
+        refused("keys", "data/set", "--site", str(inputs.config)),
+        "nothing sent", "keys/mine (a private key)", "keys/prod.env (named like", "Site: Include",
+    )  # fmt: skip
     (inputs.workspace / "wait").mkdir(parents=True)
     running = inputs.start(*FILES_STAY, "other")
     until(lambda: any(record.site_jobs for record in inputs.tries), "the job")

@@ -19,6 +19,8 @@ rule good:
 """
 
 
+AWS_KEY = "wJalrXUtnFEMIxK7MDENGxbPxRfiCYzEXAMPLE01"
+
 NOTEBOOK = """
 {"cells": [], "nbformat": 4, "nbformat_minor": 5,
  "metadata": {"language_info": {"name": "julia", "version": "1.11"}}}
@@ -88,9 +90,14 @@ def test_every_rule_that_cannot_run_is_named_once(project: Project) -> None:
     tells(said, "Correct these rules, or name them in localrules: to run them here.")
 
 
-def test_a_credential_is_no_input(project: Project) -> None:
-    """Neither the file, nor a directory with it, nor a hard link to it under another name."""
+def test_what_must_stay_here_is_no_input(project: Project) -> None:
+    """Credentials by any link, secrets by content, and those in directories also by name."""
     secret = project.write("keys/hpc1", "anything")
+    project.write("conf/aws.txt", f"id=AKIAIOSFODNN7EXAMPL2\n{AWS_KEY}\n")
+    project.write("code/s.py", f"HOOK = 'https://hooks.slack.com/services/T00/B00/{AWS_KEY[:24]}'")
+    project.write("data/token.txt", "x")
+    (project.directory / "data/token.txt").chmod(0o600)
+    project.write("config.yaml", f"db_password: {AWS_KEY}")
     project.write("plain.txt").unlink()
     os.link(secret, project.directory / "plain.txt")
     project.extra["MANTIK_OTHER_TOKEN_FILE"] = "keys/hpc1"
@@ -98,7 +105,7 @@ def test_a_credential_is_no_input(project: Project) -> None:
         "Snakefile",
         """
         rule all:
-            input: "file", "folder", "linked"
+            input: "file", "folder", "linked", "content", "named", "below", "script", "full"
 
         rule file:
             input: "keys/hpc1"
@@ -114,15 +121,53 @@ def test_a_credential_is_no_input(project: Project) -> None:
             input: "plain.txt"
             output: "linked"
             shell: "touch {output}"
+
+        rule content:
+            input: "conf/aws.txt"
+            output: "content"
+            shell: "touch {output}"
+
+        rule named:
+            input: "data/token.txt"
+            output: "named"
+            shell: "touch {output}"
+
+        rule below:
+            input: "data"
+            output: "below"
+            shell: "touch {output}"
+
+        rule script:
+            output: "script"
+            script: "code/s.py"
+
+        configfile: "config.yaml"
+
+        rule full:
+            output: "full"
+            run: pass
         """,
     )
 
     said = project.run().failed()
 
-    for words in ("rule file reads keys/hpc1", "rule folder reads keys, which contains",
-                  "rule linked reads plain.txt"):  # fmt: skip
-        assert said.count(words) == 1, words
-    assert said.count("the credential that MANTIK_OTHER_TOKEN_FILE names is never uploaded") == 3
+    for words in ("rule file reads keys/hpc1 (a", "rule folder reads keys/hpc1 (a",
+                  "rule linked reads plain.txt (a",
+                  "rule content reads conf/aws.txt (a key of AWS)",
+                  "rule below reads data/token.txt (named like a secret)",
+                  "rule script reads code/s.py (the secret address of a webhook)",
+                  "rule full reads config.yaml (its setting db_password)"):  # fmt: skip
+        assert said.count(words) == 1, (words, said)
+    assert said.count("MANTIK_OTHER_TOKEN_FILE, which is never uploaded") == 3
+    assert "rule named" not in said, "its user named it, and its content is no secret"
+    assert AWS_KEY not in said
+
+    config = project.config.read_text()
+    include = "Site:\n  Include: [conf/, data/, s.py, config.yaml]\n"
+    project.config.write_text(config.replace("Site:\n", include))
+    said = project.run().failed()
+    assert "rule linked" in said
+    assert not [rule for rule in ("content", "below", "script", "full") if f"rule {rule}" in said]
 
 
 def test_a_mistake_in_what_a_later_rule_runs_is_told_before_the_first(project: Project) -> None:
@@ -207,7 +252,7 @@ def test_a_mistake_in_what_a_later_rule_runs_is_told_before_the_first(project: P
 
     said = project.run("all", "tmpdir").failed()
 
-    tells(said, "nothing submitted: the commands of these rules cannot be rendered:")
+    tells(said, "nothing submitted: the commands of these rules cannot be made:")
     for words in ("print $1", "'Params' object has no attribute 'word'", "outptu", "inptu",
                   "rule script", "rule tmpdir"):  # fmt: skip
         assert said.count(words), words

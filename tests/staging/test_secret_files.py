@@ -163,7 +163,7 @@ def test_links_that_lead_out_stay_here(here: Path, tmp_path: Path) -> None:
     assert found.paths == ("absolute", "inside", "real.txt")
     for name in ("out", "relative", "chain", "beside"):
         assert f"{name} (a link out of the directory)" in found.withheld
-    assert "hidden (a link into a directory of secrets)" in found.withheld
+    assert "hidden (in a directory of secrets)" in found.withheld
 
 
 def test_a_link_counts_as_what_it_leads_to(here: Path) -> None:
@@ -279,7 +279,7 @@ def test_the_files_that_variables_name(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", ["p.txt", "hard.txt", "soft.txt", "data", "data/hard.txt"])
 def test_a_credential_is_no_input(here: Path, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
-    named = write(here / "p.txt")
+    named = write(here / "p.txt", "hunter2\n")
     write(here / "data" / "x")
     for link in ("hard.txt", "data/hard.txt"):
         os.link(named, here / link)
@@ -293,3 +293,68 @@ def test_a_credential_is_no_input(here: Path, monkeypatch: pytest.MonkeyPatch, p
         assert len(asyncio.run(files.look_at([("data/x", None)]))) == 1
     finally:
         journal.close()
+
+
+RANDOM = "Zx9Kq2Lm4Vb7Nw3Rt6Yp8Hd1Fg5Js0AcEu"
+"""Its parts look like those of tokens."""
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.py", f"TOKEN = 'ghp_{RANDOM}12'"),
+        ("a.md", f"glpat-{RANDOM[:20]}"),
+        ("a.sh", f"export HF=hf_{RANDOM.translate(str.maketrans('0123456789', 'abcdefghij'))}"),
+        ("a.txt", f"https://hooks.slack.com/services/T00/B00/{RANDOM[:24]}"),
+        ("a.ipynb", f'{{"source": ["key = \\"sk-ant-{RANDOM * 2}\\""]}}'),
+        ("a.csv", f"u,eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.{RANDOM}"),
+        ("b.yaml", "mantik-notify: http://host/services/T000/B000/X"),
+        ("aws.ini", f"[default]\naws_secret_access_key = {RANDOM}/+xyz"),
+        ("config.yaml", "db:\n  password: hunter2\n"),
+        ("config.json", '{"a": 1, "db_password": "hunter2"}'),
+        ("settings.toml", 'api-key = "hunter2"'),
+        ("requirements.txt", "--index-url https://me:hunter2@pypi.lab.org/simple"),
+    ],
+)
+def test_secrets_in_contents_stay_here(here: Path, name: str, content: str) -> None:
+    write(here / name, content)
+    found = chosen(here)
+    assert (found.paths, name in found.withheld) == ((), True)
+    assert chosen(here, name).paths == (name,)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.md", "use ghp_xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx or AKIAIOSFODNN7EXAMPLE"),
+        ("login.py", 'password = "hunter2"'),
+        ("config.yaml", "password: ''\ntoken: null\nsecret: ${SECRET}\napi_key: <yours>\n"),
+        ("tokenizer_config.json", '{"pad_token": "<pad>", "max_tokens": 512, "token": "[CLS]"}'),
+        ("params.yaml", "password_file: /run/secret\nsecret: true\nmax_token: 12345678901234567\n"),
+        ("schema.json", '{"password": {"type": "string"}, "nextToken": "abcdefghij0123456789"}'),
+        ("users.csv", "name,password\nme,hunter2\n"),
+        ("doc.txt", "password: is what you type\n"),
+        ("data.bin", f"\0ghp_{RANDOM}12"),
+        ("sums.yaml", "sha256: 9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08\n"),
+    ],
+)
+def test_ordinary_contents_go(here: Path, name: str, content: str) -> None:
+    write(here / name, content)
+    assert chosen(here).paths == (name,)
+
+
+def test_of_a_large_file_only_the_beginning_is_read(here: Path) -> None:
+    write(here / "large.csv", "x\n" * (1 << 19) + f"ghp_{RANDOM}12\n")
+    write(here / "token.csv", f"ghp_{RANDOM}12\n" + "x\n" * (1 << 19))
+    found = select_sources(
+        here, Exclude(()), products=(), file_limit=1 << 25, total_limit=1 << 25, include=Include([])
+    )
+    assert found.paths == ("large.csv",)
+
+
+def test_profiles_of_this_machine_stay_here(here: Path) -> None:
+    for name in ("default/config.yaml", "a/profile.yaml", "b/config.v9+.yaml", "default/x.yaml"):
+        write(here / "profiles" / name)
+    found = chosen(here)
+    assert found.paths == ("profiles/default/x.yaml",)
+    assert found.withheld == ""

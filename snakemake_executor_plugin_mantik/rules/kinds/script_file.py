@@ -39,6 +39,11 @@ class ScriptFile:
     origin: str | None
 
     @property
+    def path(self) -> Path:
+        """Its path on this machine."""
+        return self.directory / self.name
+
+    @property
     def at_site(self) -> str:
         """The directory in the workspace with the files beside the script."""
         if self.inside is not None:

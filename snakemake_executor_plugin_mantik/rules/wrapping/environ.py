@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from snakemake_executor_plugin_mantik.common.secret_names import is_secret
 from snakemake_executor_plugin_mantik.rules.make_request import THREAD_VARIABLES
-from snakemake_executor_plugin_mantik.tracking.masking import is_secret
 
 _SET = re.compile(
     r"""^[^\S\n]*(?:os\.)?environ(?:\[|\.setdefault\()\s*(['"])(?P<name>[A-Za-z_]\w*)\1\s*"""

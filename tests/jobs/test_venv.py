@@ -86,3 +86,24 @@ def test_other_modules_need_another_one(trial: Trial) -> None:
     ]
     assert "printf '%s\\n' \"$_m_interpreter\" CUDA/13 &&" in texts[1]
     assert "CUDA/13" not in texts[0]
+
+
+def test_what_a_purge_has_left_is_made_again_once_beside_the_jobs_that_use_it(node: Trial) -> None:
+    reads = "touch runs; until [ -e go ]; do sleep 0.1; done; type -P python"
+    user_spec = node.spec(reads, environment=environment())
+    user = node.start(user_spec)
+    wait_until((node.workspace / "runs").exists)
+    [purged] = node.workspace.glob(".mantik/python/*/*/1/bin/activate")
+    purged.unlink()
+    specs = [node.spec(COMMAND, environment=environment()) for _ in range(2)]
+    started = [(spec, node.start(spec)) for spec in specs]
+    both = [node.end(*one) for one in started]
+    (node.workspace / "go").touch()
+    ended = node.end(user_spec, user)
+    for run in both:
+        assert run.returned == 0, run.log
+        assert run.log.endswith("/2/bin/python\n")
+    assert any("files of the virtual environment" in run.log for run in both)
+    assert sum("Python: makes the" in run.log for run in both) == 1
+    assert ended.returned == 0, ended.log
+    assert ended.log.endswith("/1/bin/python\n")

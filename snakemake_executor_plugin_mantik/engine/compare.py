@@ -1,12 +1,15 @@
-"""Compare records of files with what their site lists."""
+"""Compare records of files with what their site lists, and decide what is gone: see `look`."""
 
 import asyncio
 import posixpath
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
-from snakemake_executor_plugin_mantik.common.errors import SiteError, SiteNotFound
+from snakemake_executor_plugin_mantik.common.errors import SiteError, SiteNotFound, SiteRejected
+from snakemake_executor_plugin_mantik.engine.leases import Lease
 from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
+from snakemake_executor_plugin_mantik.jobs.paths import PLACE
 from snakemake_executor_plugin_mantik.journal import FileRecord
 from snakemake_executor_plugin_mantik.sites.base import Entry, Site, is_rest_safe
 
@@ -18,6 +21,112 @@ _FRESH_S: Final = 120.0
 late, and no centre purges them."""
 _MOST_DIRECTORIES: Final = 12
 """How many directories of outputs of such jobs are listed in a run, at most."""
+_AGAIN_S: Final = 3.0
+"""Seconds between two looks: a server that restarts, or a file system that is mounted again, was
+seen to give wrong answers for one or two."""
+_LOOKS: Final = 5
+"""Most looks at a directory whose listing and files contradict each other."""
+_ASKED: Final = 16
+"""Files that are asked for directly, at most; of more, so many that are spread over all."""
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What a look at a directory has shown.
+
+    Attributes:
+        entries: its entries by name; of those files that are links, their targets'.
+        gone: the paths of the files that are certainly not there. What is neither here nor among
+            the entries is unknown, and counts as being there.
+    """
+
+    entries: Mapping[str, Entry]
+    gone: frozenset[str] = frozenset()
+
+    def lacks(self, file: FileRecord) -> bool:
+        """Return whether a file is gone, or is not as it was recorded."""
+        if file.path.rpartition("/")[2] in self.entries:
+            return not is_listed(file, self.entries)
+        return file.path in self.gone
+
+    def is_unknown(self, path: str) -> bool:
+        """Return whether a file that was looked at may be there although it is not listed."""
+        return path not in self.gone and posixpath.basename(path) not in self.entries
+
+
+async def look(
+    site: Site, retry: SiteRetry, place: str, directory: str, paths: Iterable[str], *, dear: bool
+) -> Sight:
+    """Look at files in a directory of a place.
+
+    Servers give wrong answers for a moment: an empty listing, a part of one, or "not found". What
+    is cheap to replace is gone if one listing lacks it. What is `dear` is gone only if two listings
+    with time between lack it, the site denies the file itself each time, and the workspace is the
+    place: it shows the place's identity, or is empty and can be written to after a purge.
+
+    Args:
+        site: a site that sees the place.
+        retry: repeats requests there.
+        place: the identity of the place.
+        directory: the directory, in the workspace.
+        paths: the paths of the files, all in this directory.
+        dear: whether making one of the files again may cost much.
+
+    Raises:
+        SiteError: the directory cannot be listed.
+    """
+    paths = list(paths)
+    suspects = frozenset(paths)
+    for number in range(_LOOKS):
+        try:
+            entries = await retry.found(lambda: list_targets(site, directory, paths), at_once=True)
+        except SiteNotFound:
+            entries = {}
+        missing = [path for path in paths if posixpath.basename(path) not in entries]
+        if not dear or not missing:
+            return Sight(entries, frozenset(missing))
+        if not await _is_there(site, retry, place):
+            return Sight(entries)
+        denied, found = await _ask(site, retry, missing)
+        entries |= {posixpath.basename(path): entry for path, entry in found.items()}
+        suspects &= denied if found else {*missing}
+        if not suspects or (number and not found):
+            break
+        await asyncio.sleep(_AGAIN_S)
+    return Sight(entries, suspects)
+
+
+async def _is_there(site: Site, retry: SiteRetry, place: str) -> bool:
+    """Return whether a workspace is the place, and not what shows in place of its file system."""
+    try:
+        names = await retry.found(lambda: site.list(PLACE), at_once=True)
+    except SiteNotFound:
+        names = {}
+    except SiteRejected:
+        return False
+    places = {lease.place for name in names if (lease := Lease.of(name)) is not None}
+    if places:
+        return place in places
+    try:
+        await retry(lambda: site.make_directory(PLACE))
+    except SiteRejected:
+        return False
+    return True
+
+
+async def _ask(
+    site: Site, retry: SiteRetry, paths: Sequence[str]
+) -> tuple[set[str], dict[str, Entry]]:
+    """Ask for files directly: return the paths of those that are denied, and those found.
+
+    Raises:
+        SiteRejected: the site does not say whether a file exists.
+    """
+    safe = [path for path in paths if is_rest_safe(path)]
+    asked = safe[:: -(-len(safe) // _ASKED)] if safe else []
+    answers = await asyncio.gather(*(retry(lambda p=p: site.stat(p)) for p in asked))  # type: ignore[misc]
+    found = {path: entry for path, entry in zip(asked, answers, strict=True) if entry is not None}
+    return {*asked} - found.keys(), found
 
 
 class LateOutputs:
@@ -26,10 +135,11 @@ class LateOutputs:
     Belongs to the event loop's thread.
     """
 
-    def __init__(self, site: Site, retry: SiteRetry) -> None:
+    def __init__(self, site: Site, place: str, retry: SiteRetry) -> None:
         self._site = site
+        self._place = place
         self._retry = retry
-        self._listings: dict[str, Mapping[str, Entry]] = {}
+        self._looks: dict[str, Sight] = {}
         self._turn = asyncio.Lock()  # jobs whose ends are noticed together share a listing
 
     async def lost(self, files: Sequence[FileRecord], ended: float | None) -> list[str]:
@@ -55,21 +165,19 @@ class LateOutputs:
         return lost
 
     async def _lost_in(self, directory: str, files: Sequence[FileRecord]) -> list[str]:
-        known = self._listings.get(directory)
-        if known is not None and all(is_listed(file, known) for file in files):
+        known = self._looks.get(directory)
+        if known is not None and all(is_listed(file, known.entries) for file in files):
             return []
-        many = known is None and len(self._listings) >= _MOST_DIRECTORIES
+        many = known is None and len(self._looks) >= _MOST_DIRECTORIES
         if many or not is_rest_safe(directory):
             return []
         paths = [file.path for file in files]
         try:
-            entries = await self._retry.found(lambda: list_targets(self._site, directory, paths))
-        except SiteNotFound:
-            entries = {}
+            sight = await look(self._site, self._retry, self._place, directory, paths, dear=True)
         except SiteError:
             return []
-        self._listings[directory] = entries
-        return [file.path for file in files if not is_listed(file, entries)]
+        self._looks[directory] = sight
+        return [file.path for file in files if sight.lacks(file)]
 
 
 def is_listed(file: FileRecord, entries: Mapping[str, Entry]) -> bool:

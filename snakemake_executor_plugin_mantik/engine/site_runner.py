@@ -118,7 +118,7 @@ class SiteRunner:
             fetcher=fetcher,
             canceller=self.canceller,
             classifier=FailureClassifier(site, settings),
-            late=LateOutputs(site, retry),
+            late=LateOutputs(site, place.id, retry),
             observer=self._observer,
         )
         self._awaited = AwaitedFiles(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from snakemake_executor_plugin_mantik.common.errors import SiteNotFound, SiteRejected, UserError
-from snakemake_executor_plugin_mantik.engine.compare import directory_of, is_listed, list_targets
+from snakemake_executor_plugin_mantik.engine.compare import Sight, directory_of, look
 from snakemake_executor_plugin_mantik.engine.running_uploads import RunningUploads, UploadStopped
 from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
 from snakemake_executor_plugin_mantik.engine.upload import Uploader
@@ -27,7 +27,7 @@ from snakemake_executor_plugin_mantik.journal import (
     is_checksum,
     is_utf8,
 )
-from snakemake_executor_plugin_mantik.sites.base import Entry, Site, is_rest_safe
+from snakemake_executor_plugin_mantik.sites.base import Site, is_rest_safe
 from snakemake_executor_plugin_mantik.staging.bundle import FileChanged, pack
 from snakemake_executor_plugin_mantik.staging.local import LocalFile
 
@@ -521,24 +521,21 @@ class Stager:
 
     async def _compare(self, directory: str, files: Sequence[FileRecord]) -> None:
         others = [file for file in files if not file.stored]
-        entries, compared = dict[str, Entry](), files
+        sight, compared = Sight({}, frozenset(file.path for file in others)), files
         try:
             if not is_rest_safe(directory):
                 raise SiteRejected("not asked")
-            paths = [file.path for file in files]
             # To upload a file again costs little; to make one again may cost much.
-            entries = await self._retry.found(
-                lambda: list_targets(self._site, directory, paths),
-                at_once=len(others) == len(files),
-            )
-        except SiteNotFound:
-            pass
+            sight = await look(
+                self._site, self._retry, self._place, directory,
+                [file.path for file in files], dear=len(others) < len(files),
+            )  # fmt: skip
         except SiteRejected:  # the scripts of jobs that read stored outputs compare them
             compared = others
         lost = [
             file.path
             for file in compared
-            if not is_listed(file, entries)
+            if sight.lacks(file)
             # A file that a job of this run made meanwhile has a newer record.
             and (now := self._ledger.remote_file(self._place, file.path)) == file
             and now.modified == file.modified

@@ -18,7 +18,7 @@ from snakemake_executor_plugin_mantik.common.errors import (
 )
 from snakemake_executor_plugin_mantik.common.state_directory import STATE
 from snakemake_executor_plugin_mantik.connections.visit import find_config, open_site_again
-from snakemake_executor_plugin_mantik.engine.compare import list_targets
+from snakemake_executor_plugin_mantik.engine.compare import Sight, list_targets, look
 from snakemake_executor_plugin_mantik.engine.place import make_retry
 from snakemake_executor_plugin_mantik.jobs.paths import display_path
 from snakemake_executor_plugin_mantik.journal import SiteRecord, read_stored
@@ -66,6 +66,16 @@ class Access:
                 return {}
 
         return self._run(entries())
+
+    def look(self, place: str, directory: str, paths: Iterable[str]) -> Sight:
+        """Look at stored files in a directory of a place; see `engine.compare.look`."""
+
+        async def act() -> Sight:
+            site = await self._at(place)
+            retry = make_retry(site, self._notify)
+            return await look(site, retry, place, directory, paths, dear=True)
+
+        return self._run(act())
 
     def remove(self, place: str, path: str) -> None:
         """Remove a file or directory at a place."""

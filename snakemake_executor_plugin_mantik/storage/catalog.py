@@ -73,6 +73,8 @@ class Catalog:
         self._linked: set[str] = set()
         self._blocked: set[Path] = set()
         self._changes: list[Write] = []
+        # Only a run writes these, which may then make the outputs again; see `attach`.
+        self._losses: list[Write] = []
         self._write: Callable[[Write], None] | None = None
 
     def find(self, path: str) -> StoredOutput | None:
@@ -162,7 +164,8 @@ class Catalog:
         if now is None:
             self._known.pop(known.path)
             self._lost.add(known.path)
-            self._record(lambda ledger: ledger.drop_stored(known))
+            self._losses.append(lambda ledger: ledger.drop_stored(known))
+            self.attach(self._write)
         else:
             self._known[known.path] = now
             self._record(lambda ledger: ledger.renew_stored(known, now))
@@ -181,6 +184,8 @@ class Catalog:
         with self._lock:
             self._write = write
             changes, self._changes = self._changes, []
+            if write is not None:
+                changes, self._losses = [*self._losses, *changes], []
             for change in changes:
                 self._record(change)
 
@@ -192,7 +197,10 @@ class Catalog:
             self._changes.append(change)
 
     def save(self) -> None:
-        """Write what has changed to the journal, if no engine has done so."""
+        """Write what has changed to the journal, if no engine has done so.
+
+        A loss that was only seen is not written: the next look may see more.
+        """
         with self._lock:
             if self._changes and self._write is None:
                 journal = Journal(self._workdir / STATE)

@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from snakemake_executor_plugin_mantik.common.errors import SiteError
-from snakemake_executor_plugin_mantik.engine.compare import same_time
+from snakemake_executor_plugin_mantik.common.humanize import humanize_count
+from snakemake_executor_plugin_mantik.engine.compare import Sight, same_time
+from snakemake_executor_plugin_mantik.jobs.paths import display_path
 from snakemake_executor_plugin_mantik.journal import (
     FileRecord,
     StoredOutput,
@@ -92,29 +94,35 @@ class Comparison:
         paths = [file.path for output in outputs for file in output.files]
         paths = [path for path in paths if posixpath.dirname(path) == directory]
         try:
-            entries = self._access.list(place, directory, paths)
+            sight = self._access.look(place, directory, paths)
         except SiteError as error:  # the executor reports it if a job needs the site
             self._listings[place] = MOST_LISTINGS
             self._notify(
                 f"Outputs at {self._access.name(place)} were not compared with the site: {error}"
             )
             return
-        if unnamed := [name for name in entries if not is_utf8(name) or _REPLACED in name]:
+        unknown = [path for path in paths if sight.is_unknown(path)]
+        if unknown:
+            self._notify(
+                f"{display_path(unknown[0])} is not listed at {self._access.name(place)}"
+                f" ({humanize_count(len(unknown), 'file')} in all), but the site does not deny it"
+                " for certain: it counts as being there. Start again later; if it was removed,"
+                " make it again with snakemake --forcerun and its rule."
+            )
+        if unnamed := [name for name in sight.entries if not is_utf8(name) or _REPLACED in name]:
             self._unnamed[place, directory] = unnamed
         for path in self._outputs_in.get((place, directory), ()):
             output = known.get(path)
             if output is None or output.place != place:
                 continue
             if here := {f for f in output.files if posixpath.dirname(f.path) == directory}:
-                yield from _changes(output, here, entries)
+                yield from _changes(output, here, sight)
 
 
-def _changes(
-    output: StoredOutput, files: set[FileRecord], entries: Mapping[str, Entry]
-) -> Iterator[Change]:
-    """Yield the change of an output of which `files` lie in the directory with `entries`."""
-    now = {file: entries.get(posixpath.basename(file.path)) for file in files}
-    if None in now.values():
+def _changes(output: StoredOutput, files: set[FileRecord], sight: Sight) -> Iterator[Change]:
+    """Yield the change of an output of which `files` lie in the directory of `sight`."""
+    now = {file: sight.entries.get(posixpath.basename(file.path)) for file in files}
+    if any(file.path in sight.gone for file in files):
         yield output, None
         return
     changed = {

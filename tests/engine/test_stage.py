@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import os
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -11,6 +12,7 @@ import pytest
 
 from snakemake_executor_plugin_mantik.common.errors import SiteRejected, UserError
 from snakemake_executor_plugin_mantik.engine.compare import same_time
+from snakemake_executor_plugin_mantik.engine.leases import Lease
 from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
 from snakemake_executor_plugin_mantik.engine.stage import Staged
 from snakemake_executor_plugin_mantik.jobs.paths import bundle_done_path, bundle_path
@@ -193,26 +195,42 @@ def test_manifest_is_compared_once_per_run_and_directory(play: Player[None]) -> 
 
 
 @pytest.mark.parametrize(
-    ("answers", "left"),
-    [(["not found"], True), (["rejected"], True), (["not found"] * 99, False)],
-    ids=["once not found", "refused", "never found"],
+    ("answers", "happens", "left"),
+    [
+        (["not found"], "", True),
+        (["empty"], "", True),
+        (["empty", "", "", "empty"], "", True),
+        (["rejected"], "", True),
+        ([], "removed", False),
+        ([], "purged", False),
+        ([], "another file system", True),
+    ],
 )
-def test_stored_output_is_not_given_up_for_a_wrong_answer(
-    play: Player[None], answers: list[Fault], left: bool
+def test_stored_output_is_given_up_only_for_certain(
+    play: Player[None], answers: list[Fault], happens: str, left: bool
 ) -> None:
-    """A server that starts denies all files."""
     record = FileRecord("d/out", 4, hashlib.sha256(b"made").hexdigest(), modified=EPOCH_S + 5)
+    beside = replace(record, path="d/beside")
 
     async def first(bench: Bench) -> None:
-        bench.world.write("d/out", b"made")
-        bench.world._changed["d/out"] = 5.0
-        bench.stager.made([record])
+        for file in (record, beside):
+            bench.world.write(file.path, b"made")
+            bench.world._changed[file.path] = 5.0
+        bench.stager.made([record, beside])
 
     async def second(bench: Bench) -> None:
-        left_to_give = iter(answers)
-        bench.site.fault = lambda method, about: next(left_to_give, "")
+        if happens == "removed":
+            bench.world.remove(record.path)
+        elif happens:
+            bench.world.purge()
+        if happens == "another file system":
+            bench.world.write(Lease(1, "a", "b", "c", 60).path, b"")
+        listings = iter(answers)
+        bench.site.fault = lambda method, _: next(listings, "") if method == "list" else ""
         await bench.stager.compare([LocalFile.at("sim", record)])
         assert (bench.journal.files.remote_file("sim", "d/out") == record) is left
+        kept = left or happens == "removed"
+        assert (bench.journal.files.remote_file("sim", "d/beside") == beside) is kept
 
     play(first)
     play(second)

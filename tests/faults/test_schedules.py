@@ -38,6 +38,7 @@ COUNTED = (
     "segments after a walltime or a kill",
     "jobs submitted during an upload",
     "jobs that waited for files",
+    "wrong listings",
 )
 
 

@@ -23,8 +23,10 @@ from unittest import mock
 from snakemake_executor_plugin_mantik.common.errors import MantikError
 from snakemake_executor_plugin_mantik.engine.adopt import name_of_maker
 from snakemake_executor_plugin_mantik.engine.cancel import CANCEL_WAIT_S
+from snakemake_executor_plugin_mantik.engine.compare import directory_of, look
 from snakemake_executor_plugin_mantik.engine.core import AT_ONCE_S, CLOSE_WAIT_S
 from snakemake_executor_plugin_mantik.engine.leases import Lease
+from snakemake_executor_plugin_mantik.engine.place import make_retry
 from snakemake_executor_plugin_mantik.engine.request import JobRequest, Outcome, _digest
 from snakemake_executor_plugin_mantik.jobs.paths import PLACE, TRIES
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
@@ -415,10 +417,21 @@ class Play:
             return None
         return content
 
-    def _compare(self, session: Session) -> None:
+    async def _compare(self, session: Session) -> None:
         """Forget what is not there any more, as Snakemake's storage provider does."""
         for output in self._known().outputs:
-            if self._at_place(output) is None:
+            name = next(s.site for s in self._known().sites.values() if s.place == output.place)
+            retry = make_retry(session.sites[name], session.said.append)
+            [file] = output.files
+            try:
+                sight = await look(
+                    session.sites[name], retry, output.place, directory_of(file.path),
+                    [file.path], dear=True,
+                )  # fmt: skip
+            except MantikError:
+                continue
+            if sight.lacks(file):
+                assert self._at_place(output) is None, f"{output} was given up, and is there"
                 session.journal.files.drop_stored(output)
 
     def _discard(self, session: Session, job: Job, outcome: Outcome) -> None:
@@ -449,7 +462,7 @@ class Play:
                     world.remove(TRIES)
             await session.engine.closed(tidy=False)
             return
-        self._compare(session)
+        await self._compare(session)
         done_jobs = {job.request.job for job in self.jobs if self._is_done(job)}
         await session.engine.unneeded(done_jobs)
         ended: dict[int, asyncio.Future[bool]] = {

@@ -55,6 +55,7 @@ KINDS: Final = (
     "forgetful",  # a scheduler starts jobs although those that they wait for go on
     "tampers",  # others remove or change single files of a workspace
     "uploads",  # uploads take minutes, and jobs are submitted meanwhile
+    "wrong listings",  # a directory is listed as empty or as not there, for a moment
 )
 
 REPEATING: Final = frozenset({"answers", "outages", "strays", "lost", "restarts", "deaf", "copies"})
@@ -114,8 +115,8 @@ class Schedule:
         self._streams = {kind: random.Random(f"{seed} {kind}") for kind in (*KINDS, "plan")}
         self._names = random.Random(seed)
         plan = self.stream("plan")
-        some = [kind for kind in KINDS[:-3] if plan.random() < plan.choice((0.2, 0.5))]
-        some += [kind for kind in KINDS[-3:] if self.stream(kind).random() < 0.3]
+        some = [kind for kind in KINDS[:-4] if plan.random() < plan.choice((0.2, 0.5))]
+        some += [kind for kind in KINDS[-4:] if self.stream(kind).random() < 0.3]
         self.kinds = frozenset(some) - frozenset(without)
         if moving:
             self.kinds -= OTHERS | {"one place", "two names"}
@@ -291,10 +292,8 @@ class Schedule:
             return ""
         if what := self._within(self._outages, now):
             return what  # type: ignore[return-value]
-        if method in ("get", "put") and self.has("damage", 0.2):
-            return self.stream("damage").choice(("halved", "damaged"))
-        if method == "get" and self.has("odd", 0.3):
-            return "rejected"
+        if wrong := self._wrong_answer(method):
+            return wrong
         chance = self.stream("answers")
         if chance.random() >= self._rate:
             slow = method == "submit" and self.has("slow posts", 0.5)
@@ -307,6 +306,16 @@ class Schedule:
         if method == "submit":
             kinds.append("late")
         return chance.choice(kinds)
+
+    def _wrong_answer(self, method: str) -> Fault:
+        if method in ("get", "put") and self.has("damage", 0.2):
+            return self.stream("damage").choice(("halved", "damaged"))
+        if method == "get" and self.has("odd", 0.3):
+            return "rejected"
+        if method == "list" and self.has("wrong listings", 0.2):
+            self.happened["wrong listings"] += 1
+            return self.stream("wrong listings").choice(("empty", "not found"))
+        return ""
 
     # Here
 

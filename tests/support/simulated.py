@@ -288,7 +288,8 @@ class SimulatedSite:
                 content = self.world.seen(path)
             except SiteNotFound:
                 return None
-            return Entry(path.rpartition("/")[2], len(content or b""), content is None)
+            name, size = path.rpartition("/")[2], len(content or b"")
+            return Entry(name, size, content is None, self.world.modified(path))
 
         return await self._call("stat", path, act)
 

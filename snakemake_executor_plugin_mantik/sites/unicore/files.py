@@ -17,7 +17,9 @@ from snakemake_executor_plugin_mantik.sites.unicore.opening import parse_server_
 from snakemake_executor_plugin_mantik.sites.unicore.paths import StoragePaths, find_storage
 
 LISTING_LIMIT: Final = 10_000
-"""Entries that a server returns in one answer (its SMS_LS_LIMIT)."""
+"""Entries that a server returns in one answer, unless its SMS_LS_LIMIT is another one."""
+_WHOLE_PAGE: Final = 100
+"""Entries that any server returns in one answer: the least default of a list in UNICORE's API."""
 _MOST_ENTRIES: Final = 1_000_000
 """Maximum number of entries of a directory that are listed, page by page."""
 
@@ -36,6 +38,8 @@ class UnicoreFiles:
         self._paths = paths
         self._site = site
         self._mounts: dict[str, str] | None = None
+        # Answers with fewer entries were seen to be whole, whatever the server's limit is.
+        self._whole = _WHOLE_PAGE
 
     async def put(self, path: str, content: bytes, *, private: bool) -> None:
         """See `Site.put`; a private file is created empty, protected, and then filled.
@@ -111,19 +115,28 @@ class UnicoreFiles:
                 yield chunk
 
     async def list(self, path: str) -> dict[str, Entry]:
+        """See `Site.list`: a server says nothing of the entries that it has left out."""
         entries: dict[str, Entry] = {}
         while True:
             page = await self._page(path, len(entries))
             known = len(entries)
             entries.update(page)
-            if len(page) < LISTING_LIMIT or len(entries) == known:
-                return entries
+            if len(page) < self._whole or len(entries) == known:
+                break
+            self._whole = len(page)
             if len(entries) > _MOST_ENTRIES:
                 raise SiteRejected(
                     f"{path} has more than {_MOST_ENTRIES} entries",
                     where=f"site {self._site}",
                     do="Spread them over several directories",
                 )
+        if len(entries) == known and len(page) == LISTING_LIMIT:
+            raise SiteRejected(
+                f"{path} has more entries than the site lists: {len(page)}",
+                where=f"site {self._site}",
+                do="Use a directory below it",
+            )
+        return entries
 
     async def _anywhere(self, path: str) -> str:
         """Return the URL path of an absolute path in any storage, or of one in the workspace."""

@@ -144,7 +144,11 @@ def test_it_goes_on_after_its_controller_was_killed(pipelines: Project) -> None:
 
 
 def test_it_runs_to_its_end_with_its_controller(pipeline: Project) -> None:
+    said = pipeline.run("--mantik-ahead", "-1").failed()
+    tells(said, "--mantik-ahead has to be 0 or more, found -1")
+
     said = pipeline.run().ok().output
+
     assert ran(pipeline) == RAN, said
     assert submitted(pipeline) == 7
     assert not pipeline.exists("constants.txt")
@@ -152,6 +156,7 @@ def test_it_runs_to_its_end_with_its_controller(pipeline: Project) -> None:
     is_as_local(pipeline)
 
 
+@pytest.mark.nightly
 def test_without_it_jobs_are_submitted_when_their_inputs_exist(pipeline: Project) -> None:
     hold(pipeline)
     run = pipeline.start("--mantik-ahead", "0")
@@ -162,11 +167,7 @@ def test_without_it_jobs_are_submitted_when_their_inputs_exist(pipeline: Project
     assert "queued behind" not in run.end().ok().output
 
 
-def test_a_negative_number_is_refused(pipeline: Project) -> None:
-    said = pipeline.run("--mantik-ahead", "-1").failed()
-    tells(said, "--mantik-ahead has to be 0 or more, found -1")
-
-
+@pytest.mark.nightly
 def test_no_more_wait_than_allowed(pipeline: Project) -> None:
     hold(pipeline)
     options = ("--executor", "mantik", "--mantik-backend-config", str(pipeline.config))
@@ -191,6 +192,7 @@ def test_a_failure_ends_what_waits_for_it(pipeline: Project) -> None:
     is_as_local(pipeline)
 
 
+@pytest.mark.nightly
 def test_a_failure_while_nobody_looks_costs_nothing_more(pipelines: Project) -> None:
     edit(pipelines, "wc -l <", "[ {wildcards.n} = 1 ]; wc -l <")
     hold(pipelines)
@@ -244,7 +246,12 @@ def end_from_outside(
 
 
 @pytest.mark.parametrize(
-    ("rule", "how"), [("prepare", "cancelled"), ("prepare", "node"), ("train", "cancelled")]
+    ("rule", "how"),
+    [
+        ("prepare", "node"),
+        pytest.param("prepare", "cancelled", marks=pytest.mark.nightly),
+        pytest.param("train", "cancelled", marks=pytest.mark.nightly),
+    ],
 )
 def test_a_job_that_is_ended_from_outside(
     pipeline: Project, sandbox: Sandbox, rule: str, how: str
@@ -301,6 +308,7 @@ def test_an_edit_ends_what_it_makes_outdated(pipeline: Project) -> None:
     is_as_local(pipeline)
 
 
+@pytest.mark.nightly
 def test_jobs_that_are_not_needed_any_more_are_ended(pipeline: Project) -> None:
     hold(pipeline)
     run = pipeline.start()
@@ -318,16 +326,6 @@ def test_jobs_that_are_not_needed_any_more_are_ended(pipeline: Project) -> None:
     run.end().ok()
     assert set(ran(pipeline)) <= {"prepare", "constants", "report"}
     assert pipeline.read("report.txt") == "1\n1\n1\n"
-
-
-def test_ctrl_c_ends_them(pipeline: Project) -> None:
-    hold(pipeline)
-    run = pipeline.start()
-    all_submitted(pipeline, run, 7)
-    said = run.interrupt().failed()
-    tells(said, "The sites have confirmed that no job of this run still runs")
-    assert all(record.state.final for record in pipeline.tries)
-    assert set(ran(pipeline)) <= {"prepare", "constants"}
 
 
 def test_a_run_that_leaves_its_jobs_says_how_far_they_go(pipeline: Project) -> None:

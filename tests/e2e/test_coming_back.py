@@ -63,7 +63,7 @@ def started(project: Project, run: Running) -> bool:
     return there and len(runs(project)) >= 2
 
 
-@pytest.mark.parametrize("meanwhile", ["run on", "end"])
+@pytest.mark.parametrize("meanwhile", ["run on", pytest.param("end", marks=pytest.mark.nightly)])
 def test_killed_while_jobs_run(both: Project, meanwhile: str) -> None:
     prepare(both)
     first = both.start(plain=True)
@@ -87,9 +87,9 @@ def test_killed_while_jobs_run(both: Project, meanwhile: str) -> None:
 
 
 @pytest.fixture
-def faulty_project(either: Project, faulty: Sandbox) -> tuple[Project, Sandbox]:
-    prepare(either)
-    return either, faulty
+def faulty_project(firecrest: Project, faulty: Sandbox) -> tuple[Project, Sandbox]:
+    prepare(firecrest)
+    return firecrest, faulty
 
 
 SUBMISSIONS = r"/(core|compute/\w+)/jobs$"
@@ -113,17 +113,6 @@ def test_killed_before_the_submission_was_answered(
     assert project.read("sum.txt") == "0\n1\n2\n3\n"
 
 
-def test_answers_of_submissions_get_lost(faulty_project: tuple[Project, Sandbox]) -> None:
-    project, sandbox = faulty_project
-    sandbox.faults.add(Fault("drop_after", "POST", SUBMISSIONS, count=3))
-    project.workspace.mkdir(parents=True)
-    go(project)
-
-    said = project.run(plain=True).ok().output
-
-    assert runs(project) == ["0", "1", "2", "3", "sum"], said
-
-
 def test_submissions_reach_the_scheduler_twice(faulty_project: tuple[Project, Sandbox]) -> None:
     project, sandbox = faulty_project
     sandbox.faults.add(Fault("repeat_job", "POST", SUBMISSIONS, count=None))
@@ -136,22 +125,22 @@ def test_submissions_reach_the_scheduler_twice(faulty_project: tuple[Project, Sa
     assert project.read("sum.txt") == "0\n1\n2\n3\n"
 
 
-def test_interrupted(either: Project) -> None:
+def test_interrupted(firecrest: Project) -> None:
     # Not at the UNICORE/X here: without a scheduler it kills nothing but the outermost shell.
-    prepare(either)
-    running = either.start(plain=True)
-    until(lambda: started(either, running), "jobs that run")
+    prepare(firecrest)
+    running = firecrest.start(plain=True)
+    until(lambda: started(firecrest, running), "jobs that run")
 
     ended = running.interrupt()
 
     assert ended.code != 0
     assert "Traceback" not in ended.output, ended.output
     assert "may still run" not in ended.output, ended.output
-    assert {record.outcome for record in either.tries} == {"cancelled"}, ended.output
-    until(lambda: not sleepers(either.workspace), "the end of all processes")
-    go(either)
-    either.run(plain=True).ok()
-    assert either.read("sum.txt") == "0\n1\n2\n3\n"
+    assert {record.outcome for record in firecrest.tries} == {"cancelled"}, ended.output
+    until(lambda: not sleepers(firecrest.workspace), "the end of all processes")
+    go(firecrest)
+    firecrest.run(plain=True).ok()
+    assert firecrest.read("sum.txt") == "0\n1\n2\n3\n"
 
 
 def test_interrupted_where_the_site_ends_nothing(project: Project, sandbox: Sandbox) -> None:
@@ -175,29 +164,9 @@ def test_interrupted_where_the_site_ends_nothing(project: Project, sandbox: Sand
     assert runs(project) == ["0", "1", "2", "3", "sum"], ended.output
 
 
-def test_interrupted_while_a_job_takes_its_time_to_end(project: Project) -> None:
-    prepare(project)
-    project.write(
-        "Snakefile",
-        r"""
-        rule stubborn:
-            output: "out.txt"
-            shell:
-                "trap 'trap \"\" TERM; sleep 0.6; echo late >> ran.txt; exit 1' TERM; "
-                "echo 1 >> ran.txt; "
-                "while :; do sleep 0.1 || :; done"
-        """,
-    )
-    running = project.start(plain=True)
-    until(lambda: runs(project), "the job")
-
-    ended = running.interrupt()
-
-    assert runs(project) == ["1", "late"], ended.output
-    until(lambda: not sleepers(project.workspace), "the end of all processes")
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.nightly)]
+)
 def test_terminated_detaches(project: Project, number: int) -> None:
     prepare(project)
     running = project.start(plain=True)
@@ -272,20 +241,6 @@ def sleepers(directory: Path) -> list[str]:
         except OSError:
             continue
     return found
-
-
-def test_a_second_controller_is_refused(project: Project) -> None:
-    prepare(project)
-    first = project.start(plain=True)
-    until(lambda: runs(project), "jobs that run")
-
-    said = project.run(plain=True).failed()
-
-    tells(said, "another Snakemake with the mantik executor is running in this directory")
-    tells(said, "Wait for it, or stop it, and start again")
-    go(project)
-    first.end().ok()
-    assert runs(project) == ["0", "1", "2", "3", "sum"]
 
 
 def test_a_second_controller_is_refused_where_the_state_was_removed(project: Project) -> None:

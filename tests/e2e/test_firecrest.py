@@ -83,6 +83,7 @@ KINDS = ["client", "token", "refresh token", "API key"]
 
 
 class TestCredentials:
+    @pytest.mark.nightly
     @pytest.mark.parametrize("kind", KINDS[1:])
     def test_of_all_kinds(self, firecrest: Project, sandbox: Sandbox, kind: str) -> None:
         firecrest.write("Snakefile", GOOD)
@@ -93,7 +94,9 @@ class TestCredentials:
 
         assert firecrest.read("good.txt") == "good\n"
 
-    @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.parametrize(
+        "kind", [KINDS[0], *(pytest.param(kind, marks=pytest.mark.nightly) for kind in KINDS[1:])]
+    )
     def test_that_are_wrong_are_told_by_their_names(
         self, firecrest: Project, sandbox: Sandbox, kind: str
     ) -> None:
@@ -111,35 +114,7 @@ class TestCredentials:
         assert "a-wrong-guess" not in said
         assert len(sandbox.record("hpc2")["runs"]) == jobs
 
-    def test_that_are_missing(self, firecrest: Project) -> None:
-        firecrest.write("Snakefile", GOOD)
-        use(firecrest, "MANTIK_FIRECREST", {"CLIENT_ID": "id"})
-
-        said = firecrest.run().failed()
-
-        tells(said, "site hpc2: no credentials", "MANTIK_FIRECREST_CLIENT_SECRET", "MANTIK_HPC2_…")
-        tells(said, "found only CLIENT_ID")
-
     # A token is renewed when 40 s are left: here every 2 s.
-    @pytest.mark.parametrize("own_sandbox", [{"token_lifetime": 42.0}], indirect=True)
-    def test_tokens_that_expire_in_a_run_are_renewed(
-        self, own: Project, own_sandbox: Sandbox
-    ) -> None:
-        own.write(
-            "Snakefile",
-            """
-            rule long:
-                output: "good.txt"
-                shell: "sleep 7; echo good > {output}"
-            """,
-        )
-
-        said = own.run().ok().output
-
-        assert served(own_sandbox).tokens.issued >= 3
-        assert "has not answered" not in said
-        assert own.read("good.txt") == "good\n"
-
     # Clients are given tokens of 42 s, which are renewed every 2 s.
     @pytest.mark.parametrize("own_sandbox", [{"token_lifetime": 42.0}], indirect=True)
     def test_an_issuer_that_refuses_for_a_while_fails_nothing(
@@ -252,13 +227,6 @@ class TestModules:
         finally:
             profile.unlink()
 
-    def test_that_are_unknown(self, firecrest: Project) -> None:
-        environment = "Environment:\n  Modules: [Nowhere/2.0]\n"
-        firecrest.config.write_text(firecrest.place.config + environment)
-        firecrest.write("Snakefile", GOOD)
-
-        tells(firecrest.run().failed(), "not all modules could be loaded: Nowhere/2.0")
-
     def test_hooks_on_the_login_node_are_refused(self, firecrest: Project) -> None:
         hook = "Environment:\n  PreRunCommandOnLoginNode: echo\n"
         firecrest.config.write_text(firecrest.place.config + hook)
@@ -325,8 +293,14 @@ class TestLargeFiles:
     "fault",
     [
         Fault("timeout_after", method="POST", path="/compute/hpc2/jobs$"),
-        Fault("timeout_after", method="POST", path="/compute/hpc2/jobs$", seconds=1.5),
-        Fault("timeout_before", method="POST", path="/compute/hpc2/jobs$"),
+        pytest.param(
+            Fault("timeout_after", method="POST", path="/compute/hpc2/jobs$", seconds=1.5),
+            marks=pytest.mark.nightly,
+        ),
+        pytest.param(
+            Fault("timeout_before", method="POST", path="/compute/hpc2/jobs$"),
+            marks=pytest.mark.nightly,
+        ),
     ],
     ids=["acted", "acted later", "did not act"],
 )

@@ -188,7 +188,6 @@ def test_servers_that_do_not_trust_each_other(tmp_path: Path) -> None:
     [
         # The stream that follows meets the expired URL as well, and has a new one made.
         (Fault("refuse", "GET", "/store/", status=403, count=2), "message: <Forbidden>"),
-        (Fault("cut", "GET", "/store/", bytes=SIZE // 2), "Download failed.: "),
         (
             Fault("fail_command", "POST", "/transfers$", message="No space left on device"),
             "No space left on device",
@@ -204,7 +203,7 @@ def test_servers_that_do_not_trust_each_other(tmp_path: Path) -> None:
             "URISyntaxException",
         ),
     ],
-    ids=["expired", "cut", "full", "told"],
+    ids=["expired", "full", "told"],
 )
 def test_an_import_that_fails_is_replaced_by_a_stream(
     box: Sandbox, fault: Fault, reason: str, tmp_path: Path
@@ -242,6 +241,7 @@ def test_no_way_from_server_to_server(box: Sandbox, tmp_path: Path) -> None:
     project.close()
 
 
+@pytest.mark.nightly
 def test_a_bundle_in_one_part_where_no_import_is_possible(tmp_path: Path) -> None:
     """Nothing that was prepared for the import is in its way."""
     sites = [SiteOption("one"), SiteOption("three", "firecrest")]
@@ -256,8 +256,9 @@ def test_a_bundle_in_one_part_where_no_import_is_possible(tmp_path: Path) -> Non
         project.close()
 
 
+@pytest.mark.nightly
 def test_an_import_goes_on_while_the_controller_is_dead(tmp_path: Path) -> None:
-    with boxed(tmp_path / "box", trusted="each other", transfer_time=4.0) as box:
+    with boxed(tmp_path / "box", trusted="each other", transfer_time=20.0) as box:
         project = between(place_in(box, "one"), place_in(box, "two"), tmp_path)
         running = project.start(*FILES_STAY)
         imported = project.workspace_at(place_in(box, "two")) / ".mantik/bundles"
@@ -293,8 +294,26 @@ FULL_S = 5.0
 """Seconds that a run goes on with a full disk; one that waits is killed."""
 
 
-@pytest.mark.parametrize("fault", ["cut", "expired", "refused", "lost"])
-@pytest.mark.parametrize("way", WAYS)
+FAULTS = ("cut", "expired", "refused", "lost")
+IN_CI = [
+    ("firecrest-firecrest", "cut"), ("firecrest-unicore", "expired"),
+    ("unicore-unicore", "refused"), ("firecrest-firecrest", "lost"),
+]  # fmt: skip
+"""Each fault and each way; the others vary them."""
+ONE_WAY = [
+    "unicore-unicore",
+    *(pytest.param(w, marks=pytest.mark.nightly) for w in WAYS if w[0] == "f"),
+]
+
+
+@pytest.mark.parametrize(
+    ("way", "fault"),
+    [
+        pytest.param(way, fault, marks=() if (way, fault) in IN_CI else pytest.mark.nightly)
+        for way in WAYS
+        for fault in FAULTS
+    ],
+)
 def test_faults_of_imports(box: Sandbox, way: str, fault: str, tmp_path: Path) -> None:
     """Whatever happens, all of the file comes, and it comes once."""
     first, other, reads = WAYS[way]
@@ -325,7 +344,7 @@ def test_faults_of_imports(box: Sandbox, way: str, fault: str, tmp_path: Path) -
     project.close()
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", ONE_WAY)
 def test_killed_while_a_file_is_imported(box: Sandbox, way: str, tmp_path: Path) -> None:
     """Where the site's answer is unknown, too, the next run begins no second import."""
     first, other, _ = WAYS[way]
@@ -348,7 +367,7 @@ def test_killed_while_a_file_is_imported(box: Sandbox, way: str, tmp_path: Path)
     project.close()
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", ONE_WAY)
 def test_the_disk_is_full_at_the_goal(way: str, tmp_path: Path) -> None:
     first, other, _ = WAYS[way]
     (tmp_path / "box").mkdir()

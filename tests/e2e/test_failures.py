@@ -176,16 +176,16 @@ def test_log_files_of_a_failing_rule_are_told(project: Project) -> None:
     assert "Its log file logs/empty.log" not in said
 
 
-def test_files_that_a_job_missed_and_that_are_here_are_told(either: Project) -> None:
+def test_files_that_a_job_missed_and_that_are_here_are_told(project: Project) -> None:
     """The commonest mistake of newcomers: locally, undeclared files are simply there."""
-    either.write("Snakefile", MISSES)
-    either.write("big.csv", "x" * 3_000_000)
-    either.write("small.csv")
-    either.write("old/left.csv")
-    outside = either.write("../outside.csv")
-    config = either.place.config.replace("Site:", "Site:\n  SourceFileLimit: 1MiB")
-    either.config.write_text(f"{config}Exclude: [old/]\n")
-    said = either.run("--keep-going").failed()
+    project.write("Snakefile", MISSES)
+    project.write("big.csv", "x" * 3_000_000)
+    project.write("small.csv")
+    project.write("old/left.csv")
+    outside = project.write("../outside.csv")
+    config = project.place.config.replace("Site:", "Site:\n  SourceFileLimit: 1MiB")
+    project.config.write_text(f"{config}Exclude: [old/]\n")
+    said = project.run("--keep-going").failed()
     tells(
         said,
         "big.csv is here (2.9 MiB) but was not uploaded: larger than Site: SourceFileLimit,"

@@ -65,7 +65,9 @@ def test_says_and_does_the_same(project: Project) -> None:
     assert told[True][0][2] == "ü\n"
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.nightly)]
+)
 def test_signals(project: Project, number: signal.Signals) -> None:
     project.write(
         "Snakefile",
@@ -95,8 +97,8 @@ def test_another_start_needs_another_process(project: Project) -> None:
     assert "hash 0" in project.run(local=True).output
 
 
-def test_a_test_that_fails_leaves_no_job_at_the_site(either: Project, sandbox: Sandbox) -> None:
-    either.write(
+def test_a_test_that_fails_leaves_no_job_at_the_site(project: Project, sandbox: Sandbox) -> None:
+    project.write(
         "Snakefile",
         """
         rule slow:
@@ -104,17 +106,17 @@ def test_a_test_that_fails_leaves_no_job_at_the_site(either: Project, sandbox: S
             shell: "touch begun; sleep 600; touch {output}"
         """,
     )
-    either.start()
-    until((either.workspace / "begun").exists, "a job that runs")
+    project.start()
+    until((project.workspace / "begun").exists, "a job that runs")
     # A busy machine may run a job before the answer to its submission is noted.
-    until(lambda: any(record.site_jobs for record in either.tries), "the job's id")
+    until(lambda: any(record.site_jobs for record in project.tries), "the job's id")
 
-    either.close()
+    project.close()
 
-    own = {job for record in either.tries for job in record.site_jobs}
+    own = {job for record in project.tries for job in record.site_jobs}
 
     def alive() -> list[object]:
-        recorded = sandbox.record(either.place.name)  # of other tests of this worker, too
+        recorded = sandbox.record(project.place.name)  # of other tests of this worker, too
         numbers = {n for job in recorded["jobs"] if job["id"] in own for n in job["scheduler_ids"]}
         assert numbers
         runs = [run for run in recorded["runs"] if run["scheduler_id"] in numbers]

@@ -37,24 +37,24 @@ def _untracked(project: Project) -> None:
     project.extra.update(UNTRACKED)
 
 
-@pytest.mark.parametrize("meanwhile", ["run on", "end"])
-def test_killed_while_a_group_runs(either: Project, meanwhile: str) -> None:
-    either.extra.update(UNTRACKED)
-    either.write("Snakefile", GROUP)
-    first = either.start(*FLAGS)
-    until(lambda: len(ran(either)) == 2, "members that run")
+@pytest.mark.parametrize("meanwhile", ["run on", pytest.param("end", marks=pytest.mark.nightly)])
+def test_killed_while_a_group_runs(firecrest: Project, meanwhile: str) -> None:
+    firecrest.extra.update(UNTRACKED)
+    firecrest.write("Snakefile", GROUP)
+    first = firecrest.start(*FLAGS)
+    until(lambda: len(ran(firecrest)) == 2, "members that run")
     first.kill()
     if meanwhile == "end":
-        (either.workspace / "go").touch()
-        until(lambda: "sum" in ran(either), "the last member")
-    second = either.start(*FLAGS)
+        (firecrest.workspace / "go").touch()
+        until(lambda: "sum" in ran(firecrest), "the last member")
+    second = firecrest.start(*FLAGS)
     second.says("taken up again")
-    (either.workspace / "go").touch()
+    (firecrest.workspace / "go").touch()
 
     said = second.end().ok().output
 
-    assert sorted(ran(either)) == ["0", "1", "sum"], said
-    assert either.read("sum.txt") == "0\n1\n"
+    assert sorted(ran(firecrest)) == ["0", "1", "sum"], said
+    assert firecrest.read("sum.txt") == "0\n1\n"
 
 
 def test_jobs_that_became_a_group_do_not_meet_it(project: Project) -> None:

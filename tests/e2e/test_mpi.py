@@ -46,13 +46,13 @@ INSIDE=boxed exec "$@"
 """Stands for `apptainer run IMAGE`, where this machine has none."""
 
 
-def test_the_command_starts_tasks_on_all_nodes(either: Project) -> None:
-    either.write("Snakefile", SNAKEFILE)
-    either.run().ok()
-    assert either.read("asked.txt") == "2 4 2\n"
-    tasks = sorted(either.read("srun.txt").splitlines())
+def test_the_command_starts_tasks_on_all_nodes(project: Project) -> None:
+    project.write("Snakefile", SNAKEFILE)
+    project.run().ok()
+    assert project.read("asked.txt") == "2 4 2\n"
+    tasks = sorted(project.read("srun.txt").splitlines())
     assert tasks == ["0 0 of 4", "1 0 of 4", "2 1 of 4", "3 1 of 4"]
-    assert Counter(either.read("each.txt").splitlines()) == {"0 3": 3, "1 3": 3}
+    assert Counter(project.read("each.txt").splitlines()) == {"0 3": 3, "1 3": 3}
 
 
 def test_an_image_is_started_by_srun_or_once(project: Project) -> None:

@@ -49,7 +49,7 @@ open(snakemake.output[1] + "/1", "w").write("1\\n")
 """
 
 
-@pytest.fixture(params=["sandbox", "firecrest", *REAL])
+@pytest.fixture(params=["firecrest", *REAL])
 def workflow(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Project]:
     place: Place = request.getfixturevalue(f"{request.param}_place")
     made = Project(tmp_path / "project", place)
@@ -210,7 +210,13 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize("kind", MISTAKES)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, marks=() if kind in ("two names", "MD5") else pytest.mark.nightly)
+        for kind in MISTAKES
+    ],
+)
 def test_mistakes_are_found_before_anything_is_submitted(project: Project, kind: str) -> None:
     project.extra |= UNTRACKED
     snakefile, message = MISTAKES[kind]

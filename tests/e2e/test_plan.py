@@ -160,12 +160,8 @@ def test_what_is_at_the_site_is_not_counted_again(planned: Project) -> None:
     ("arguments", "told"),
     [
         (["--unlock"], "with --unlock Snakemake runs no jobs"),
-        (["--executor", "local"], "--executor local submits nothing to a site"),
-        (["--nonsense"], "unrecognized arguments: --nonsense"),
         (["nothere.txt"], "MissingRuleException"),
         (["--set-resources", "x:mantik_site=hpc2"], "there is no site 'hpc2' (did you mean hpc1?)"),
-        (["--mantik-backend-config", "nothere.yaml", "--"], "nothere.yaml"),
-        (["--set-resources", "x:mem_mb_per_cpu=5", "x:mem_mb=5"], "contradict each other"),
     ],
 )
 def test_mistakes_are_those_of_a_real_run(

@@ -32,14 +32,14 @@ REPORTED_BYTES = 64 << 20
 
 
 @pytest.fixture
-def inputs(either: Project) -> Project:
-    either.extra |= UNTRACKED
-    either.write("Snakefile", WORKFLOW)
+def inputs(project: Project) -> Project:
+    project.extra |= UNTRACKED
+    project.write("Snakefile", WORKFLOW)
     for name in "ab":
-        either.write(f"data/set/{name}.txt", f"{name}\n")
-    with either.write("large.bin").open("wb") as file:
+        project.write(f"data/set/{name}.txt", f"{name}\n")
+    with project.write("large.bin").open("wb") as file:
         file.truncate(REPORTED_BYTES)
-    return either
+    return project
 
 
 def kept(project: Project) -> list[Path]:
@@ -51,7 +51,9 @@ def put(project: Project, *words: str) -> str:
     return smk_mantik(project, "put", *words).ok().output
 
 
-@pytest.mark.parametrize("options", [(), FILES_STAY], ids=["plain", "stay"])
+@pytest.mark.parametrize(
+    "options", [(), pytest.param(FILES_STAY, marks=pytest.mark.nightly)], ids=["plain", "stay"]
+)
 def test_what_was_put_is_not_uploaded_again(inputs: Project, options: tuple[str, ...]) -> None:
     name = inputs.place.name
     said = put(inputs, "data/set", "large.bin", "--site", str(inputs.config))

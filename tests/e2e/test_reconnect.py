@@ -65,38 +65,38 @@ def test_a_job_that_was_not_submitted_is_not_said_to_be_cancelled_at_a_site(
     assert "confirmed" not in said
 
 
-def test_cancel(either: Project) -> None:
-    run = running(either)
-    refused = smk_mantik(either, "cancel", "--all")
+def test_cancel(project: Project) -> None:
+    run = running(project)
+    refused = smk_mantik(project, "cancel", "--all")
     assert refused.code == 2
     tells(refused.output, "another Snakemake", "(process ", "press Ctrl-C there", "kill -INT")
     run.kill()
 
-    shown = smk_mantik(either, "jobs").ok().output
+    shown = smk_mantik(project, "jobs").ok().output
     assert shown.count("running") >= 2
     for arguments, told in (
         ((), "no job is named; these may still run:"),
         (("slow name=c",), "nothing was cancelled: no job at a site is named slow name=c"),
         (("slow", "--all"), "exclude each other"),
     ):
-        wrong = smk_mantik(either, "cancel", *arguments)
+        wrong = smk_mantik(project, "cancel", *arguments)
         assert wrong.code == 2, wrong.output
         tells(wrong.output, told)
-    assert ended(either) == set()
+    assert ended(project) == set()
 
-    one = smk_mantik(either, "cancel", "slow name=a").ok().output
+    one = smk_mantik(project, "cancel", "slow name=a").ok().output
     tells(one, "slow name=a: cancelled at hpc", "which has confirmed it")
-    assert ended(either) == {"term a"}
-    assert outcomes(either)["slow name=b"] == ""
+    assert ended(project) == {"term a"}
+    assert outcomes(project)["slow name=b"] == ""
 
-    tells(smk_mantik(either, "cancel", "--all").ok().output, "slow name=b: cancelled")
-    assert ended(either) == {"term a", "term b"}
+    tells(smk_mantik(project, "cancel", "--all").ok().output, "slow name=b: cancelled")
+    assert ended(project) == {"term a", "term b"}
     # The quick one may have got its turn.
-    assert ": cancelled" not in smk_mantik(either, "cancel", "--all").ok().output
+    assert ": cancelled" not in smk_mantik(project, "cancel", "--all").ok().output
 
-    (either.workspace / "go").touch()
-    either.run("--nolock", "--rerun-incomplete").ok()
-    assert lines(either, "ran.txt") == ["a", "a", "b", "b"]
+    (project.workspace / "go").touch()
+    project.run("--nolock", "--rerun-incomplete").ok()
+    assert lines(project, "ran.txt") == ["a", "a", "b", "b"]
 
 
 def test_cancel_where_the_config_is_gone(project: Project) -> None:
@@ -113,32 +113,32 @@ def test_cancel_where_the_config_is_gone(project: Project) -> None:
     assert ended(project) == {"term a", "term b"}
 
 
-def test_clean(either: Project) -> None:
-    running(either).kill()
-    stays = smk_mantik(either, "clean", "--yes")
+def test_clean(firecrest: Project) -> None:
+    running(firecrest).kill()
+    stays = smk_mantik(firecrest, "clean", "--yes")
     assert stays.code == 1, stays.output
     tells(
-        stays.output, str(either.workspace), "needed: slow name=a (it may still run", "Kept:",
+        stays.output, str(firecrest.workspace), "needed: slow name=a (it may still run", "Kept:",
         "tries, logs and archives: ", "files of the workflow: ",
     )  # fmt: skip
-    assert lines(either, "ran.txt") == ["a", "b"]
-    unasked = smk_mantik(either, "clean", "--force")
+    assert lines(firecrest, "ran.txt") == ["a", "b"]
+    unasked = smk_mantik(firecrest, "clean", "--force")
     assert unasked.code == 2
     tells(unasked.output, "Add --yes to remove all of this")
 
-    removed = smk_mantik(either, "clean", "--force", "--yes").ok().output
+    removed = smk_mantik(firecrest, "clean", "--force", "--yes").ok().output
     tells(removed, ": removed.")
-    assert list(either.workspace.iterdir()) == []
+    assert list(firecrest.workspace.iterdir()) == []
     # The quick one may have got its turn.
-    assert {outcomes(either)[f"slow name={name}"] for name in "ab"} == {"cancelled"}
+    assert {outcomes(firecrest)[f"slow name={name}"] for name in "ab"} == {"cancelled"}
 
-    (either.workspace / "go").touch()
-    either.run("--nolock", "--rerun-incomplete").ok()
-    assert either.read("out/a.txt") == "a\n"
-    cleaned = smk_mantik(either, "clean", "--yes").ok().output
+    (firecrest.workspace / "go").touch()
+    firecrest.run("--nolock", "--rerun-incomplete").ok()
+    assert firecrest.read("out/a.txt") == "a\n"
+    cleaned = smk_mantik(firecrest, "clean", "--yes").ok().output
     assert "needed" not in cleaned
-    assert list(either.workspace.iterdir()) == []
-    assert either.read("out/a.txt") == "a\n"
+    assert list(firecrest.workspace.iterdir()) == []
+    assert firecrest.read("out/a.txt") == "a\n"
 
 
 def test_sites_that_do_not_answer(project: Project, faulty: Sandbox) -> None:

@@ -69,7 +69,7 @@ def test_a_retry_asks_for_more_of_what_was_lacking_and_of_nothing_else(project: 
     tells(said, "out of memory", "reached its time limit")
 
 
-@pytest.mark.parametrize("api", ["unicore", "firecrest"])
+@pytest.mark.parametrize("api", ["unicore", pytest.param("firecrest", marks=pytest.mark.nightly)])
 def test_children_are_told_to_end_before_their_parents(api: str, tmp_path: Path) -> None:
     """A command may be over, by itself it seems, before its job is told; it has its last words."""
     settings = replace(PATIENT, timing=replace(PATIENT.timing, signal_gap=0.02))

@@ -1,9 +1,5 @@
 """A job goes on past its walltime, in segments, from its checkpoint."""
 
-import os
-
-import pytest
-
 from hpc_sandbox.server import Sandbox
 from tests.support.workflows import Project, Running, tells, until
 
@@ -165,30 +161,28 @@ def test_used_up_segments_go_on_when_it_is_started_again(project: Project) -> No
     assert (project.workspace / "segments.txt").read_text().split()[12:15] == ["0", "10", "0"]
 
 
-@pytest.mark.parametrize(
-    ("resources", "words"),
-    [
-        ("mantik_checkpoint=None", "needs a checkpoint to go on from"),
-        ('mantik_warn="soon"', "has to be a time before the walltime ends"),
-        ('mantik_warn="15s"', "leaves less than half of the walltime"),
-        ('mantik_continue="many"', "has to be a number of segments"),
-        ('mantik_continue_on="bad luck"', "has to name ends after which the job goes on"),
-        ('mantik_checkpoint="../x"', "below the working directory"),
-    ],
-)
-def test_mistakes_are_reported_before_anything_is_submitted(
-    project: Project, resources: str, words: str
-) -> None:
+MISTAKES = {
+    "mantik_checkpoint=None": "needs a checkpoint to go on from",
+    'mantik_warn="soon"': "has to be a time before the walltime ends",
+    'mantik_warn="15s"': "leaves less than half of the walltime",
+    'mantik_continue="many"': "has to be a number of segments",
+    'mantik_continue_on="bad luck"': "has to name ends after which the job goes on",
+    'mantik_checkpoint="../x"': "below the working directory",
+}
+
+
+def test_mistakes_are_reported_before_anything_is_submitted(project: Project) -> None:
     written(project)
-    name, _, value = resources.partition("=")
-    given = {"mantik_continue": "10", "mantik_checkpoint": '"ckpt/"', name: value}
-    listed = ", ".join(f"{n}={v}" for n, v in given.items())
-    before = 'mantik_continue=10, mantik_checkpoint="ckpt/", mantik_warn="3s"'
-    assert before in SNAKEFILE
-    project.write("Snakefile", SNAKEFILE.replace(before, listed))
-    said = project.run("score.txt").failed()
-    tells(said, "nothing submitted", words)
-    assert not os.path.exists(project.workspace / "train.py")
+    rules = []
+    for number, mistake in enumerate(MISTAKES):
+        name, _, value = mistake.partition("=")
+        given = {"mantik_continue": "10", "mantik_checkpoint": '"ckpt/"', name: value}
+        listed = ", ".join(f"{n}={v}" for n, v in given.items())
+        rules.append(f"rule r{number}:\n    output: '{number}'\n    resources: {listed}\n")
+    project.write("Snakefile", "".join(f"{rule}    shell: 'true'\n" for rule in rules))
+    said = project.run(*(f"r{number}" for number in range(len(rules)))).failed()
+    tells(said, "nothing submitted", *MISTAKES.values())
+    assert not project.workspace.exists()
 
 
 REFUSED = """

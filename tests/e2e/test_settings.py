@@ -1,7 +1,5 @@
 """Options from every place, and what the scheduler is asked for in the end."""
 
-import json
-
 import pytest
 
 from tests.support.workflows import Project
@@ -25,8 +23,6 @@ def asked(project: Project) -> str:
 @pytest.mark.parametrize(
     ("config", "resources", "options", "result"),
     [
-        ("", "", [], "3 none batch sandbox"),
-        ("", "", ["--default-resources", "runtime=10"], "3 none batch sandbox"),
         ("MemoryPerNode: 700M", "", ["--default-resources", "runtime=10"], "3 700 batch sandbox"),
         (
             "MemoryPerNode: 700M",
@@ -35,7 +31,6 @@ def asked(project: Project) -> str:
             ["--default-resources"],
             "3 300 devel other",
         ),
-        ("", "mem='2GB'", ["--set-resources", "show:queue=devel"], "3 2000 devel sandbox"),
     ],
 )
 def test_resources_reach_the_scheduler(
@@ -107,16 +102,6 @@ def write_sites(project: Project) -> list[str]:
         project.extra[f"MANTIK_UNICORE_{key}"] = project.place.environment[f"MANTIK_HPC1_{key}"]
     project.write("Snakefile", SITES)
     return ["one.yaml", "other=two.yaml"]
-
-
-def test_sites_from_a_profile(project: Project) -> None:
-    configs = write_sites(project)
-    profile = {"executor": "mantik", "jobs": 2, "mantik-backend-config": configs}
-    project.write("profiles/default/config.yaml", json.dumps(profile))
-
-    project.run(plain=True).ok()
-
-    assert project.read("first.txt") + project.read("second.txt") == "one\ntwo\n"
 
 
 def test_sites_from_the_environment(project: Project) -> None:

@@ -30,8 +30,8 @@ class Requests:
         return self.since()["PUT storages/*/files"]
 
 
-def test_outputs_of_all_sizes(either: Project) -> None:
-    either.write(
+def test_outputs_of_all_sizes(firecrest: Project) -> None:
+    firecrest.write(
         "Snakefile",
         """
         rule all:
@@ -58,20 +58,20 @@ def test_outputs_of_all_sizes(either: Project) -> None:
         """,
     )
 
-    either.run().ok()
+    firecrest.run().ok()
 
-    assert (either.directory / "big.bin").read_bytes() == (
-        either.workspace / "big.bin"
+    assert (firecrest.directory / "big.bin").read_bytes() == (
+        firecrest.workspace / "big.bin"
     ).read_bytes()
-    assert (either.directory / "big.bin").stat().st_size == 20_000_000
-    many = {p.name: p.read_text() for p in (either.directory / "many/x").iterdir()}
+    assert (firecrest.directory / "big.bin").stat().st_size == 20_000_000
+    many = {p.name: p.read_text() for p in (firecrest.directory / "many/x").iterdir()}
     assert many == {f"{i}.txt": f"{i}\n" for i in range(1, 301)}
     for name in ("medium.a", "medium.b"):
-        assert (either.directory / name).read_bytes() == bytes(2_000_000)
-    assert (either.directory / "müde.bin").read_bytes() == bytes(9_000_000)
-    left = [path for path in either.directory.rglob("*") if "mantik-part" in path.name]
+        assert (firecrest.directory / name).read_bytes() == bytes(2_000_000)
+    assert (firecrest.directory / "müde.bin").read_bytes() == bytes(9_000_000)
+    left = [path for path in firecrest.directory.rglob("*") if "mantik-part" in path.name]
     assert not left
-    transfers = either.directory / ".snakemake/mantik/transfers"
+    transfers = firecrest.directory / ".snakemake/mantik/transfers"
     assert not [path for path in transfers.rglob("*") if path.is_file()]
 
 

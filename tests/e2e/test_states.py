@@ -62,14 +62,14 @@ def heard(project: Project) -> list[dict[str, Any]]:
 
 
 def test_states_are_told_to_logger_plugins_and_to_the_metadata(
-    either: Project, tmp_path: Path
+    firecrest: Project, tmp_path: Path
 ) -> None:
-    listening(either, tmp_path)
-    either.write("Snakefile", SNAKEFILE)
-    running = either.start("--logger", "ears", "--keep-going", "--printshellcmds")
+    listening(firecrest, tmp_path)
+    firecrest.write("Snakefile", SNAKEFILE)
+    running = firecrest.start("--logger", "ears", "--keep-going", "--printshellcmds")
     running.says("good: runs at")
-    (good,) = (record for record in either.tries if record.rule == "good")
-    marks = either.directory / ".snakemake" / "incomplete"
+    (good,) = (record for record in firecrest.tries if record.rule == "good")
+    marks = firecrest.directory / ".snakemake" / "incomplete"
 
     def marked() -> bool:
         with suppress(FileNotFoundError):  # that of the other job goes meanwhile
@@ -77,11 +77,11 @@ def test_states_are_told_to_logger_plugins_and_to_the_metadata(
         return False
 
     until(marked, "the job's id in Snakemake's metadata")
-    (either.workspace / "go").touch()
+    (firecrest.workspace / "go").touch()
     assert running.end().code == 1, running.output
 
-    told = heard(either)
-    name = either.place.name
+    told = heard(firecrest)
+    name = firecrest.place.name
     states = [record for record in told if "state" in record]
     assert [r["state"] for r in states if r["rule_name"] == "good"] == [
         "submitted", "running", "succeeded",

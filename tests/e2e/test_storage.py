@@ -14,40 +14,40 @@ at_a_real_one = pytest.mark.parametrize(
 )
 
 
-def test_s3(s3: S3, either: Project) -> None:
+def test_s3(s3: S3, project: Project) -> None:
     client = s3.client()
-    client.create_bucket(Bucket=either.place.name)
-    client.put_object(Bucket=either.place.name, Key="in/a b.txt", Body=b"stored\n")
-    either.extra |= s3.environment
-    either.write(
+    client.create_bucket(Bucket=project.place.name)
+    client.put_object(Bucket=project.place.name, Key="in/a b.txt", Body=b"stored\n")
+    project.extra |= s3.environment
+    project.write(
         "Snakefile",
         f"""
         rule all:
-            input: storage("s3://{either.place.name}/out/final.txt")
+            input: storage("s3://{project.place.name}/out/final.txt")
 
         rule first:
-            input: storage("s3://{either.place.name}/in/a b.txt")
-            output: storage("s3://{either.place.name}/out/first.txt")
+            input: storage("s3://{project.place.name}/in/a b.txt")
+            output: storage("s3://{project.place.name}/out/first.txt")
             shell: "cat {{input:q}} > {{output}}; env >> env.txt"
 
         rule final:
             input: rules.first.output
-            output: storage("s3://{either.place.name}/out/final.txt")
+            output: storage("s3://{project.place.name}/out/final.txt")
             shell: "cat {{input}} {{input}} > {{output}}"
         """,
     )
 
-    said = either.run().ok().output
+    said = project.run().ok().output
 
-    stored = client.get_object(Bucket=either.place.name, Key="out/final.txt")["Body"].read()
+    stored = client.get_object(Bucket=project.place.name, Key="out/final.txt")["Body"].read()
     assert stored == b"stored\nstored\n"
-    assert leaks(either.place.server, words=(s3.secret_key,)) == []
+    assert leaks(project.place.server, words=(s3.secret_key,)) == []
     assert s3.secret_key not in said
-    either.write(
-        "Snakefile", either.read("Snakefile").replace("cat {input} {input}", "cat {input}")
+    project.write(
+        "Snakefile", project.read("Snakefile").replace("cat {input} {input}", "cat {input}")
     )
-    either.run().ok()
-    stored = client.get_object(Bucket=either.place.name, Key="out/final.txt")["Body"].read()
+    project.run().ok()
+    stored = client.get_object(Bucket=project.place.name, Key="out/final.txt")["Body"].read()
     assert stored == b"stored\n"
 
 

@@ -597,8 +597,8 @@ def test_a_link_of_the_user_is_read(one: Project) -> None:
 
 
 def test_what_cannot_stay_is_told_before_anything_is_sent(one: Project) -> None:
-    said = one.run("--default-storage-provider", "mantik", "--default-storage-prefix", "mantik:")
-    tells(said.failed(), "--shared-fs-usage persistence software-deployment sources source-cache")
+    half = one.run("--default-storage-provider", "mantik", "--default-storage-prefix", "mantik:")
+    tells(half.failed(), "--shared-fs-usage persistence software-deployment sources source-cache")
     words = [word if word != "mantik:" else "other:" for word in FILES_STAY]
     tells(one.run(*words).failed(), "mantik:/")
     one.write("Snakefile", 'rule x:\n    output: "x"\n    run: open(output[0], "w").close()\n')

@@ -79,28 +79,28 @@ FLAGS = f"""
 """
 
 
-def test_flags(either: Project) -> None:
-    either.extra |= UNTRACKED
-    either.write("Snakefile", FLAGS)
+def test_flags(project: Project) -> None:
+    project.extra |= UNTRACKED
+    project.write("Snakefile", FLAGS)
     for name in ("a", "b"):
-        either.write(f"data/{name}.txt", f"{name}\n")
+        project.write(f"data/{name}.txt", f"{name}\n")
 
-    either.run(*FILES_STAY).ok()
+    project.run(*FILES_STAY).ok()
 
-    there = either.workspace
+    there = project.workspace
     total = "1\n1\nkept\n1\nb\npass\ngrown\nx\nx\ny\ny\nx\n2\n"
     assert (there / "sum.txt").read_text() == total
     assert not (there / "passing.txt").exists()
     assert not (there / "passing.d").exists()
-    here = {path.name for path in either.directory.iterdir() if not path.name.startswith(".")}
+    here = {path.name for path in project.directory.iterdir() if not path.name.startswith(".")}
     assert here == {
         "Snakefile", "data", "logs", "bench", "kept.txt", "kept.d", "grown.txt", "flags", "parts",
     }  # fmt: skip
-    assert either.read("logs/figure.txt") == "drawn\n"
-    assert either.read("bench/figure.tsv").startswith("s\t")
-    assert either.read("data/a.txt") == "a\n"
-    tells(either.run(*FILES_STAY).ok().output, "Nothing to be done")
-    listed = json.loads(smk_mantik(either, "ls", "--json").ok().output)
+    assert project.read("logs/figure.txt") == "drawn\n"
+    assert project.read("bench/figure.tsv").startswith("s\t")
+    assert project.read("data/a.txt") == "a\n"
+    tells(project.run(*FILES_STAY).ok().output, "Nothing to be done")
+    listed = json.loads(smk_mantik(project, "ls", "--json").ok().output)
     assert {each["file"] for each in listed} == {
         "figure.txt", "full", "nest/deep", "nest/in/first", "nest/many.a", "nest/many.b", "one.txt",
         "out/a.txt", "out/b.txt", "part-x", "part-y", "sum.txt", "tables",
@@ -109,21 +109,21 @@ def test_flags(either: Project) -> None:
     looks = (
         '    print("found", *glob_wildcards(storage.mantik("out/{n}.txt")).n, exists("one.txt"))'
     )
-    either.write("Snakefile", f"{FLAGS}\n{looks}\n")
-    tells(either.run(*FILES_STAY, "-n").ok().output, "found a b True")
-    either.write("Snakefile", FLAGS)
+    project.write("Snakefile", f"{FLAGS}\n{looks}\n")
+    tells(project.run(*FILES_STAY, "-n").ok().output, "found a b True")
+    project.write("Snakefile", FLAGS)
 
-    either.run(*FILES_STAY, "--report", "report.zip").ok()
-    with zipfile.ZipFile(either.directory / "report.zip") as report:
+    project.run(*FILES_STAY, "--report", "report.zip").ok()
+    with zipfile.ZipFile(project.directory / "report.zip") as report:
         shown = {name.rpartition("/")[2]: name for name in report.namelist() if "/raw/" in name}
         assert report.read(shown["figure.txt"]) == b"figure\n"
     assert shown.keys() == {"figure.txt", "one.txt", "two.txt", "a.txt", "b.txt"}
 
-    either.run(*FILES_STAY, "--touch", "--forceall").ok()
-    tells(either.run(*FILES_STAY).ok().output, "Nothing to be done")
+    project.run(*FILES_STAY, "--touch", "--forceall").ok()
+    tells(project.run(*FILES_STAY).ok().output, "Nothing to be done")
     wrong = FLAGS.replace(SHA256_OF_ONE, SHA256_OF_ONE[::-1])
-    either.write("Snakefile", wrong)
-    tells(either.run(*FILES_STAY, "--forcerun", "ensured").failed(), "one.txt", "checksum")
-    either.write("Snakefile", FLAGS)
-    either.run(*FILES_STAY).ok()
+    project.write("Snakefile", wrong)
+    tells(project.run(*FILES_STAY, "--forcerun", "ensured").failed(), "one.txt", "checksum")
+    project.write("Snakefile", FLAGS)
+    project.run(*FILES_STAY).ok()
     assert (there / "sum.txt").read_text() == total

@@ -60,9 +60,9 @@ UNHEARD = [
     [
         pytest.param(KILLED, "unicore", id="killed"),
         pytest.param(DETACHED, "firecrest", id="detached"),
-        pytest.param(CANCELLED, "unicore", id="cancelled"),
-        pytest.param(CANCELLED, "firecrest", id="cancelled-firecrest"),
-        pytest.param(UNHEARD, "firecrest", id="unheard"),
+        pytest.param(CANCELLED, "unicore", id="cancelled", marks=pytest.mark.nightly),
+        pytest.param(CANCELLED, "firecrest", id="cancelled-firecrest", marks=pytest.mark.nightly),
+        pytest.param(UNHEARD, "firecrest", id="unheard", marks=pytest.mark.nightly),
     ],
 )
 def test_no_job_lost_doubled_or_misreported(

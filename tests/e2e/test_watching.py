@@ -37,16 +37,16 @@ def states(project: Project, *command: str) -> Counter[str]:
     return Counter(job["state"] for job in seen(project, *command).values())
 
 
-def test_jobs_and_logs_are_seen_at_all_times(either: Project, sandbox: Sandbox) -> None:
-    either.extra |= UNTRACKED
-    either.write("Snakefile", SNAKEFILE)
-    name = either.place.name
-    running = either.start()
+def test_jobs_and_logs_are_seen_at_all_times(firecrest: Project, sandbox: Sandbox) -> None:
+    firecrest.extra |= UNTRACKED
+    firecrest.write("Snakefile", SNAKEFILE)
+    name = firecrest.place.name
+    running = firecrest.start()
     running.says("submitted to")
     # The sandbox's site has two slots.
-    until(lambda: states(either, "jobs") == {"running": 2, "waiting": 1}, "two jobs that run")
+    until(lambda: states(firecrest, "jobs") == {"running": 2, "waiting": 1}, "two jobs that run")
 
-    jobs = seen(either, "watch")
+    jobs = seen(firecrest, "watch")
     [waiting] = [job for job in jobs.values() if job["state"] == "waiting"]
     first, second = (job for job in jobs.values() if job["state"] == "running")
     for job in (first, second):
@@ -55,19 +55,19 @@ def test_jobs_and_logs_are_seen_at_all_times(either: Project, sandbox: Sandbox) 
     assert waiting["running_since"] is None
 
     def pending() -> bool:
-        return bool(seen(either, "jobs")[waiting["job"]]["pending"])
+        return bool(seen(firecrest, "jobs")[waiting["job"]]["pending"])
 
     if name == "hpc2":  # UNICORE's states do not say it; details are asked for later
         until(pending, "the scheduler's reason")
 
     # By rule and wildcards, by id, and the rule's own log file; of a job that runs.
-    until(lambda: "step 1" in smk_mantik(either, "logs", first["job"]).ok().output, "its output")
+    until(lambda: "step 1" in smk_mantik(firecrest, "logs", first["job"]).ok().output, "its output")
     # In a terminal beside the controller, with what a job that runs has written.
     terminal = Terminal(
         [sys.executable, "-m", "snakemake_executor_plugin_mantik", "watch"],
         columns=140 if name == "hpc2" else 80,
-        cwd=either.directory,
-        env=either.environment | {"TERM": "xterm"},
+        cwd=firecrest.directory,
+        env=firecrest.environment | {"TERM": "xterm"},
     )
     try:
         until(lambda: any("step 1 of" in line for line in terminal.screen), "the last line")
@@ -75,56 +75,60 @@ def test_jobs_and_logs_are_seen_at_all_times(either: Project, sandbox: Sandbox) 
         assert terminal.end() == 0
     finally:
         terminal.close()
-    by_id = smk_mantik(either, "logs", first["site_jobs"][0]).ok().output
+    by_id = smk_mantik(firecrest, "logs", first["site_jobs"][0]).ok().output
     assert by_id == f"step 1 of {first['job'][-1]}\n"
-    until(lambda: "more" in smk_mantik(either, "logs", "--log", first["id"]).ok().output, "a log")
-    assert "no output" in smk_mantik(either, "logs", waiting["job"]).ok().output
-    ambiguous = smk_mantik(either, "logs", "train")
+    until(
+        lambda: "more" in smk_mantik(firecrest, "logs", "--log", first["id"]).ok().output, "a log"
+    )
+    assert "no output" in smk_mantik(firecrest, "logs", waiting["job"]).ok().output
+    ambiguous = smk_mantik(firecrest, "logs", "train")
     assert ambiguous.code == 2
     tells(ambiguous.output, "'train' names 3 jobs", *jobs, "Name one of them")
-    unknown = smk_mantik(either, "logs", "trian")
+    unknown = smk_mantik(firecrest, "logs", "trian")
     tells(unknown.output, "no job is named 'trian'", *jobs)
 
-    assert json.loads(smk_mantik(either, "report", "--json").ok().output)["going_on"] is True
+    assert json.loads(smk_mantik(firecrest, "report", "--json").ok().output)["going_on"] is True
     running.kill()
     before = Counter(sandbox.record(name)["requests"])
-    assert states(either, "jobs") == {"running": 2, "waiting or running": 1}
+    assert states(firecrest, "jobs") == {"running": 2, "waiting or running": 1}
     assert Counter(sandbox.record(name)["requests"]) == before, "nobody asked"
-    alone = seen(either, "watch", "--once")
+    alone = seen(firecrest, "watch", "--once")
     assert [alone[job["job"]]["state"] for job in (first, second, waiting)] == [
         "running", "running", "waiting",
     ]  # fmt: skip
-    tells(smk_mantik(either, "watch").ok().output, "No Snakemake runs here", f"{name}: 1 waiting")
+    tells(
+        smk_mantik(firecrest, "watch").ok().output, "No Snakemake runs here", f"{name}: 1 waiting"
+    )
 
     # Followed to its end, without a controller.
     following = subprocess.Popen(
         [sys.executable, "-m", "snakemake_executor_plugin_mantik", "logs", "-f", first["job"]],
-        cwd=either.directory,
-        env=either.environment,
+        cwd=firecrest.directory,
+        env=firecrest.environment,
         stdout=subprocess.PIPE,
         text=True,
     )
     assert following.stdout is not None
     assert following.stdout.readline() == f"step 1 of {first['job'][-1]}\n"
-    (either.workspace / "go").touch()
+    (firecrest.workspace / "go").touch()
     said, _ = following.communicate(timeout=WAIT_S)
     assert said.endswith("step 2\n")
     assert following.returncode == 0
 
     def over() -> bool:
-        return states(either, "jobs", "--ask") == {"ended at the site": 3}
+        return states(firecrest, "jobs", "--ask") == {"ended at the site": 3}
 
     until(over, "the ends of all")
-    either.run("--nolock", "--rerun-incomplete").ok()
-    assert states(either, "watch") == {"succeeded": 3}
-    assert smk_mantik(either, "logs", *first["job"].split()).ok().output == (
+    firecrest.run("--nolock", "--rerun-incomplete").ok()
+    assert states(firecrest, "watch") == {"succeeded": 3}
+    assert smk_mantik(firecrest, "logs", *first["job"].split()).ok().output == (
         f"step 1 of {first['job'][-1]}\nstep 2\n"
     )
-    assert smk_mantik(either, "logs", "--log", first["job"]).ok().output == "more\n"
+    assert smk_mantik(firecrest, "logs", "--log", first["job"]).ok().output == "more\n"
 
-    smk_mantik(either, "report").ok()
-    assert "<svg" in either.read("mantik-report.html")
-    told = json.loads(smk_mantik(either, "report", "--json").ok().output)
+    smk_mantik(firecrest, "report").ok()
+    assert "<svg" in firecrest.read("mantik-report.html")
+    told = json.loads(smk_mantik(firecrest, "report", "--json").ok().output)
     assert (told["going_on"], told["jobs"]) == (False, {"finished": 4})
     assert told["run"]["ending"] == "finished"
     [rule] = told["rules"]
@@ -132,7 +136,7 @@ def test_jobs_and_logs_are_seen_at_all_times(either: Project, sandbox: Sandbox) 
     assert 1 << 20 < rule["memory_used"] < 100 << 20
 
 
-@pytest.mark.parametrize("option", ["jobs", "watch"])
+@pytest.mark.parametrize("option", ["jobs", pytest.param("watch", marks=pytest.mark.nightly)])
 def test_a_site_that_cannot_be_asked_is_named_and_the_rest_is_shown(
     project: Project, option: str
 ) -> None:

@@ -82,9 +82,8 @@ def jobs_table(found: Iterable[JobOverview], now: float) -> Table:
     shown = tables.new_table(titles, right=("try", "waited", "ran"))
     for job in found:
         record = job.record
-        times = [
-            humanize_duration(t) if t is not None else "" for t in (job.waited(now), job.ran(now))
-        ]
+        waited = job.waited(now)
+        times = [humanize_duration(waited) if waited is not None else "", job.ran_words(now)]
         ids = ", ".join(record.site_jobs)
         words = f"{record.part}: {job.words}" if record.part else job.words
         cells = [record.name, record.site, record.queue, ids, str(job.number), *times, words]

@@ -111,7 +111,7 @@ def run_lines(found: Mapping[str, Any]) -> Iterator[str]:
         "again of": request.get("again_of", ""),
         "submitted": _moment(request.get("created") or found.get("started") or 0.0),
         "waited": _duration(found.get("waited")),
-        "ran": _duration(found.get("ran")),
+        "ran": f"{_duration(found.get('ran'))}{_in_brackets(found.get('times', ''))}",
         "directory": found.get("directory", ""),
         "results": found.get("results", ""),
         "MLflow": found.get("mlflow", ""),

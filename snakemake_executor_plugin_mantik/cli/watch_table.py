@@ -147,8 +147,11 @@ def _cells(
     running = job.condition is Condition.RUNNING
     since = job.running_since if running else job.waiting_since
     if not job.condition.active:
-        since = record.finished
-    spent = job.ran(now) if running or not job.condition.active else job.waited(now)
+        since = record.times.ended or record.finished
+    spent = job.ran_words(now)
+    if job.condition.active and not running:
+        waited = job.waited(now)
+        spent = humanize_duration(waited) if waited is not None else ""
     walltime = humanize_duration(record.runtime) if record.runtime else ""
     if (share := job.share(now)) is not None:
         walltime = f"{share:.0%} of {walltime}"
@@ -158,7 +161,7 @@ def _cells(
         record.queue,
         _SHORT.get(job.condition, job.condition.value),
         _moment(since, now) if since else "",
-        humanize_duration(spent) if spent is not None else "",
+        spent,
         walltime,
         str(len(job.awaited_by) or ""),
         _note(job, directory, last_lines.get(job.record.id, "")),
@@ -192,7 +195,7 @@ def last_line(log: Path) -> str:
 def _recent(job: JobOverview) -> float:
     """Return a key that has the latest end first, and otherwise the longest wait or run."""
     if not job.condition.active:
-        return -(job.record.finished or 0.0)
+        return -(job.record.times.ended or job.record.finished or 0.0)
     return job.running_since or job.waiting_since or job.record.created
 
 

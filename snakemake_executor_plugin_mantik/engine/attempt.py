@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from snakemake_executor_plugin_mantik.engine import claims
@@ -10,12 +10,14 @@ from snakemake_executor_plugin_mantik.engine.observer import JobExtras
 from snakemake_executor_plugin_mantik.engine.stage import Staged
 from snakemake_executor_plugin_mantik.jobs.markers import Marker
 from snakemake_executor_plugin_mantik.jobs.spec import LiveDirectory
-from snakemake_executor_plugin_mantik.journal import TryRecord, TryState, Used
+from snakemake_executor_plugin_mantik.journal import UNTIMED, Times, TryRecord, TryState, Used
 from snakemake_executor_plugin_mantik.sites.base import JobState, Phase
 
 FIRST_CHECK_S = 5.0
 """Seconds from the submission to the first query about an unclaimed try."""
 UNKNOWN = JobState(Phase.UNKNOWN)
+SCHEDULER, HEARTBEAT = "scheduler", "heartbeat"
+"""Who tells how long a job ran that could not report it (`Times.told_by`)."""
 
 
 class TryEndKind(Enum):
@@ -41,6 +43,8 @@ class TryEnd:
         state: the scheduler's state.
         claimed: whether the job is known to have started.
         ids: the site's ids of it that are known so far.
+        began: when it began, by its node's clock, as its claim says.
+        beat: when its claim was last written, by the clock of the file system.
     """
 
     kind: TryEndKind
@@ -49,6 +53,8 @@ class TryEnd:
     state: JobState | None = None
     claimed: bool = False
     ids: tuple[str, ...] = ()
+    began: float | None = None
+    beat: float | None = None
 
 
 @dataclass
@@ -67,6 +73,7 @@ class Watched:
         seen: time of the last listing, or of the start of watching.
         looked: whether it has been looked for in a listing since the start of watching.
         owner: the owner of the claim, once it was read.
+        beat: when the claim was last written, by the clock of the file system.
         revoked: whether we have revoked it.
         live: whether it reports what it logs while it runs.
         detailed: when the scheduler's details of it were last requested.
@@ -93,6 +100,7 @@ class Watched:
     claimed: bool = False
     claim_bytes: int = -1
     owner: claims.ClaimOwner | None = None
+    beat: float | None = None
     revoked: bool = False
     live: bool = False
     check_delay: float = FIRST_CHECK_S
@@ -120,6 +128,7 @@ class Attempt:
         sent: how often it was submitted at most.
         staged: the contents of each submission of this run.
         extras: an observer's additions.
+        end: how it ended; None until that is known.
     """
 
     record: TryRecord
@@ -129,6 +138,7 @@ class Attempt:
     sent_at: float | None = None
     staged: list[Staged] = field(default_factory=list)
     extras: JobExtras | None = None
+    end: TryEnd | None = None
 
     @classmethod
     def of(cls, record: TryRecord) -> "Attempt":
@@ -155,35 +165,54 @@ class Attempt:
         """Return the ids at the site as one text for Snakemake."""
         return " ".join(self.ids)
 
-    def times(self, marker: Marker) -> tuple[float | None, float]:
-        """Return the seconds that the job waited, where known, and ran.
+    def times(self, marker: Marker | None) -> Times:
+        """Return how long the job waited and ran, and when it ended.
+
+        Its own report counts. Without one, what the scheduler counts, which is what a site bills;
+        else the job ran up to its last heartbeat, whenever the end was noticed.
+        """
+        if marker is not None and marker.started is not None and marker.ended is not None:
+            return self._times(marker.started, marker.ended)
+        end = self.end
+        if end is None:
+            return UNTIMED
+        state = end.state
+        if state is not None and state.ran is not None:
+            waited, ended = state.starts_after, None
+            if waited is None and state.started is not None and self.sent_at is not None:
+                waited = max(0.0, state.started - self.sent_at)
+            if waited is not None:
+                ended = min(time.time(), self.submitted_at + waited + state.ran)
+            return Times(waited, state.ran, ended, SCHEDULER)
+        if end.began is not None and end.beat is not None:
+            return replace(self._times(end.began, end.beat), told_by=HEARTBEAT)
+        return UNTIMED
+
+    def _times(self, started: float, ended: float) -> Times:
+        """Return the times of a job that began and ended at these times at its site.
 
         It waited from its submission, by the clock of the site's server, to its start, by the
         node's clock. The time to notice and fetch it is no part of that. If the two clocks
-        evidently differ, the waiting time is unknown.
+        evidently differ, the waiting time is unknown, and so is when it ended by the clock here.
         """
-        if self.sent_at is None or marker.started is None:
-            return None, runtime_of(marker)
-        waited = marker.started - self.sent_at
-        longest = time.time() - self.submitted_at - runtime_of(marker)
-        plausible = -_CLOCKS_DIFFER_S <= waited <= longest + _CLOCKS_DIFFER_S
-        return (max(0.0, waited) if plausible else None), runtime_of(marker)
+        ran, now = max(0.0, ended - started), time.time()
+        if self.sent_at is None:
+            return Times(ran=ran)
+        waited, longest = started - self.sent_at, now - self.submitted_at - ran
+        if not -_CLOCKS_DIFFER_S <= waited <= longest + _CLOCKS_DIFFER_S:
+            return Times(ran=ran)
+        return Times(max(0.0, waited), ran, min(now, ended + self.submitted_at - self.sent_at))
 
-    def ended_at(self, marker: Marker) -> float | None:
-        """Return when the job ended, in seconds since the epoch by this machine's clock.
 
-        None if the clocks of the site's server and node evidently differ.
-        """
-        waited, _ = self.times(marker)
-        if waited is None or marker.ended is None or self.sent_at is None:
-            return None
-        return min(time.time(), marker.ended + self.submitted_at - self.sent_at)
-
-    def used(self, marker: Marker | None) -> Used | None:
-        """Return what the job has used, as far as its marker reports it."""
-        if marker is None:
-            return None
-        return Used(marker.cpu, marker.memory, self.ended_at(marker), *_gpu_use(marker))
+def used_of(marker: Marker | None, times: Times) -> Used:
+    """Return what a job has used, as far as its marker reports it, and when it ended."""
+    used = Used(ended=times.ended, told_by=times.told_by)
+    if marker is None:
+        return used
+    busy, memory = _gpu_use(marker)
+    return replace(
+        used, cpu_s=marker.cpu, memory_bytes=marker.memory, gpu_busy=busy, gpu_memory=memory
+    )
 
 
 def _gpu_use(marker: Marker) -> tuple[float | None, int | None]:

@@ -1,6 +1,7 @@
 """End tries for certain, and remove what finished ones leave at the site."""
 
 import asyncio
+import posixpath
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,15 +16,16 @@ from snakemake_executor_plugin_mantik.common.errors import (
 from snakemake_executor_plugin_mantik.common.humanize import humanize_duration
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
 from snakemake_executor_plugin_mantik.engine import claims
+from snakemake_executor_plugin_mantik.engine.attempt import Attempt, TryEnd, TryEndKind
 from snakemake_executor_plugin_mantik.engine.fetch import Fetcher, log_path
-from snakemake_executor_plugin_mantik.engine.observer import JobEnd, Observer
+from snakemake_executor_plugin_mantik.engine.observer import JobEnd, Observer, with_times
 from snakemake_executor_plugin_mantik.engine.salvage import SALVAGE_WAIT_S, salvage_files
 from snakemake_executor_plugin_mantik.engine.scheduler_poller import LOST_S
 from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
 from snakemake_executor_plugin_mantik.engine.watch import Watcher
 from snakemake_executor_plugin_mantik.engine.workflow_context import WorkflowContext
 from snakemake_executor_plugin_mantik.jobs.paths import parse_marker_name
-from snakemake_executor_plugin_mantik.journal import TryRecord, TryState
+from snakemake_executor_plugin_mantik.journal import UNTIMED, Times, TryRecord, TryState
 from snakemake_executor_plugin_mantik.sites.base import Phase, Site
 
 CANCEL_WAIT_S = 180.0
@@ -60,6 +62,7 @@ class _Signs:
         denied: whether the site reports that it has ended.
         after_all: whether it gave a sign of life after the site had reported its end.
         nameless: since when its claim exists without naming an owner.
+        beat: when its claim, or its marker, was last written, by the clock of the file system.
     """
 
     looked: float
@@ -68,6 +71,7 @@ class _Signs:
     denied: bool = False
     after_all: bool = False
     nameless: float | None = None
+    beat: float | None = None
 
     def see(self, now: float, size: int | None) -> None:
         """Record the present size of the claim; any change ends the silence, also its removal."""
@@ -132,14 +136,20 @@ class Canceller:
         self._drop_leftover(try_id)
 
     async def end_observed(
-        self, record: TryRecord, words: str, deadline: float | None = None
+        self,
+        record: TryRecord,
+        words: str,
+        deadline: float | None = None,
+        *,
+        times: Times = UNTIMED,
     ) -> None:
         """Report the end of a stopped try to the observer, with the files that it left."""
         log = log_path(self._logs, record)
         with suppress(TimeoutError):
             async with asyncio.timeout_at(deadline):
                 await asyncio.gather(self.rescue(record.id), self._rescue_log(record, log))
-        self._observer.ended(record, JobEnd("killed", words, log=log if log.exists() else None))
+        end = JobEnd("killed", words, log=log if log.exists() else None)
+        self._observer.ended(record, with_times(end, times))
 
     async def remove_secrets(self, record: TryRecord) -> None:
         """Remove the secrets of a finished try that did not remove them itself.
@@ -185,12 +195,13 @@ class Canceller:
         """
         for record in records:
             # A try that was only planned, or has ended, will not run any more.
+            times = record.times
             if record.state not in (TryState.PLANNED, TryState.ENDED):
-                await self._stop(record)
+                _, times = await self._stop(record)
             await self.remove_secrets(record)
             outcome = "" if record.left_behind else record.outcome
-            await self.end_observed(record, outcome or "given up")
-            self._journal.abandoned(record.id, outcome or "cancelled")
+            await self.end_observed(record, outcome or "given up", times=times)
+            self._journal.abandoned(record.id, outcome or "cancelled", times=times)
             await self.done(record.id, record.site_jobs)
 
     async def cancel(
@@ -207,17 +218,17 @@ class Canceller:
         async def one(record: TryRecord, deadline: float) -> TryRecord | None:
             try:
                 async with asyncio.timeout_at(deadline):
-                    end = None
+                    end, times = None, UNTIMED
                     if record.state is not TryState.PLANNED and record.id not in succeeded:
-                        end = await self._stop(record)
+                        end, times = await self._stop(record)
                     if end is None or end != 0:
                         await self.remove_secrets(record)
             except (TimeoutError, SiteError):
                 return record
             if end != 0 and record.id not in succeeded:
-                await self.end_observed(record, "cancelled", deadline)
+                await self.end_observed(record, "cancelled", deadline, times=times)
                 try:
-                    self._journal.abandoned(record.id, "cancelled")
+                    self._journal.abandoned(record.id, "cancelled", times=times)
                 except JournalError as error:  # the others must be cancelled all the same
                     self._notify(f"{record.name}: it is cancelled. {error}")
                 self._drop_leftover(record.id)
@@ -245,10 +256,10 @@ class Canceller:
                         found.add(marker[0])
         return found
 
-    async def _stop(self, record: TryRecord) -> int | None:
+    async def _stop(self, record: TryRecord) -> tuple[int | None, Times]:
         """Revoke and cancel a try; if it has started, wait until it is over.
 
-        Returns the exit code from its marker, None without a marker.
+        Returns the exit code from its marker, None without a marker, and how long it ran.
 
         Raises:
             SiteRejected: the site does not allow making certain that the try never runs.
@@ -266,7 +277,7 @@ class Canceller:
         while not revoked:
             over, code = await self._is_over(record, ids, begun, signs)
             if over:
-                return code
+                return code, await self._times(record, signs)
             passed = clock() - begun
             await asyncio.sleep(min(max(_CONFIRM_EVERY_S, passed / 20), _CONFIRM_LONGEST_S))
             if clock() - reported > CANCEL_WAIT_S:
@@ -287,7 +298,17 @@ class Canceller:
                 # The running job may be one whose id is still unknown.
                 ids = list(dict.fromkeys([*ids, *await self._find(record)]))
                 await self._cancel_at_site(ids)
-        return None
+        return None, UNTIMED
+
+    async def _times(self, record: TryRecord, signs: _Signs) -> Times:
+        """Return how long a stopped try ran: up to its marker, or to its last heartbeat."""
+        with suppress(SiteError):
+            holder = await claims.read_owner(self._site, record)
+            attempt = Attempt.of(record)
+            began = holder.began if holder is not None else None
+            attempt.end = TryEnd(TryEndKind.REVOKED, began=began, beat=signs.beat)
+            return attempt.times(None)
+        return UNTIMED
 
     async def _find(self, record: TryRecord) -> list[str]:
         with suppress(SiteNotFound):
@@ -313,9 +334,13 @@ class Canceller:
         """
         try:
             seen = await self._looks.look(record.paths.tries)
-            if record.id in seen.codes:
-                return True, seen.codes[record.id]
             now, entries = seen.at, seen.entries
+            if record.id in seen.codes:
+                code = seen.codes[record.id]
+                signs.beat = entries[posixpath.basename(record.paths.marker(code))].modified
+                return True, code
+            if record.id in entries:
+                signs.beat = entries[record.id].modified
             signs.see(now, entries[record.id].size if record.id in entries else None)
             if now - begun <= self._grace_s:
                 return False, None

@@ -1,6 +1,7 @@
 """List, read and revoke the claims of tries, as the controller."""
 
 import asyncio
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -25,10 +26,12 @@ class ClaimOwner:
     Attributes:
         site_job: the site's id of the job, where the job can know it.
         scheduler_job: the scheduler's id, or node and process id.
+        began: when it made the claim, in seconds since the epoch by its node's clock.
     """
 
     site_job: str
     scheduler_job: str
+    began: float | None = None
 
     def is_job(self, job_id: str, state: JobState) -> bool:
         """Check whether the site's job `job_id`, whose state is `state`, holds the claim.
@@ -117,7 +120,12 @@ async def read_owner(site: Site, record: TryRecord) -> ClaimOwner | None:
     fields = dict(line.split("=", 1) for line in lines if "=" in line)
     if "host" not in fields:  # its last line: a slow file system does not show all of it yet
         return None
-    found = ClaimOwner(fields.get("site_job", ""), fields.get("scheduler_job", ""))
+    began = re.fullmatch(r"[0-9]+(\.[0-9]+)?", fields.get("began", ""))
+    found = ClaimOwner(
+        fields.get("site_job", ""),
+        fields.get("scheduler_job", ""),
+        float(began[0]) if began else None,
+    )
     return found if found.site_job or found.scheduler_job else None
 
 

@@ -17,13 +17,18 @@ from snakemake_executor_plugin_mantik.common.errors import (
 from snakemake_executor_plugin_mantik.common.humanize import humanize_count, humanize_duration
 from snakemake_executor_plugin_mantik.engine import messages
 from snakemake_executor_plugin_mantik.engine.adopt import is_at
-from snakemake_executor_plugin_mantik.engine.attempt import Attempt, TryEnd, TryEndKind
+from snakemake_executor_plugin_mantik.engine.attempt import Attempt, TryEnd, TryEndKind, used_of
 from snakemake_executor_plugin_mantik.engine.cancel import Canceller
 from snakemake_executor_plugin_mantik.engine.compare import LateOutputs
 from snakemake_executor_plugin_mantik.engine.failure_classifier import FailureClassifier
 from snakemake_executor_plugin_mantik.engine.fetch import Fetcher, log_path
 from snakemake_executor_plugin_mantik.engine.messages import LastWords
-from snakemake_executor_plugin_mantik.engine.observer import JobEnd, Observer, failure_kind
+from snakemake_executor_plugin_mantik.engine.observer import (
+    JobEnd,
+    Observer,
+    failure_kind,
+    with_times,
+)
 from snakemake_executor_plugin_mantik.engine.queue_wait import lacked_time, longest_arrival_s
 from snakemake_executor_plugin_mantik.engine.request import GroupJob, JobRequest, Outcome
 from snakemake_executor_plugin_mantik.engine.segments import (
@@ -45,9 +50,11 @@ from snakemake_executor_plugin_mantik.jobs.script import ARRIVAL, PREDECESSORS, 
 from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
 from snakemake_executor_plugin_mantik.journal import (
     TIMESTAMP,
+    UNTIMED,
     WENT_ON,
     FileRecord,
     StoredOutput,
+    Times,
     TryRecord,
     TryState,
     content_name,
@@ -105,7 +112,7 @@ class Finalizer:
         `GoesOn` means that another segment of the job is to be submitted. `runtime_s` is the job's
         walltime, where known.
         """
-        record = attempt.record
+        record, attempt.end = attempt.record, end
         path = log_path(self._logs, record)
         if end.exit_code is None:
             return await self._conclude_without_marker(request, attempt, end, path, runtime_s)
@@ -125,9 +132,7 @@ class Finalizer:
         if lost is None and (why := self._not_started(attempt, marker)) is not None:
             if marker.failed_step == ARRIVAL:
                 self.waited.add(record.job)
-                await self.again(attempt, why, waited=attempt.times(marker)[0])
-            else:
-                await self.again(attempt, why)
+            await self.again(attempt, why, attempt.times(marker))
             return None
         self._journal.files.landed(record.id)
         self._journal.secrets_gone(record.id)  # its script removes them however it ends
@@ -147,7 +152,8 @@ class Finalizer:
         # (`SiteRunner._is_already_updated`), and does not update them a second time.
         self._stager.made(_updated(request, attempt, marker))
         if not attempt.staged and await self._lost_outputs(request, record, marker):
-            await self.again(attempt, "its outputs are no longer at the site")
+            why = "its outputs are no longer at the site"
+            await self.again(attempt, why, attempt.times(marker))
             return None
         try:
             fetched = await self._outputs(request, attempt, marker)
@@ -159,11 +165,10 @@ class Finalizer:
         except MantikError as error:
             return self._unfetched(request, attempt, str(error))
         except OSError as error:
-            return self._failed(
+            return self._kept(
                 request, attempt,
                 f"The outputs cannot be written here ({messages.describe_os_error(error)}). They"
-                " are still at the site: free space and start again.\n", None, None,
-                reason=Reason.OUTPUTS, keep=True,
+                " are still at the site: free space and start again.\n",
             )  # fmt: skip
         await self._undeclared.conclude(request, record, marker)
         await self._log(record, marker, path)
@@ -191,7 +196,12 @@ class Finalizer:
         )
         # Ended, but not closed: the next run adopts the try, and a forced run makes a new one.
         self._journal.ended(attempt.record.id, "succeeded", waited=None, ran=None, log="")
-        return self._failed(request, attempt, words, None, None, reason=Reason.OUTPUTS, keep=True)
+        return self._kept(request, attempt, words)
+
+    def _kept(self, request: JobRequest, attempt: Attempt, words: str) -> Outcome:
+        """Fail a job, and leave its try open for the next run to fetch its results."""
+        self._notify(f"{attempt.record.name}: {words.rstrip()}")
+        return Outcome(request.number, "", False, words, None, attempt.joined_ids, Reason.OUTPUTS)
 
     async def _outputs(
         self, request: JobRequest, attempt: Attempt, marker: Marker
@@ -248,7 +258,7 @@ class Finalizer:
         runtime_s: int | None,
     ) -> Outcome | GoesOn | None:
         if (lost := self._lost(request, attempt, end)) is not None:
-            await self.again(attempt, lost)
+            await self.again(attempt, lost, attempt.times(None))
             return None
         log = await self._log(attempt.record, None, path)
         await self._canceller.remove_secrets(attempt.record)
@@ -293,26 +303,31 @@ class Finalizer:
     ) -> GoesOn:
         """Close a segment that another one follows."""
         record = attempt.record
-        waited, ran = attempt.times(marker) if marker is not None else (None, None)
         message = goes_on_message(record, reason)
         self._notify(message)
-        cpu = marker.cpu if marker is not None else None
-        when = attempt.ended_at(marker) if marker is not None else None
-        self._observer.ended(
-            record,
-            JobEnd(
-                "killed", message, log=path if path.exists() else None, waited=waited, ran=ran,
-                cpu=cpu, ended=when, nodes=_nodes(marker), successor="next segment",
-            ),
-        )  # fmt: skip
-        log = str(path) if path.exists() else ""
         why = "asked" if reason is Reason.EXIT_CODE else reason.words
-        self._journal.ended(
-            record.id, f"{WENT_ON} ({why})", waited=waited, ran=ran, log=log,
-            used=attempt.used(marker),
-        )  # fmt: skip
+        log = path if path.exists() else None
+        job_end = JobEnd("killed", message, log=log, successor="next segment")
+        self._end(attempt, f"{WENT_ON} ({why})", job_end, marker, attempt.times(marker))
         await self._canceller.done(record.id, attempt.ids)
         return GoesOn()
+
+    def _end(
+        self, attempt: Attempt, outcome: str, end: JobEnd, marker: Marker | None, times: Times
+    ) -> None:
+        """Record how a try has ended, and tell the observer, with what it has used."""
+        used = used_of(marker, times)
+        self._observer.ended(
+            attempt.record,
+            replace(
+                with_times(end, times), cpu=used.cpu_s,
+                nodes=(marker.nodes or marker.host) if marker is not None else "",
+            ),
+        )  # fmt: skip
+        self._journal.ended(
+            attempt.record.id, outcome, waited=times.waited, ran=times.ran,
+            log=str(end.log or ""), reason=end.reason or "", used=used,
+        )  # fmt: skip
 
     async def _lacked_time(
         self,
@@ -341,22 +356,25 @@ class Finalizer:
             f"{record.name}: it reached its time limit, but had waited for its files before; it is"
             " submitted again."
         )
-        queued = attempt.times(marker)[0] if marker is not None else None
-        await self.again(attempt, "its time was over after a wait for its files", waited=queued)
+        why = "its time was over after a wait for its files"
+        await self.again(attempt, why, attempt.times(marker))
         return True
 
-    async def again(self, attempt: Attempt, why: str, *, waited: float | None = None) -> None:
-        """Close a try whose end is not the job's failure; the job gets another one.
-
-        `waited` are the seconds that it waited in its queue, if that counts for others.
-        """
-        self._observer.ended(attempt.record, JobEnd("killed", why, successor="same segment"))
+    async def again(self, attempt: Attempt, why: str, times: Times = UNTIMED) -> None:
+        """Close a try whose end is not the job's failure; the job gets another one."""
+        end = JobEnd("killed", why, successor="same segment")
+        self._observer.ended(attempt.record, with_times(end, times))
         await self._canceller.remove_secrets(attempt.record)
-        self._journal.abandoned(attempt.record.id, f"failed: {why}", waited=waited)
+        self._journal.abandoned(attempt.record.id, f"failed: {why}", times=times)
         await self._canceller.done(attempt.record.id, attempt.ids)
 
     async def _command_failed(
-        self, request: JobRequest, attempt: Attempt, marker: Marker, path: Path, limit: int | None
+        self,
+        request: JobRequest,
+        attempt: Attempt,
+        marker: Marker,
+        path: Path,
+        limit: int | None,
     ) -> Outcome | GoesOn | None:
         kept: list[FileRecord] = []
         if request.continuation is not None:
@@ -476,7 +494,6 @@ class Finalizer:
         files: tuple[FileRecord, ...],
         path: Path,
     ) -> Outcome:
-        waited, ran = attempt.times(marker)
         stored = _stored_outputs(request, attempt.record, marker)
         self._report_unnamed(attempt.record, marker, [output.path for output in stored])
         files = _with_times(files, stored)
@@ -487,23 +504,8 @@ class Finalizer:
             self._journal.files.set_stored(stored, lasting=True)
         self._journal.note_made(attempt.record.id, files)
         log = path if path.exists() else None
-        self._observer.ended(
-            attempt.record,
-            JobEnd(
-                "finished",
-                exit_code=0,
-                log=log,
-                waited=waited,
-                ran=ran,
-                cpu=marker.cpu,
-                ended=attempt.ended_at(marker),
-                nodes=_nodes(marker),
-            ),
-        )
-        self._journal.ended(
-            attempt.record.id, "succeeded", waited=waited, ran=ran, log=str(log or ""),
-            used=attempt.used(marker),
-        )  # fmt: skip
+        job_end = JobEnd("finished", exit_code=0, log=log)
+        self._end(attempt, "succeeded", job_end, marker, attempt.times(marker))
         return Outcome(
             request.number, attempt.record.id, True, log=log, site_job=attempt.joined_ids,
             stored=tuple(stored),
@@ -544,28 +546,14 @@ class Finalizer:
         marker: Marker | None,
         *,
         reason: Reason,
-        keep: bool = False,
     ) -> Outcome:
-        """Return a failure; `keep` leaves the try open for the next run to fetch its results."""
-        waited, ran = attempt.times(marker) if marker is not None else (None, None)
         log = path if path is not None and path.exists() else None
-        if keep:
-            self._notify(f"{attempt.record.name}: {words.rstrip()}")
-        else:
-            first, code = words.splitlines()[0], marker.exit_code if marker is not None else None
-            cpu = marker.cpu if marker is not None else None
-            when = attempt.ended_at(marker) if marker is not None else None
-            end = JobEnd(
-                failure_kind(reason), first, code, log, waited, ran, cpu, reason, when,
-                _nodes(marker),
-            )  # fmt: skip
-            self._observer.ended(attempt.record, end)
-            self._journal.ended(
-                attempt.record.id, f"failed: {first}", waited=waited, ran=ran,
-                log=str(log or ""), reason=reason, used=attempt.used(marker),
-            )  # fmt: skip
-        try_id = "" if keep else attempt.record.id
-        return Outcome(request.number, try_id, False, words, log, attempt.joined_ids, reason)
+        first, code = words.splitlines()[0], marker.exit_code if marker is not None else None
+        job_end = JobEnd(failure_kind(reason), first, code, log, reason=reason)
+        self._end(attempt, f"failed: {first}", job_end, marker, attempt.times(marker))
+        return Outcome(
+            request.number, attempt.record.id, False, words, log, attempt.joined_ids, reason
+        )
 
     def _log_files(
         self, request: JobRequest, chosen: Collection[str] | None = None
@@ -585,10 +573,6 @@ class Finalizer:
         if not path.exists():
             return None
         return path.relative_to(self._workdir) if path.is_relative_to(self._workdir) else path
-
-
-def _nodes(marker: Marker | None) -> str:
-    return (marker.nodes or marker.host) if marker is not None else ""
 
 
 def _stored_outputs(request: JobRequest, record: TryRecord, marker: Marker) -> list[StoredOutput]:

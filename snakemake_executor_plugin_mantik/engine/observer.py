@@ -6,14 +6,14 @@ time, within a limit of its own.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
 from snakemake_executor_plugin_mantik.engine.request import JobRequest
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.jobs.spec import JobSpec
-from snakemake_executor_plugin_mantik.journal import TryRecord
+from snakemake_executor_plugin_mantik.journal import Times, TryRecord
 
 How = Literal["finished", "failed", "killed"]
 """How a try ended: successfully, by itself with an error, or stopped from outside."""
@@ -90,8 +90,7 @@ class JobEnd:
         waited, ran: seconds, where known.
         cpu: seconds of CPU time that its processes used, where known.
         reason: why it failed; None if it did not, or if another try follows silently.
-        ended: when, in seconds since the epoch by this machine's clock; None if unknown. It may be
-            long ago.
+        ended, told_by: see `Times`.
         nodes: the names of the nodes that it ran on, as its scheduler writes them, where known.
         successor: the try that follows it.
     """
@@ -107,6 +106,16 @@ class JobEnd:
     ended: float | None = None
     nodes: str = ""
     successor: Successor = ""
+    told_by: str = ""
+
+    @property
+    def times(self) -> Times:
+        return Times(self.waited, self.ran, self.ended, self.told_by)
+
+
+def with_times(end: JobEnd, times: Times) -> JobEnd:
+    """Return an end with the times of the try."""
+    return replace(end, **asdict(times))
 
 
 class Observer:

@@ -250,6 +250,7 @@ class Watcher:
                 if not watched.revoked:
                     self.end(watched, TryEnd(TryEndKind.REVOKED))
             else:
+                watched.beat = claim.modified
                 if claim.size != watched.claim_bytes:
                     watched.claim_bytes = claim.size
                     self.alive(watched)
@@ -275,7 +276,10 @@ class Watcher:
             self._drop(watched.record.id)
         self._changed = self._clock()
         if not watched.future.done():
-            watched.future.set_result(replace(end, ids=tuple(watched.ids)))
+            began = watched.owner.began if watched.owner is not None else None
+            watched.future.set_result(
+                replace(end, ids=tuple(watched.ids), began=began, beat=watched.beat)
+            )
 
 
 _EXTEND_AFTER_S = 60.0

@@ -17,9 +17,11 @@ from snakemake_executor_plugin_mantik.journal.files import FileLedger, mark_land
 from snakemake_executor_plugin_mantik.journal.history import read_tries
 from snakemake_executor_plugin_mantik.journal.records import (
     LEFT,
+    UNTIMED,
     Asked,
     FileRecord,
     SiteRecord,
+    Times,
     TryRecord,
     TryState,
     Used,
@@ -470,13 +472,16 @@ class Journal:
         self._advance(try_id, TryState.DONE)
         self._over(try_id)
 
-    def abandoned(self, try_id: str, outcome: str, *, waited: float | None = None) -> None:
+    def abandoned(self, try_id: str, outcome: str, *, times: Times = UNTIMED) -> None:
         """Record that the try will never run, or has ended and is not wanted.
 
-        `waited` are the seconds that it waited in its queue, where that counts for others.
+        What is known of its `times` replaces what was recorded.
         """
-        more = {} if waited is None else {"waited": waited}
-        self._advance(try_id, TryState.ABANDONED, outcome=outcome, finished=time.time(), **more)
+        more: dict[str, object] = {"waited": times.waited, "ran": times.ran}
+        if times.ended is not None or times.told_by:
+            more["used"] = encode_fields(Used(ended=times.ended, told_by=times.told_by))
+        known = {name: value for name, value in more.items() if value is not None}
+        self._advance(try_id, TryState.ABANDONED, outcome=outcome, finished=time.time(), **known)
         self._over(try_id)
 
     def left_behind(self, try_id: str, where: str) -> None:

@@ -60,13 +60,41 @@ class Asked:
 
 
 @dataclass(frozen=True)
+class Times:
+    """How long a try waited and ran, and when it ended; None where it is unknown.
+
+    Attributes:
+        waited: seconds in the queue.
+        ran: seconds that it ran.
+        ended: in seconds since the epoch by this machine's clock; it may be long ago.
+        told_by: who knows how long it ran, if its script could not report it: `scheduler`, by what
+            it counts, or `heartbeat`, up to the last of these. Empty if the script did, or nobody.
+    """
+
+    waited: float | None = None
+    ran: float | None = None
+    ended: float | None = None
+    told_by: str = ""
+
+    @property
+    def words(self) -> str:
+        """Who tells how long it ran, if not its script; empty if that did."""
+        return _TOLD_BY.get(self.told_by, "")
+
+
+_TOLD_BY = {"scheduler": "as the scheduler counts", "heartbeat": "until its last heartbeat"}
+UNTIMED = Times()
+"""The times of a try of which nothing is known, or which did not run."""
+
+
+@dataclass(frozen=True)
 class Used:
     """What a try has used, as its script measured it; None where it is unknown.
 
     Attributes:
         cpu_s: CPU seconds of all its processes.
         memory_bytes: the most memory at a time on its first node.
-        ended: when it ended, in seconds since the epoch by this machine's clock.
+        ended, told_by: see `Times`.
         gpu_busy: how busy its GPUs on the first node were on average, in percent.
         gpu_memory: the most bytes of memory of one of these.
     """
@@ -76,6 +104,7 @@ class Used:
     ended: float | None = None
     gpu_busy: float | None = None
     gpu_memory: int | None = None
+    told_by: str = ""
 
 
 LOST = "lost"
@@ -165,6 +194,12 @@ class TryRecord:
         return Used(**_known_fields(Used, self.used))
 
     @property
+    def times(self) -> Times:
+        """How long it waited and ran, and when it ended, once that is known."""
+        used = self.what_used
+        return Times(self.waited, self.ran, used.ended, used.told_by)
+
+    @property
     def makers(self) -> dict[str, str]:
         """The ids of the tries that make its inputs, by path, if it was submitted ahead of them."""
         return dict(json.loads(self.after)) if self.after else {}
@@ -203,7 +238,9 @@ class TryRecord:
 
 def encode_fields(values: Asked | Used) -> str:
     """Return the known fields of a value as JSON, for the journal."""
-    return json.dumps({name: value for name, value in asdict(values).items() if value is not None})
+    return json.dumps(
+        {name: value for name, value in asdict(values).items() if value not in (None, "")}
+    )
 
 
 def _known_fields(kind: type[Asked | Used], text: str) -> dict[str, Any]:

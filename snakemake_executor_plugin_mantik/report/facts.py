@@ -132,7 +132,11 @@ def gather_facts(
     for node in picture.nodes:
         states[node.state] = states.get(node.state, 0) + 1
     begins = [one.record.submitted for one in shown if one.record.submitted is not None]
-    ends = [one.record.finished or now for one in shown if one.record.submitted is not None]
+    ends = [
+        one.node.ended or one.record.finished or now
+        for one in shown
+        if one.record.submitted is not None
+    ]
     return ReportFacts(
         title=picture.title,
         now=now,

@@ -105,6 +105,8 @@ def render_report(facts: ReportFacts) -> str:
             _hours(sum_known(u.core_hours.get(site) for u in facts.rules)) for site in sites
         ],
         all_hours=_hours(sum_known(u.all_core_hours for u in facts.rules)),
+        estimated=sum(usage.estimated for usage in facts.rules),
+        untimed=sum(usage.untimed for usage in facts.rules),
         gpus=any(usage.gpus for usage in shown),
         pipeline=render_pipeline(facts.picture),
         timeline=render_timeline(facts.picture),

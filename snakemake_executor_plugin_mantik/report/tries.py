@@ -52,13 +52,17 @@ class ReportedTry:
         return len(self.jobs) > 1
 
     def ran(self, now: float) -> float | None:
-        """Return the seconds that it has run so far, or did; None if it has not started."""
-        if self.record.ran is not None:
+        """Return the seconds that it has run so far, or did; None if unknown, or not started."""
+        started = self.node.started
+        if self.record.outcome or started is None or self.node.state is not NodeState.RUNNING:
             return self.record.ran
-        if self.node.started is None:
-            return None
-        end = now if self.node.state is NodeState.RUNNING else self.node.ended
-        return max(0.0, end - self.node.started) if end is not None else None
+        return max(0.0, now - started)
+
+    @property
+    def untimed(self) -> bool:
+        """Whether it ran and is over, and nobody knows how long it ran."""
+        record = self.record
+        return bool(record.outcome) and record.started is not None and record.ran is None
 
     def core_hours(self, now: float) -> float | None:
         """Return its cores times its hours so far; None if its cores are unknown."""
@@ -103,9 +107,9 @@ def _node(job: JobOverview) -> Node:
     if queued is not None and started is not None:
         queued = min(queued, started)
     fetched = record.finished if state in _FETCHED and ended is not None else None
-    note = ", ".join(
-        filter(None, [record.part, job.words if state is not NodeState.FINISHED else ""])
-    )
+    words = job.words if state is not NodeState.FINISHED else ""
+    told = f"ran {record.times.words}" if record.times.words else ""
+    note = ", ".join(filter(None, [record.part, words, told]))
     name = f"{record.name} ({record.part})" if record.part else record.name
     return Node(
         record.id, name, record.rule, state, {}, record.site, queued, started, ended, note,

@@ -80,6 +80,9 @@ class RuleUsage:
         gpu_busy: the percentage to which the GPUs of a try were busy on average, of the busiest.
         gpu_memory: the most bytes of memory of a GPU that a try used.
         core_hours: of all tries, by site; None at a site where no try's cores are known.
+        estimated: how many tries ran as long as the scheduler counts, or until the last heartbeat,
+            because they could not report it.
+        untimed: how many tries are over of which nobody knows how long they ran.
         advice: what to request next time.
         remarks: other advice.
     """
@@ -101,6 +104,8 @@ class RuleUsage:
     gpu_busy: float | None
     gpu_memory: int | None
     core_hours: Mapping[str, float | None]
+    estimated: int
+    untimed: int
     advice: tuple[Advice, ...]
     remarks: tuple[str, ...]
 
@@ -165,6 +170,8 @@ def _usage(rule: str, tries: Sequence[ReportedTry], now: float) -> RuleUsage:
         gpu_busy=_most(one.used.gpu_busy for one in tries),
         gpu_memory=_most(one.used.gpu_memory for one in tries),
         core_hours=hours,
+        estimated=sum(bool(one.record.times.told_by) for one in tries),
+        untimed=sum(one.untimed for one in tries),
         advice=tuple(filter(None, [_memory(tries), _walltime(tries)])),
         remarks=tuple(filter(None, [_cores(tries), _gpus(tries)])),
     )

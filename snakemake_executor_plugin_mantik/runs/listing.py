@@ -49,6 +49,7 @@ class RunRow:
         note: what the user can do about the run, why it failed, or why it cannot start.
         here: whether its directory is on this machine, so that it can be continued or resubmitted.
         uri: its MLflow store.
+        times: who tells how long it ran, if its job could not report that; else empty.
     """
 
     run_id: str
@@ -65,6 +66,7 @@ class RunRow:
     note: str
     here: bool
     uri: str
+    times: str = ""
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -202,7 +204,7 @@ def make_row(run: Any, experiment: str, here: LocalRun | None, store: RunStore) 
         metrics=finite_metrics(
             {k: v for k, v in run.data.metrics.items() if not k.startswith(_OURS)}
         ),
-        note=note, here=here is not None, uri=store.uri,
+        note=note, here=here is not None, uri=store.uri, times=tags.get("mantik.times", ""),
     )  # fmt: skip
 
 
@@ -218,6 +220,7 @@ def make_local_row(here: LocalRun) -> RunRow:
         ended=here.end["time"] if here.end is not None else None,
         waited=last.waited if last else None, ran=last.ran if last else None, metrics={},
         note=GONE if here.gone else STALE, here=True, uri=request.tracking_uri,
+        times=last.times.words if last else "",
     )  # fmt: skip
 
 

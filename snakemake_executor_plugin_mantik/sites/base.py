@@ -139,10 +139,12 @@ class JobState:
         never: whether the job can never start because it requests more than a limit allows.
         pending: why a waiting job has not started, its turn among the reasons, in the scheduler's
             words; empty if the scheduler was not queried or names no reason.
-        started: when a running job began, in seconds since the epoch by the scheduler's clock;
-            None if it was not reported.
-        starts_after: seconds between a waiting job's submission and its start as the scheduler
-            expects it now; None if it expects none.
+        started: when a job that runs or has run began, in seconds since the epoch by the
+            scheduler's clock; None if it was not reported.
+        starts_after: seconds between a job's submission and its start, of a waiting one as the
+            scheduler expects it now; None if it reports none.
+        ran: seconds that a job ran which has ended, as the scheduler counts them; None if it does
+            not report them.
         later: whether the failure is temporary: there are too many jobs (`Reason.REJECTED`), or
             something at the site was away (`Reason.LAUNCH_FAILURE`).
     """
@@ -159,6 +161,7 @@ class JobState:
     pending: str = ""
     started: float | None = None
     starts_after: float | None = None
+    ran: float | None = None
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ class JobRow:
         attempt: 1, or one more than that of the previous try, if that one did not finish.
         cores: the requested cores; None if unknown.
         queued, started, ended: None until then.
+        ran: how long it ran, in seconds; None until it has ended, or if unknown.
         status: MLflow's final status, or `GOES_ON`; empty until the try has ended.
         cpu: the CPU time used, in seconds, if known.
         note: one line on how it ended.
@@ -55,6 +56,7 @@ class JobRow:
     note: str
     follows: str = ""
     behind: bool = False
+    ran: float | None = None
 
     @property
     def state(self) -> str:
@@ -64,13 +66,6 @@ class JobRow:
     @property
     def over(self) -> bool:
         return bool(self.status)
-
-    @property
-    def ran(self) -> float | None:
-        """The running time of a try that has ended, in seconds."""
-        if self.started is None or self.ended is None:
-            return None
-        return max(0.0, self.ended - self.started)
 
     @property
     def core_hours(self) -> float | None:
@@ -238,16 +233,20 @@ class Ledger:
         )
 
     def ended(
-        self, try_id: str, status: str, *, ran: float | None = None, cpu: float | None = None,
-        note: str = "",
+        self, try_id: str, status: str, *, ended: float | None = None, ran: float | None = None,
+        cpu: float | None = None, note: str = "",
     ) -> None:  # fmt: skip
-        """Record that a try has ended; `ran`, measured by the job, overrides the recorded start."""
-        now = time.time()
+        """Record that a try has ended: at `ended`, or now; `ran` overrides the recorded start."""
+        when = ended or time.time()
         self._outbox.execute(
-            "UPDATE jobs SET ended = ?, status = ?, cpu = ?, note = ?,"
-            " started = COALESCE(?, started) WHERE try = ? AND ended IS NULL",
-            (now, status, cpu, note, now - ran if ran is not None else None, try_id),
-        )
+            "UPDATE jobs SET ended = ?, status = ?, cpu = ?, note = ?, ran = ?,"
+            " started = COALESCE(?, MIN(started, ?)), queued = MIN(queued, ?)"
+            " WHERE try = ? AND ended IS NULL",
+            (
+                when, status, cpu, note, ran, when - ran if ran is not None else None, when,
+                when - (ran or 0.0), try_id,
+            ),
+        )  # fmt: skip
 
     def job(self, try_id: str) -> JobRow | None:
         """Return a try; None if it belongs to no workflow."""

@@ -108,6 +108,12 @@ class JobOverview:
             return self.record.ran
         return max(0.0, now - self.running_since) if self.running_since else None
 
+    def ran_words(self, now: float) -> str:
+        """Return how long it has run so far, or did; with `~` if its script did not report it."""
+        ran = self.ran(now)
+        about = "~" if self.record.times.told_by else ""
+        return f"{about}{humanize_duration(ran)}" if ran is not None else ""
+
     def share(self, now: float) -> float | None:
         """Return how much of its walltime a running job has used, from 0 to 1, where known."""
         ran = self.ran(now) if self.condition is Condition.RUNNING else None
@@ -153,6 +159,8 @@ class JobOverview:
             "finished": record.finished,
             "waited": self.waited(now),
             "ran": self.ran(now),
+            "ran_told_by": record.times.told_by or None,
+            "ended": record.times.ended,
             "walltime": record.runtime,
             "log": record.log,
             "log_files": list(record.log_files),

@@ -1,12 +1,16 @@
 """How long a job waited and ran, whatever the clocks show and whenever somebody looks."""
 
 import time
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from snakemake_executor_plugin_mantik.engine.attempt import Attempt
+from snakemake_executor_plugin_mantik.engine.attempt import Attempt, TryEnd, TryEndKind
 from snakemake_executor_plugin_mantik.jobs.markers import Marker
-from snakemake_executor_plugin_mantik.journal import TryRecord, TryState
+from snakemake_executor_plugin_mantik.jobs.reasons import Reason
+from snakemake_executor_plugin_mantik.journal import Times, TryRecord, TryState
+from snakemake_executor_plugin_mantik.sites.base import JobState, Phase
 
 RECORD = TryRecord(
     id="try", site="sim", bucket=0, job="j", rule="r", name="r", fingerprint="f",
@@ -23,24 +27,50 @@ def test_the_sites_clock_tells_how_long_a_job_waited(off: float, away: float) ->
     submitted = now - 20.0 - 8.0 - away
     attempt = Attempt(RECORD, [], submitted, 1, submitted + off)
     started = submitted + 20.0 + off
-    assert attempt.times(Marker(0, started=started, ended=started + 8.0)) == (20.0, 8.0)
+    times = attempt.times(Marker(0, started=started, ended=started + 8.0))
+    assert (times.waited, times.ran, times.told_by) == (20.0, 8.0, "")
+    assert times.ended == pytest.approx(submitted + 28.0)
 
 
 @pytest.mark.parametrize("differs", [-1.0, -30.0])
 def test_a_node_that_is_a_little_behind_did_not_wait(differs: float) -> None:
     now = time.time()
     marker = Marker(0, started=now - 10 + differs, ended=now + differs)
-    assert Attempt(RECORD, [], now - 10, 1, now - 10).times(marker) == (0.0, 10.0)
+    times = Attempt(RECORD, [], now - 10, 1, now - 10).times(marker)
+    assert (times.waited, times.ran) == (0.0, 10.0)
 
 
 @pytest.mark.parametrize("differs", [-7 * 3600.0, -120.0, 120.0, 7 * 3600.0])
 def test_a_node_with_another_clock_tells_nothing(differs: float) -> None:
     now = time.time()
     marker = Marker(0, started=now - 10 + differs, ended=now + differs)
-    assert Attempt(RECORD, [], now - 10, 1, now - 10).times(marker) == (None, 10.0)
+    assert Attempt(RECORD, [], now - 10, 1, now - 10).times(marker) == Times(ran=10.0)
 
 
 def test_what_nobody_acknowledged_is_not_known() -> None:
     now = time.time()
-    assert Attempt(RECORD, [], now - 10, 1).times(Marker(0, started=now, ended=now + 1))[0] is None
-    assert Attempt(RECORD, [], now - 10, 1, now - 10).times(Marker(0, bare=True)) == (None, 0.0)
+    marker = Marker(0, started=now, ended=now + 1)
+    assert Attempt(RECORD, [], now - 10, 1).times(marker) == Times(ran=1.0)
+    assert Attempt(RECORD, [], now - 10, 1, now - 10).times(Marker(0, bare=True)) == Times()
+
+
+def ended(**end: Any) -> Times:
+    """The times of a job that was submitted two days ago, waited for 20 s, and reported nothing."""
+    submitted = time.time() - 2 * DAY_S
+    attempt = Attempt(RECORD, [], submitted, 1, submitted + 3600.0)
+    state, began = JobState(Phase.ENDED, Reason.OUT_OF_MEMORY, **end), submitted + 3620.0
+    attempt.end = TryEnd(TryEndKind.SCHEDULER, state=state, began=began, beat=began + 13.0)
+    found = attempt.times(None)
+    assert found.ended is None or found.ended == pytest.approx(
+        submitted + (found.waited or 0.0) + (found.ran or 0.0)
+    )
+    return replace(found, ended=None, waited=found.waited and round(found.waited, 3))
+
+
+def test_a_job_without_a_report_ran_until_its_last_heartbeat() -> None:
+    assert ended() == Times(20.0, 13.0, told_by="heartbeat")
+
+
+def test_what_the_scheduler_counts_is_what_a_site_bills() -> None:
+    assert ended(ran=17.0) == Times(ran=17.0, told_by="scheduler")
+    assert ended(ran=17.0, starts_after=19.0) == Times(19.0, 17.0, told_by="scheduler")

@@ -15,7 +15,13 @@ from snakemake_executor_plugin_mantik.engine.queue_wait import lacked_time, long
 from snakemake_executor_plugin_mantik.engine.request import Outcome
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.jobs.spec import JobSpec
-from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, TryState, read_history
+from snakemake_executor_plugin_mantik.journal import (
+    Journal,
+    Times,
+    TryRecord,
+    TryState,
+    read_history,
+)
 from tests.support import controller as controllers
 from tests.support.controller import CONFIG, Controller, Killed, request
 from tests.support.simulated import Fate, Fault, World
@@ -153,7 +159,7 @@ def test_a_wait_in_vain_counts_as_a_wait(tmp_path: Path) -> None:
         waited(journal, 4000.0, 4000.0, 4000.0)
         record = journal.new_try(site="sim", job="j", rule="r", name="n", fingerprint="f")
         journal.submitting(record.id, "batch")
-        journal.abandoned(record.id, "failed: its files had not arrived", waited=100.0)
+        journal.abandoned(record.id, "failed: its files had not arrived", times=Times(waited=100.0))
         assert longest_rest_s(journal, "sim", "batch") == 100 / 2 - 30
 
 

@@ -116,6 +116,13 @@ def test_why_a_job_waits(reason: str | None, waits: str, never: bool) -> None:
     assert state.pending == (reason or "").replace("None", "")
 
 
+def test_what_slurm_counts_of_a_job_that_ended() -> None:
+    times = {"elapsed": 13, "start": 1700000000, "end": 1700000013, "limit": 60}
+    state = firecrest_state(job("OUT_OF_MEMORY", 0, 125, time=times))
+    assert (state.started, state.ran) == (1700000000.0, 13.0)
+    assert firecrest_state(job("NODE_FAIL")).ran is None
+
+
 def test_since_when_a_job_runs() -> None:
     times = {"elapsed": 5, "start": 1700000000, "end": None, "limit": 60}
     assert firecrest_state(job("RUNNING", time=times)).started == 1700000000.0

@@ -165,6 +165,14 @@ def test_ends_that_slurm_tells_before_unicore_does(
     assert told == JobState(Phase.ENDED, reason, detail=words, scheduler_id="7")
 
 
+def test_what_slurm_counts_of_a_job_that_ended() -> None:
+    """By Slurm's clock, whenever somebody asks."""
+    times = {"SubmitTime": "2026-11-24T23:59:00", "StartTime": "2026-11-25T00:01:30"}
+    told = {"JobState": "TIMEOUT", "RunTime": "1-02:03:04", "EndTime": "2026-11-26T02:04:34"}
+    state = slurm_state(slurm_details({**told, **times}), RUNNING)
+    assert (state.starts_after, state.ran) == (150.0, 86400.0 + 2 * 3600 + 184)
+
+
 def test_details_that_unicore_has_kept() -> None:
     log = [
         "Mon Nov 23 03:33:01 UTC 2026: Submitted to TSI as [u u:DEFAULT_GID] with BSSID=6",
@@ -173,7 +181,7 @@ def test_details_that_unicore_has_kept() -> None:
         "Mon Nov 23 03:44:32 UTC 2026: Result: Failed: Job did not complete normally on BSS, please"
         " check standard error file and job log for more information.",
     ]
-    told = {"JobState": "NODE_FAIL", "Reason": "NodeDown", "ExitCode": "0:0"}
+    told = {"JobState": "NODE_FAIL", "Reason": "NodeDown", "ExitCode": "0:0", "RunTime": "00:00:00"}
     assert logged_details(log) == told
     assert logged_details(log[:1]) == {}
 

@@ -193,6 +193,7 @@ class World:
         self.excuses: dict[str, set[Reason]] = defaultdict(set)
         self._fresh: dict[str, float] = {}
         self._changed: dict[str, float] = {}
+        self._beats: dict[str, float] = {}
         self._makers: dict[str, str] = {}
         self.files: dict[str, bytes | None] = {}
         self.closed: set[str] = set()
@@ -329,7 +330,9 @@ class World:
         return found
 
     def modified(self, path: str) -> float:
-        """When an output was made, by the clock here; of everything else that it is new."""
+        """When an output was made, or a heartbeat; of everything else that it is new."""
+        if path in self._beats:
+            return self._clock(self._beats[path])
         made = self._changed.get(path)
         return self._clock(self.now) if made is None else EPOCH_S + self._clock(made)
 
@@ -493,8 +496,12 @@ class World:
         start.phase = Phase.RUNNING
         after, seconds = job.fate.stalled
         start.hangs = (self.now + after, self.now + after + seconds)
-        text = f"owner=x{start.number}\nsite_job={job.id}\nscheduler_job={start.number}\nhost=n\n"
+        text = (
+            f"owner=x{start.number}\nbegan={self.clock}\nsite_job={job.id}\n"
+            f"scheduler_job={start.number}\nhost=n\n"
+        )
         self.written(paths.claim, text.encode())
+        self._beats[paths.claim] = self.now
         self.after(job.spec.limits.heartbeat_s, partial(self._beat, job, start))
         self._await(job, start, self.now)
 
@@ -574,6 +581,7 @@ class World:
                 start
             ):  # its last block has room, even where nothing else has
                 self.files[job.spec.paths.claim] = claim + b"."
+                self._beats[job.spec.paths.claim] = self.now
             self.after(job.spec.limits.heartbeat_s, partial(self._beat, job, start))
 
     def _hangs(self, start: _Start) -> bool:

@@ -58,6 +58,7 @@ def firecrest_state(job: Mapping[str, Any]) -> JobState:
     if phase is Phase.WAITING:
         pending = str(status.get("stateReason") or "").replace("None", "")
         waits, never = pending_obstacle(pending)
+    begun = phase in (Phase.RUNNING, Phase.ENDED)
     plain = reason in (Reason.SUCCESS, Reason.EXIT_CODE)
     return JobState(
         phase,
@@ -69,14 +70,15 @@ def firecrest_state(job: Mapping[str, Any]) -> JobState:
         waits=waits,
         never=never,
         pending=pending,
-        started=_start(job) if phase is Phase.RUNNING else None,
+        started=_seconds(job, "start") or None if begun else None,
+        ran=_seconds(job, "elapsed") if phase is Phase.ENDED else None,
     )
 
 
-def _start(job: Mapping[str, Any]) -> float | None:
+def _seconds(job: Mapping[str, Any], name: str) -> float | None:
     times = job.get("time")
-    start = _number(times.get("start")) if isinstance(times, Mapping) else None
-    return float(start) if start else None
+    number = _number(times.get(name)) if isinstance(times, Mapping) else None
+    return float(number) if number is not None else None
 
 
 def _phase(word: str) -> Phase:

@@ -70,6 +70,8 @@ _LOST_TEXTS: Final = re.compile(
 """Texts of `statusMessage` of a job that UNICORE gave up because something was away: the site did
 not refuse it, and it may be in the scheduler's queue."""
 
+_DETAILS: Final = ("JobState", "Reason", "ExitCode", "SubmitTime", "StartTime", "RunTime")
+"""Fields of `scontrol show job`."""
 _LOGGED_DETAILS: Final = "Detailed job information from batch system:"
 _REJECTION: Final = re.compile(r"Could not submit job: (?P<text>.*)", re.DOTALL)
 _UNICORE_DATE: Final = re.compile(r"^\w{3} \w{3} \d+ [\d:]+ \S+ \d{4}: ")
@@ -124,7 +126,8 @@ def slurm_details(details: Mapping[str, Any]) -> dict[str, str]:
 
     They are entries of the JSON, or `Name=value` in a text in it, depending on the server.
     """
-    return _found_details(json.dumps(details))
+    entries = {name: str(details[name]) for name in _DETAILS if name in details}
+    return entries or _found_details(" ".join(map(str, details.values())))
 
 
 def logged_details(log: list[Any]) -> dict[str, str]:
@@ -136,16 +139,17 @@ def logged_details(log: list[Any]) -> dict[str, str]:
     for line in reversed(log):
         _, marker, text = str(line).partition(_LOGGED_DETAILS)
         if marker:
-            return _found_details(text)
+            try:
+                return slurm_details(json.loads(text))
+            except (ValueError, AttributeError):
+                return _found_details(text)
     return {}
 
 
 def _found_details(text: str) -> dict[str, str]:
-    found = {}
-    for name in ("JobState", "Reason", "ExitCode", "SubmitTime", "StartTime"):
-        if match := re.search(rf'\b{name}"?\s*[=:]\s*"?(?P<value>[\w:+-]+)', text):
-            found[name] = match["value"]
-    return found
+    """Extract the details from what `scontrol show job` prints, which has no blanks in values."""
+    pairs = (word.partition("=") for word in text.split())
+    return {name: value for name, _, value in reversed(list(pairs)) if name in _DETAILS}
 
 
 def _starts_after(details: Mapping[str, str]) -> float | None:
@@ -161,6 +165,16 @@ def _starts_after(details: Mapping[str, str]) -> float | None:
     return wait.total_seconds() if wait.total_seconds() > 0 else None
 
 
+def _ran(details: Mapping[str, str]) -> float | None:
+    """Return the seconds that a job has run, from Slurm's `days-hours:minutes:seconds`."""
+    text = details.get("RunTime", "")
+    match = re.fullmatch(r"(?:(?P<d>\d+)-)?(?P<h>\d+):(?P<m>\d+):(?P<s>\d+)", text)
+    if match is None:
+        return None
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    return 86400.0 * days + 3600 * hours + 60 * minutes + seconds
+
+
 def slurm_state(details: Mapping[str, str], state: JobState) -> JobState:
     """Complete `state` by the end, or the reason to wait, in Slurm's details.
 
@@ -174,7 +188,7 @@ def slurm_state(details: Mapping[str, str], state: JobState) -> JobState:
     reason = end_reason(*end)
     given_up = state.phase is Phase.UNKNOWN
     if word in SLURM_WAITING and (given_up or state.phase is Phase.WAITING):
-        pending = details.get("Reason", "").replace("None", "")
+        pending = details.get("Reason", "").replace("None", "").rstrip(",")
         waits, never = pending_obstacle(pending)
         return replace(
             state, phase=Phase.WAITING, waits=waits, never=never, pending=pending,
@@ -186,7 +200,10 @@ def slurm_state(details: Mapping[str, str], state: JobState) -> JobState:
     if reason is None or by_itself or (reason is Reason.SUCCESS and not given_up):
         return state
     words = describe_end(word, details.get("Reason", ""), *end[1:])
-    return replace(state, phase=Phase.ENDED, reason=reason, detail=words)
+    return replace(
+        state, phase=Phase.ENDED, reason=reason, detail=words,
+        ran=_ran(details), starts_after=_starts_after(details),
+    )  # fmt: skip
 
 
 def _reason(status: str, message: str, code: int | None) -> Reason:

@@ -348,13 +348,18 @@ class Tracker(Observer):
             "goes_on": goes_on,
             "time": end.ended or time.time(),
             "words": end.words,
+            "times": end.times.words,
             "reason": str(end.reason or ""),
             "exit_code": end.exit_code,
             "log": str(end.log) if end.log is not None else "",
         }
 
         def write(ledger: Ledger) -> None:
-            ledger.ended(record.id, status, ran=end.ran, cpu=end.cpu, note=end.words)
+            told = f"ran {end.times.words}" if end.times.words else ""
+            ledger.ended(
+                record.id, status, ended=end.ended, ran=end.ran, cpu=end.cpu,
+                note=", ".join(filter(None, [end.words, told])),
+            )  # fmt: skip
             row = ledger.job(record.id)
             known = self._box.run(record.id)
             one = known is not None and known.data.get("one", False)

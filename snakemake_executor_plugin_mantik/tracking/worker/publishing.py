@@ -57,7 +57,9 @@ _MOST_SAID = 20
 """The most lines that the user sees about a run: a job may write a million invalid values."""
 _TRY = "mantik.try"
 _STATES = (EventKind.SUBMITTED, EventKind.WAITING, EventKind.STARTED)
-_OF_THE_END = ("mantik.exit_code", "mantik.reason", "mantik.reason.kind")
+TIMES = "mantik.times"
+"""The tag that says who tells how long the job ran, if it could not report that itself."""
+_OF_THE_END = ("mantik.exit_code", "mantik.reason", "mantik.reason.kind", TIMES)
 """Tags of an end, which a retry in the same run removes."""
 RETRY_OF = "mantik.retry_of"
 """The tag that names the run of the previous try, which did not finish."""
@@ -373,6 +375,7 @@ class Publisher:
             "mantik.exit_code": "" if data["exit_code"] is None else str(data["exit_code"]),
             "mantik.reason": data["words"],
             "mantik.reason.kind": data.get("reason", ""),
+            TIMES: data.get("times", ""),
             "mantik.own_run_id": run.own_id if run.own_id != run.run_id else "",
         }
         goes_on = data.get("goes_on", False) or self._is_retried(run)

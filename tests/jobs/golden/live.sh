@@ -83,7 +83,9 @@ _m_make_claim() {
   { read -r unique < /proc/sys/kernel/random/uuid; } 2>/dev/null || unique=$RANDOM$RANDOM$RANDOM
   unique=$unique-${_m_host%%.*}-$$
   by=$_m_claim.by-${unique//[!A-Za-z0-9.-]/_}
+  _m_now
   text="owner=$unique
+began=$_m_time
 site_job=${_m_site_job//$'\n'/ }
 scheduler_job=${_m_scheduler_job//$'\n'/ }
 host=${_m_host//$'\n'/ }"

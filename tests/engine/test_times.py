@@ -1,0 +1,65 @@
+"""How long a job ran that could not report it: never until somebody came to look."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from snakemake_executor_plugin_mantik.jobs.reasons import Reason
+from snakemake_executor_plugin_mantik.journal import TryRecord, read_history, read_workflow
+from snakemake_executor_plugin_mantik.report.tries import report_tries
+from snakemake_executor_plugin_mantik.report.usage import usage_by_rule
+from tests.support.controller import Controller, killed_when, request, simulate
+from tests.support.simulated import Fate, World
+
+NIGHT_S = 12 * 3600.0
+BEAT_S = 10.0
+
+
+def left_alone(tmp_path: Path, world: World) -> Controller:
+    """The controller dies when the job runs, and nobody comes for a night."""
+    dead = killed_when(tmp_path, world, lambda controller: bool(world.runs))
+    world.advance(world.now + NIGHT_S)
+    return dead
+
+
+def only_try(tmp_path: Path) -> TryRecord:
+    [record] = read_history(tmp_path / ".state")
+    return record
+
+
+@pytest.mark.parametrize("ending", ["killed", "cancelled"])
+def test_absence_costs_no_core_hours(tmp_path: Path, ending: str) -> None:
+    """A job that was killed for its memory, or by `scancel`, before it could write its marker."""
+    reason = Reason.OUT_OF_MEMORY if ending == "killed" else Reason.CANCELLED
+    world = World(lambda spec: Fate(killed_after=100.0, reason=reason))
+    dead = left_alone(tmp_path, world)
+
+    async def come_back(controller: Controller) -> None:
+        if ending == "killed":
+            assert not (await controller.job(request(1))).succeeded
+        else:
+            records = controller.journal.all_open_tries()
+            assert await controller.work.canceller.cancel(records) == []
+
+    simulate(tmp_path, world, come_back)
+    dead.forget()
+
+    record = only_try(tmp_path)
+    assert record.ran == pytest.approx(100.0, abs=BEAT_S)
+    assert record.times.told_by == "heartbeat"
+    [usage] = usage_by_rule(report_tries(read_workflow(tmp_path / ".state"), controlled=False), 1e9)
+    assert (usage.estimated, usage.untimed) == (1, 0)
+
+
+def test_a_job_that_is_cancelled_ran_until_then(tmp_path: Path) -> None:
+    world = World(duration=lambda spec: 10_000.0)
+
+    async def play(controller: Controller) -> None:
+        job = asyncio.create_task(controller.job(request(1)))
+        await asyncio.sleep(500.0)
+        job.cancel()
+        await controller.work.canceller.cancel(controller.journal.all_open_tries())
+
+    simulate(tmp_path, world, play)
+    assert only_try(tmp_path).ran == pytest.approx(497.0, abs=2 * BEAT_S)

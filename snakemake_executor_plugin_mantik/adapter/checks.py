@@ -224,7 +224,7 @@ def check_workflow(workflow: Any, dag: Any, options: Any, logger: Any) -> Checke
     # The checks below need a job that has a site and can run there.
     units = [unit for unit in units if _is_sound(unit, configs, obstacles)]
     jobs = [job for unit in units for job in list_members(unit)]
-    reported = {*obstacles, *_check_at_sites(found, jobs, context, find_products(dag))}
+    reported = {*obstacles, *_check_at_sites(found, dag, jobs, context)}
     with found.check():
         missing_snakemake.refuse(jobs)
     mistakes = preflight.find_mistakes(dag, units, context, workflow.linemaps)
@@ -291,7 +291,7 @@ def _check_without_sites(found: MistakeCollector, workflow: Any, dag: Any, jobs:
 
 
 def _check_at_sites(
-    found: MistakeCollector, jobs: list[Any], context: RuleContext, products: frozenset[str]
+    found: MistakeCollector, dag: Any, jobs: list[Any], context: RuleContext
 ) -> Iterable[str]:
     """Collect mistakes of jobs that have a site and no obstacle to run there.
 
@@ -300,7 +300,7 @@ def _check_at_sites(
     """
     with found.check():
         _check_datasets(jobs, context)
-    mistakes = _environment_mistakes(jobs, context, products)
+    mistakes = _environment_mistakes(dag, jobs, context)
     with found.check():
         _refuse_environments(mistakes)
     with found.check():
@@ -422,15 +422,18 @@ def look_up_datasets(jobs: Iterable[Any], catalog: Catalog) -> list[Finding]:
     return all_found
 
 
-def _environment_mistakes(
-    jobs: list[Any], context: RuleContext, products: frozenset[str]
-) -> dict[str, str]:
+def _environment_mistakes(dag: Any, jobs: list[Any], context: RuleContext) -> dict[str, str]:
     """Check the rules' own environments and MPI launchers, as far as this machine can.
 
     Returns:
         By rule, what is wrong.
     """
+    products = find_products(dag)
     return {
+        job.rule.name: mistake
+        for job in dag.needrun_jobs()
+        if job.is_local and (mistake := deployment.conda_file_mistake(job, products))
+    } | {
         job.rule.name: mistake
         for job in jobs
         if (mistake := deployment.deployment_mistake(job, context, products)) is not None

@@ -15,6 +15,7 @@ from snakemake_interface_executor_plugins.executors.remote import RemoteExecutor
 from snakemake_executor_plugin_mantik.adapter import stale_lock
 from snakemake_executor_plugin_mantik.adapter.signals import (
     DETACHED,
+    FAILED_HERE,
     NO_SPACE,
     Interruption,
     is_disk_full,
@@ -262,6 +263,16 @@ class Executor(RemoteExecutor):
         self, active_jobs: list[SubmittedJobInfo]
     ) -> AsyncGenerator[SubmittedJobInfo, None]:
         """Yield the jobs that are still active, and report all others."""
+        try:
+            async for info in self._check_active_jobs(active_jobs):
+                yield info
+        except Exception as error:  # Snakemake ends: nobody calls `cancel_jobs` in this case
+            self._leave_running(error)
+            raise
+
+    async def _check_active_jobs(
+        self, active_jobs: list[SubmittedJobInfo]
+    ) -> AsyncGenerator[SubmittedJobInfo, None]:
         self.next_seconds_between_status_checks = _CHECK_S
         if self._notices is not None:
             self._notices.look(self._used_sites())
@@ -385,18 +396,20 @@ class Executor(RemoteExecutor):
     def cancel_jobs(self, active_jobs: list[SubmittedJobInfo]) -> None:  # noqa: ARG002
         """Cancel all jobs of this run, unless they are to be left running.
 
-        The journal knows them: Snakemake's own list is empty while a cycle runs.
+        Snakemake calls this also for an error of one job on this machine: an input function behind
+        a checkpoint that raises, or metadata that cannot be written. Nobody has asked to cancel the
+        others then. The journal knows them: Snakemake's own list is empty while a cycle runs.
         """
         # If the user did not end the run, an error of Snakemake or of this plugin did.
-        self._ending = "failed" if isinstance(sys.exception(), Exception) else "killed"
+        error = sys.exception()
+        self._ending = "failed" if isinstance(error, Exception) else "killed"
         if self._run is None:
             return
         if self._interruption.detached:
             self.logger.info(DETACHED)
             return
-        if is_disk_full(sys.exception()):  # Snakemake stopped for this reason
-            self._interruption.detached = True
-            self.logger.error(NO_SPACE)
+        if isinstance(error, Exception):
+            self._leave_running(error)
             return
         self.logger.info("Cancelling the jobs at the sites.")
         try:
@@ -411,6 +424,10 @@ class Executor(RemoteExecutor):
                 f" {record.site} did not confirm that it was cancelled and may still run."
                 " The next run in this directory takes it up."
             )
+
+    def _leave_running(self, error: Exception) -> None:
+        self._interruption.detached = True
+        self.logger.error(NO_SPACE if is_disk_full(error) else FAILED_HERE)
 
     def _report_ahead(self) -> None:
         """Say how far the pipeline goes on without this process."""

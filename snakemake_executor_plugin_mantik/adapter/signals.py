@@ -27,6 +27,12 @@ NO_SPACE = (
     " sites. Free space and start again to take them up."
 )
 
+FAILED_HERE = (
+    "Snakemake ends because of an error on this machine, which it reports below. The jobs at the"
+    " sites go on. Correct the error and start again to take them up; or type smk-mantik cancel to"
+    " end them."
+)
+
 _QUESTION = (
     "\nInterrupted. What should happen to the jobs at the sites?\n"
     "  c  cancel them and end (Ctrl-C again: end at once, without waiting for confirmation)\n"

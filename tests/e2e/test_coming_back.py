@@ -86,6 +86,43 @@ def test_killed_while_jobs_run(both: Project, meanwhile: str) -> None:
     assert "Nothing to be done" in both.run(plain=True).ok().output
 
 
+def test_an_error_of_one_job_on_this_machine_leaves_the_others_running(project: Project) -> None:
+    project.write(
+        "Snakefile",
+        r"""
+        def chosen(wildcards):
+            checkpoints.split.get()
+            with open("sample") as file:
+                return f"parts/{file.read()}"
+
+        rule all:
+            input: "long.txt", "chosen.txt"
+
+        rule long:
+            output: "long.txt"
+            shell: "echo long >> ran.txt; until [ -e go ]; do sleep 0.1; done; echo > {output}"
+
+        checkpoint split:
+            output: directory("parts")
+            shell: "until [ -e ran.txt ]; do sleep 0.1; done; mkdir -p {output}; echo > {output}/a"
+
+        rule choose:
+            input: chosen
+            output: "chosen.txt"
+            shell: "cp {input} {output}"
+        """,
+    )
+    first = project.run()
+    assert first.code == 1
+    tells(first.output, "The jobs at the sites go on", "smk-mantik cancel", "'sample'")
+
+    go(project)
+    project.write("sample", "a")
+    tells(project.run().ok().output, "long: taken up again")
+
+    assert runs(project) == ["long"]
+
+
 @pytest.fixture
 def faulty_project(firecrest: Project, faulty: Sandbox) -> tuple[Project, Sandbox]:
     prepare(firecrest)

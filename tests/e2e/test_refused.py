@@ -625,6 +625,34 @@ def test_conda_for_jobs_here_without_a_conda_here(project: Project) -> None:
     tells(said, "Use --mantik-software-deployment conda for jobs at sites")
 
 
+def test_an_environment_file_that_nobody_uses_is_missing(project: Project) -> None:
+    """Snakemake reads it when the job has ended, and ends the run."""
+    project.write(
+        "Snakefile",
+        """
+        rule all:
+            input: "a.txt", "b.txt"
+            localrule: True
+
+        rule a:
+            output: "a.txt"
+            conda: "a.yaml"
+            shell: "echo > {output}"
+
+        rule b:
+            output: "b.txt"
+            conda: "b.yaml"
+            localrule: True
+            shell: "echo > {output}"
+        """,
+    )
+
+    said = project.run().failed()
+
+    tells(said, "nothing submitted", "rule a has the environment file", "a.yaml, which cannot be")
+    tells(said, "rule b has the environment file", "b.yaml, which cannot be read")
+
+
 def test_nothing_to_do_needs_no_config(project: Project) -> None:
     project.write("Snakefile", GOOD)
     project.write("good.txt")

@@ -320,6 +320,8 @@ def deployment_mistake(job: Job, context: RuleContext, made: Collection[str]) ->
             f"has the conda environment {own.conda.path}, a directory on this machine that cannot"
             " be uploaded to a site (use an environment file, or an environment at the site)"
         )
+    if mistake := conda_file_mistake(job, made):
+        return mistake
     if isinstance(own.conda, CondaEnvFileSpec):
         content = _read(job, own.conda.file)
         if content is None:
@@ -330,6 +332,21 @@ def deployment_mistake(job: Job, context: RuleContext, made: Collection[str]) ->
             why = " ".join(str(error).split())
             return f"has the environment file {own.conda.file}, which is not valid YAML: {why}"
     return _container_mistake(own.container or "", context, made)
+
+
+def conda_file_mistake(job: Job, made: Collection[str]) -> str | None:
+    """Return that a job's environment file is missing, as words after "rule NAME", or None.
+
+    Snakemake reads it for its record of a finished job, even where the environment is not used, and
+    ends the run if it cannot (persistence, `_conda_env`).
+    """
+    spec = job.conda_env_spec
+    if not isinstance(spec, CondaEnvFileSpec) or job.rule.workflow.sourcecache.exists(spec.file):
+        return None
+    path = spec.file.get_path_or_uri(secret_free=True)
+    if os.path.relpath(path) in made:
+        return None
+    return f"has the environment file {spec.file}, which cannot be read"
 
 
 def _container_mistake(container: str, context: RuleContext, made: Collection[str]) -> str | None:

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -15,7 +16,8 @@ entry_points:
       data: path
       alpha: {type: float, default: 0.5}
       out: {default: model.txt}
-    command: "cat {data} > {out} && echo {alpha} >> {out} && mkdir -p sub && echo s > 'sub/a b'"
+    command: "cat {data} > {out} && echo {alpha} >> {out} && mkdir -p sub && echo s > 'sub/a b' &&
+      touch -d 2001-01-01 'sub/a b' && ln -sf 'a b' sub/last && ln -sf nowhere sub/none"
   fail:
     command: "exit 7"
   sees:
@@ -72,7 +74,8 @@ def test_what_it_makes_comes_back(churn: Project, local: bool) -> None:
 
     (folder,) = (churn.directory / "mlproject-runs").iterdir()
     names = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()}
-    assert names - {".snakemake_timestamp"} == {"model.txt", "sub/a b"}
+    assert names - {".snakemake_timestamp"} == {"model.txt", "sub/a b", "sub/last"}
+    assert (folder / "sub/last").readlink() == Path("a b")
     assert (folder / "model.txt").read_text() == "1,2\n0.5\n"
     assert churn.read("it's churn/MLproject") == before
     assert churn.exists("it's churn/model.txt") == local

@@ -20,6 +20,7 @@ from typing import Self
 
 from tests.real import mariadb
 from tests.real.mariadb import found
+from tests.support.daemons import Daemon
 from tests.support.ports import free_ports
 
 DATA = Path(__file__).parent / "slurmconf"
@@ -29,7 +30,7 @@ PROGRAMS = (
 START_S = 180.0
 """How long a daemon may take until it answers, seconds."""
 STOP_S = 10.0
-"""How long a daemon may take to end before it is killed, seconds."""
+"""How long jobs may take to end before the daemons do, seconds."""
 
 ACCOUNTS = ("sandbox", "other")
 """The accounts that jobs may be charged to, the first is the user's default."""
@@ -60,7 +61,7 @@ class Slurm:
     nodes: tuple[str, ...] = field(default_factory=lambda: (socket.gethostname(),))
     users: tuple[str, ...] = ()
     fragile: str = ""
-    _daemons: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    _daemons: dict[str, Daemon] = field(default_factory=dict)
 
     @property
     def environment(self) -> Mapping[str, str]:
@@ -103,13 +104,7 @@ class Slurm:
             with suppress(TimeoutError):
                 _until(lambda: not self.run("squeue", "--noheader", check=False).strip(), STOP_S)
         for name in reversed(self._daemons):
-            daemon = self._daemons[name]
-            daemon.terminate()
-            try:
-                daemon.wait(STOP_S)
-            except subprocess.TimeoutExpired:
-                daemon.kill()
-                daemon.wait()
+            self._daemons[name].stop()
         self._daemons.clear()
 
     # --- its daemons ---------------------------------------------------------------------------
@@ -185,20 +180,17 @@ class Slurm:
         program = found(name)
         assert program is not None
         started = " ".join((name, *arguments[-1:])) if name == "slurmd" else name
-        with (self.directory / f"{started}.log").open("ab") as log:
-            # With this process its daemons end, even if it is killed.
-            self._daemons[started] = subprocess.Popen(
-                ["setpriv", "--pdeathsig", "KILL", program, *arguments],
-                cwd=self.directory, env={**os.environ, **self.environment},
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-            )  # fmt: skip
+        log = self.directory / f"{started}.log"
+        environment = {**os.environ, **self.environment}
+        self._daemons[started] = Daemon([program, *arguments], self.directory, log, environment)
+        self._daemons[started].start()
 
     def _answers(self, *command: str) -> None:
         """Wait until a command succeeds and says that its server is up."""
 
         def up() -> bool:
             for name, daemon in self._daemons.items():
-                assert daemon.poll() is None, (self.directory / f"{name}.log").read_text()
+                assert daemon.runs, (self.directory / f"{name}.log").read_text()
             return "error" not in (said := self.run(*command, check=False)) and "DOWN" not in said
 
         _until(up)

@@ -4,7 +4,6 @@ What is tested of tracking anyway, with another server; and what it holds in the
 it keeps it.
 """
 
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.real import mariadb
+from tests.support.daemons import Daemon
 from tests.support.needs import require
 from tests.support.ports import free_port
 from tests.support.s3 import S3, rclone
@@ -45,15 +45,13 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     arguments = mariadb.prepare(directory, port, "mlflow", "a-password", "runs")
     program = mariadb.found("mariadbd")
     assert program is not None
-    with (directory / "log").open("wb") as log:
-        server = subprocess.Popen([program, *arguments], stdin=subprocess.DEVNULL, stdout=log,
-                                  stderr=log)  # fmt: skip
+    server = Daemon([program, *arguments], directory, directory / "log")
+    server.start()
     try:
         wait_for(lambda: mariadb.answers(port), mariadb.INSTALL_S)
         yield f"mysql+pymysql://mlflow:a-password@127.0.0.1:{port}/runs"
     finally:
-        server.terminate()
-        server.wait()
+        server.stop()
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,5 @@
 """A local S3 server for tests of storage."""
 
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.support.daemons import Daemon
 from tests.support.needs import require
 from tests.support.ports import free_port
 from tests.support.sandbox import wait_for
@@ -60,20 +60,15 @@ def rclone(directory: Path) -> Iterator[S3]:
     require([] if RCLONE.exists() else ["rclone"], SOFTWARE)
     (directory / "buckets").mkdir(parents=True)
     s3 = S3(f"http://127.0.0.1:{free_port()}")
-    with (directory / "rclone.log").open("wb") as log:
-        server = subprocess.Popen(
-            # With this process it ends, even if it is killed.
-            ["setpriv", "--pdeathsig", "KILL", RCLONE, "serve", "s3",
-             "--config", directory / "none", "--addr", s3.url[7:],
-             "--auth-key", f"{s3.access_key},{s3.secret_key}", directory / "buckets"],
-            stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-        )  # fmt: skip
+    command = (RCLONE, "serve", "s3", "--config", directory / "none", "--addr", s3.url[7:],
+               "--auth-key", f"{s3.access_key},{s3.secret_key}", directory / "buckets")  # fmt: skip
+    server = Daemon(command, directory, directory / "rclone.log")
+    server.start()
     try:
         wait_for(lambda: _answers(s3), START_S)
         yield s3
     finally:
-        server.terminate()
-        server.wait()
+        server.stop()
 
 
 def _answers(s3: S3) -> bool:

@@ -75,7 +75,8 @@ def keep(
 
 def _keeper(users: Path, command: Sequence[str]) -> int:
     """Run `command` until it ends or nobody holds a lock on `users` any more."""
-    server = subprocess.Popen(command)
+    # Whoever ends the keeper lets the server end what it has started.
+    server = subprocess.Popen(["setpriv", "--pdeathsig", "TERM", *command])
     lock = users.open("a")
 
     def end() -> None:

@@ -1,11 +1,11 @@
 """A real MLflow server, a sandbox, and the runs as MLflow's own client sees them."""
 
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 
 import httpx
@@ -19,6 +19,7 @@ from snakemake_executor_plugin_mantik.common.locks import is_locked
 from snakemake_executor_plugin_mantik.tracking.store import DIRECTORY
 from snakemake_executor_plugin_mantik.tracking.worker.process import WORKER_LOCK
 from snakemake_executor_plugin_mantik.tracking.workflow import WORKFLOW
+from tests.support.daemons import Daemon
 from tests.support.gate import Gate
 from tests.support.ports import free_port
 from tests.support.sandbox import FAST
@@ -47,30 +48,31 @@ class TrackingServer:
     database: str = ""
     artifacts: str = ""
     environment: dict[str, str] = field(default_factory=dict)
-    process: "subprocess.Popen[bytes] | None" = field(default=None, repr=False)
 
     @property
     def uri(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def start(self) -> None:
+    @cached_property
+    def _daemon(self) -> Daemon:
         command = [
             *(sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1"),
             *("--port", str(self.port), "--workers", "1"),
             *("--backend-store-uri", self.database or f"sqlite:///{self.directory}/db"),
             *("--artifacts-destination", self.artifacts or str(self.directory / "artifacts")),
         ]
-        with (self.directory / "server.log").open("ab") as log:
-            self.process = subprocess.Popen(
-                command, cwd=self.directory, stdout=log, stderr=log, start_new_session=True,
-                env={
-                    **os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
-                    "MLFLOW_SERVER_ALLOWED_HOSTS": "*", **self.environment,
-                },
-            )  # fmt: skip
+        environment = {
+            **os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+            "MLFLOW_SERVER_ALLOWED_HOSTS": "*", **self.environment,
+        }  # fmt: skip
+        log = self.directory / "server.log"
+        return Daemon(command, self.directory, log, environment, forks=True)
+
+    def start(self) -> None:
+        self._daemon.start()
         end = time.monotonic() + START_S
         while True:
-            assert time.monotonic() < end, (self.directory / "server.log").read_text()
+            assert time.monotonic() < end, self._daemon.console.read_text()
             try:
                 if httpx.get(f"{self.uri}/health", timeout=2).status_code == 200:
                     return
@@ -78,10 +80,7 @@ class TrackingServer:
                 time.sleep(0.1)
 
     def stop(self) -> None:
-        if self.process is not None:
-            os.killpg(self.process.pid, 9)
-            self.process.wait(20)
-            self.process = None
+        self._daemon.kill()
 
 
 @pytest.fixture(scope="session")

@@ -33,6 +33,9 @@ class Fault:
     act: Callable[[str], Act]
     times: int | None = 5
 
+    def __str__(self) -> str:
+        return self.name
+
 
 def refusal(api: str, status: int, words: str = "") -> Answer:
     """An error in the form of the API; UNICORE's have no body without words."""

@@ -15,11 +15,11 @@ from hpc_sandbox.settings import SiteOption
 from tests.faults.cell import RUN_S, SITE, Cell, cell_in, settings
 from tests.faults.faults import FAULTS, calling, lost
 from tests.support.proxy import Act, Exchange, Rule, pass_on
+from tests.support.turns import FIRECREST_FIRST, UNICORE_FIRST
 from tests.support.workflows import Ran, Running, until
 
 pytestmark = pytest.mark.timeout(1200)
 
-APIS = ("unicore", "firecrest")
 STEPS = ("list", "marker", "make", "submit", "status", "find")
 """What a controller asks for between two segments."""
 NEEDED = ("list", "marker", "submit")
@@ -86,7 +86,7 @@ def is_right(cell: Cell, ran: Ran, segments: int) -> None:
     assert cell.all_quiet(), cell.alive()
 
 
-@pytest.mark.parametrize("api", APIS)
+@pytest.mark.parametrize("api", UNICORE_FIRST)
 def test_faults(api: str, tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
     """Another fault after each segment, at each step until the next one computes."""
     segments = len(MET) + 1
@@ -109,7 +109,7 @@ def test_faults(api: str, tmp_path: Path, record_property: Callable[[str, object
         record_property("cell", (segments, 0, 0, 0))
 
 
-@pytest.mark.parametrize("api", APIS)
+@pytest.mark.parametrize("api", FIRECREST_FIRST)
 def test_controller_killed(
     api: str, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
@@ -142,7 +142,7 @@ def _when_ended(cell: Cell, number: int, running: Running, after: bool) -> Act:
     return act
 
 
-@pytest.mark.parametrize("api", APIS)
+@pytest.mark.parametrize("api", UNICORE_FIRST)
 def test_faults_ahead(
     api: str, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:

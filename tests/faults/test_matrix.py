@@ -1,4 +1,8 @@
-"""Fault by step by API: no job lost, doubled or misreported."""
+"""Fault by step by API: no job lost, doubled or misreported.
+
+CI tries each fault at one step per API, and `make nightly` all of the product: the random schedules
+have it in virtual time.
+"""
 
 import hashlib
 import json
@@ -16,6 +20,7 @@ from tests.faults.cell import JOBS, RUN_S, SITE, Cell, Count, make_cell
 from tests.faults.faults import FAULTS, HOURS_OFF, ODD, Fault, calling, clock_off, lost, then
 from tests.faults.steps import KINDS, STEPS
 from tests.support.proxy import Rule
+from tests.support.turns import in_turn
 from tests.support.workflows import Ran, Running, until
 
 pytestmark = pytest.mark.timeout(1200)
@@ -23,7 +28,8 @@ pytestmark = pytest.mark.timeout(1200)
 APIS = ("unicore", "firecrest")
 FULL_S = 60.0
 """Seconds that a run has to give up for want of space; one that goes on is killed."""
-REASONED = [pytest.param(fault, id=fault.name) for fault in FAULTS]
+MET_AT = ("stage", "submit", "watch", "fetch", "cancel")
+"""Steps of a job's life, each of which meets each fault."""
 
 Prove = Callable[[Cell, Ran, Count], None]
 """Takes down what a cell has to show, and fails if that is not as it has to be."""
@@ -39,10 +45,20 @@ def prove(record_property: Callable[[str, object], None]) -> Prove:
     return prove
 
 
-@pytest.mark.parametrize("api", APIS)
-@pytest.mark.parametrize("step", ["stage", "submit", "fetch"])
-@pytest.mark.parametrize("fault", REASONED)
+@pytest.mark.parametrize(
+    ("fault", "step", "api"),
+    in_turn([(fault, step, api) for step in MET_AT] for fault in FAULTS for api in APIS),
+)
 def test_fault(fault: Fault, step: str, api: str, tmp_path: Path, prove: Prove) -> None:
+    if step == "watch":
+        fault_while_watching(fault, api, tmp_path, prove)
+    elif step == "cancel":
+        fault_while_cancelling(fault, api, tmp_path, prove)
+    else:
+        fault_on_the_way(fault, step, api, tmp_path, prove)
+
+
+def fault_on_the_way(fault: Fault, step: str, api: str, tmp_path: Path, prove: Prove) -> None:
     with make_cell(api, tmp_path) as cell:
         cell.open_gate()
         rules = cell.meet(fault, step)
@@ -52,8 +68,7 @@ def test_fault(fault: Fault, step: str, api: str, tmp_path: Path, prove: Prove) 
         assert taken, f"nothing met the fault: {cell.proxy.counted()}"
 
 
-@pytest.mark.parametrize("api", APIS)
-@pytest.mark.parametrize("fault", [pytest.param(fault, id=fault.name) for fault in ODD])
+@pytest.mark.parametrize(("fault", "api"), in_turn([(fault, api) for api in APIS] for fault in ODD))
 def test_odd_answers_while_fetching(fault: Fault, api: str, tmp_path: Path, prove: Prove) -> None:
     """A job that succeeded has succeeded, whatever is said of its files."""
     with make_cell(api, tmp_path) as cell:
@@ -64,9 +79,7 @@ def test_odd_answers_while_fetching(fault: Fault, api: str, tmp_path: Path, prov
         assert any(rule.taken for rule in rules), f"no fault: {cell.proxy.counted()}"
 
 
-@pytest.mark.parametrize("api", APIS)
-@pytest.mark.parametrize("fault", REASONED)
-def test_fault_while_watching(fault: Fault, api: str, tmp_path: Path, prove: Prove) -> None:
+def fault_while_watching(fault: Fault, api: str, tmp_path: Path, prove: Prove) -> None:
     """With room for one job: the scheduler is asked about those that wait.
 
     The answer to one submission is lost, so that it is looked for.
@@ -114,9 +127,7 @@ def finished(cell: Cell, runs: int) -> Ran:
     return ran
 
 
-@pytest.mark.parametrize("api", APIS)
-@pytest.mark.parametrize("fault", REASONED)
-def test_fault_while_cancelling(fault: Fault, api: str, tmp_path: Path, prove: Prove) -> None:
+def fault_while_cancelling(fault: Fault, api: str, tmp_path: Path, prove: Prove) -> None:
     with make_cell(api, tmp_path) as cell:
         running = busy(cell)
         rules = cell.meet(fault, "cancel")
@@ -128,24 +139,30 @@ def test_fault_while_cancelling(fault: Fault, api: str, tmp_path: Path, prove: P
         prove(cell, Ran(ran.code, first.output + ran.output), cell.count(ran, stopped=True))
 
 
-KILLS = [
-    pytest.param(api, (step, kind, after), id=f"{api}-{step}-{kind}-{when}")
-    for api in APIS
-    for step in STEPS
-    for kind in STEPS[step]
-    for when, after in (("before", False), ("after", True))
-    if kind in dict(KINDS[api])
-    # firecREST is asked for all jobs at once, and a job that was cancelled only if it does not end.
-    and kind != ("find" if api == "unicore" else "status")
-    and (step, kind) not in (("cancel", "status"), ("cancel", "find"))
+KILLED_AT = [
+    (step, kind) for step in STEPS for kind in STEPS[step] if (step, kind) != ("cancel", "status")
 ]
+"""Kinds of requests at which a controller dies."""
 
 
-@pytest.mark.parametrize(("api", "when"), KILLS)
+def kills(step: str, kind: str) -> list[tuple[str, str, str, str]]:
+    """The deaths at a kind of request: before the site acts and after it, at each API that has it.
+
+    firecREST is asked for all jobs at once, and a job that was cancelled only if it does not end.
+    """
+    other = {"unicore": "find", "firecrest": "status"}
+    having = [api for api in APIS if kind in dict(KINDS[api]) and kind != other[api]]
+    return [(step, kind, when, api) for api in having for when in ("before", "after")]
+
+
+@pytest.mark.parametrize(
+    ("step", "kind", "when", "api"),
+    in_turn(kills(step, kind) for step, kind in KILLED_AT),
+)
 def test_controller_killed(
-    api: str, when: tuple[str, str, bool], tmp_path: Path, prove: Prove
+    step: str, kind: str, when: str, api: str, tmp_path: Path, prove: Prove
 ) -> None:
-    step, kind, after = when
+    after = when == "after"
     with make_cell(api, tmp_path, slots=1 if step == "watch" else 2) as cell:
         pid: Future[int] = Future()
         victims = [pid]
@@ -177,8 +194,9 @@ def test_controller_killed(
         prove(cell, Ran(ran.code, first.output + ran.output), count)
 
 
-@pytest.mark.parametrize("api", APIS)
-@pytest.mark.parametrize("hours", [-HOURS_OFF, HOURS_OFF])
+@pytest.mark.parametrize(
+    ("hours", "api"), in_turn([(hours, api) for api in APIS] for hours in (-HOURS_OFF, HOURS_OFF))
+)
 def test_clock_off(hours: int, api: str, tmp_path: Path, prove: Prove) -> None:
     """A killed run, an adopted one, and all the way in between."""
     with make_cell(api, tmp_path, slots=1) as cell:
@@ -192,9 +210,13 @@ def test_clock_off(hours: int, api: str, tmp_path: Path, prove: Prove) -> None:
         prove(cell, ran, cell.count(ran, runs=2))
 
 
-@pytest.mark.parametrize("api", APIS)
-@pytest.mark.parametrize("step", ["stage", "submit", "watch", "fetch"])
-@pytest.mark.parametrize("whose", ["here", "there"])
+@pytest.mark.parametrize(
+    ("whose", "step", "api"),
+    in_turn(
+        [(whose, step, api) for whose in ("here", "there") for api in APIS]
+        for step in ("stage", "submit", "watch", "fetch")
+    ),
+)
 def test_disk_full(whose: str, step: str, api: str, tmp_path: Path, prove: Prove) -> None:
     with make_cell(api, tmp_path, small="project" if whose == "here" else "sandbox") as cell:
         assert cell.disk is not None
@@ -239,8 +261,9 @@ def named(cell: Cell, rule: str) -> bytes:
     return digests[made_of["input data/a.txt"]]
 
 
-@pytest.mark.parametrize("api", APIS)
-@pytest.mark.parametrize("at", [*AT, "begin"])
+@pytest.mark.parametrize(
+    ("at", "api"), in_turn([(at, api) for api in APIS] for at in [*AT, "begin"])
+)
 def test_input_edited(
     at: str, api: str, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
@@ -270,8 +293,7 @@ def test_input_edited(
         assert cell.all_quiet(), cell.alive()
 
 
-@pytest.mark.parametrize("api", APIS)
-@pytest.mark.parametrize("at", AT)
+@pytest.mark.parametrize(("at", "api"), in_turn([(at, api) for api in APIS] for at in AT))
 def test_workspace_swept(at: str, api: str, tmp_path: Path, prove: Prove) -> None:
     with make_cell(api, tmp_path) as cell:
         cell.open_gate()
@@ -297,8 +319,7 @@ def give_another_name(cell: Cell) -> None:
     project.extra |= {k.replace(known, "MANTIK_OTHER_"): v for k, v in credentials.items()}
 
 
-@pytest.mark.parametrize("api", APIS)
-@pytest.mark.parametrize("at", AT)
+@pytest.mark.parametrize(("at", "api"), in_turn([(at, api) for api in APIS] for at in AT))
 def test_two_names_of_a_site(at: str, api: str, tmp_path: Path, prove: Prove) -> None:
     """The controller is killed, and the next one goes on, with files that both names share."""
     with make_cell(api, tmp_path) as cell:

@@ -18,6 +18,7 @@ from tests.faults.disk import small_disk
 from tests.faults.faults import FAULTS, calling, then
 from tests.faults.test_stored import sum_of
 from tests.support.proxy import Rule
+from tests.support.turns import FIRECREST_FIRST, UNICORE_FIRST
 from tests.support.workflows import FILES_STAY, Place, place_in
 
 pytestmark = pytest.mark.timeout(1200)
@@ -132,13 +133,7 @@ def moving(api: str, directory: Path, *, small: bool = False) -> Iterator[Move]:
         yield Move(cell, place)
 
 
-@pytest.fixture(params=SIZES)
-def api(request: pytest.FixtureRequest) -> str:
-    """What the target speaks."""
-    found: str = request.param
-    return found
-
-
+@pytest.mark.parametrize("api", UNICORE_FIRST)
 def test_killed_at_each_step(api: str, tmp_path: Path) -> None:
     """Before the first part, between two, and before the job; and then a part is purged."""
     with moving(api, tmp_path) as move:
@@ -160,6 +155,7 @@ def test_killed_at_each_step(api: str, tmp_path: Path) -> None:
         assert move.cell.proxy.counted()["part"] == sent, again
 
 
+@pytest.mark.parametrize("api", FIRECREST_FIRST)
 def test_source_purged_on_the_way(api: str, tmp_path: Path) -> None:
     """Parts of the old content are not mixed with the new one."""
     with moving(api, tmp_path) as move:
@@ -170,6 +166,7 @@ def test_source_purged_on_the_way(api: str, tmp_path: Path) -> None:
         assert "submitted again" not in move.end(make=2, read=1)
 
 
+@pytest.mark.parametrize("api", FIRECREST_FIRST)
 def test_faults_on_the_way(api: str, tmp_path: Path) -> None:
     """One fault after another."""
     with moving(api, tmp_path) as move:
@@ -182,6 +179,7 @@ def test_faults_on_the_way(api: str, tmp_path: Path) -> None:
         assert all(rule.taken for rule in rules), move.cell.proxy.counted()
 
 
+@pytest.mark.parametrize("api", UNICORE_FIRST)
 def test_target_full(api: str, tmp_path: Path) -> None:
     with moving(api, tmp_path, small=True) as move:
         assert move.cell.disk is not None

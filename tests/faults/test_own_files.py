@@ -15,8 +15,8 @@ from hpc_sandbox.server import Sandbox
 from hpc_sandbox.settings import SiteOption
 from tests.faults.cell import SITE, Cell, cell_in, settings
 from tests.faults.faults import calling
-from tests.faults.steps import KINDS
 from tests.support.proxy import Rule
+from tests.support.turns import FIRECREST_FIRST
 from tests.support.workflows import FILES_STAY, UNTRACKED, WAIT_S, Ran, tells
 
 pytestmark = pytest.mark.timeout(1200)
@@ -236,7 +236,7 @@ def test_killed_at_each_change_of_files(tmp_path: Path) -> None:
         tells(own.get().output, "there are files with other contents here: out/more, out/set.bin.")
 
 
-@pytest.mark.parametrize("api", KINDS)
+@pytest.mark.parametrize("api", FIRECREST_FIRST)
 def test_killed_at_each_kind_of_request(api: str, tmp_path: Path) -> None:
     """At the first of each kind; and then two runs at once."""
     with own_files(api, tmp_path) as own:

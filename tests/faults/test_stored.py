@@ -11,6 +11,7 @@ from hpc_sandbox.settings import SiteOption
 from tests.faults.cell import SITE, cell_in, settings
 from tests.faults.faults import FAULTS, ODD, Fault
 from tests.support.command import smk_mantik
+from tests.support.turns import in_turn
 from tests.support.workflows import FILES_STAY, place_in
 
 pytestmark = pytest.mark.timeout(1200)
@@ -53,9 +54,9 @@ def sum_of(content: bytes) -> bytes:
     return f"{hashlib.sha256(content).hexdigest()}  -\n".encode()
 
 
-@pytest.mark.parametrize("api", APIS)
 @pytest.mark.parametrize(
-    "fault", [pytest.param(f, id=f.name) for f in (*FAULTS, *ODD) if f.name in MET]
+    ("fault", "api"),
+    in_turn([(f, api) for api in APIS] for f in (*FAULTS, *ODD) if f.name in MET),
 )
 def test_fault_while_stored_outputs_are_brought(fault: Fault, api: str, tmp_path: Path) -> None:
     sites = [SiteOption(SITE, api), SiteOption("other", APIS[api])]

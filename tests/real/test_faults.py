@@ -1,7 +1,7 @@
 """The fault matrix with the centre's real servers behind the proxy: the same tests, other servers.
 
 Only faults that let the server act are tried: of the others no server knows. Every second cell is
-enough, so that each fault meets each step at one of the APIs: the sandboxes' matrix is complete.
+enough, so that each fault meets each step at one of the APIs; CI tries a few of them.
 Not tried here: full disks and clocks that are off, which are the machine's that the tests run on;
 and transfers, since nothing here is too large for a real firecREST to take directly.
 """
@@ -9,7 +9,6 @@ and transfers, since nothing here is too large for a real firecREST to take dire
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ import pytest
 from tests.faults import test_matrix
 from tests.faults.cell import CHAINED, Cell, cell_at
 from tests.faults.faults import FAULTS, Fault
-from tests.faults.test_matrix import KILLS, Prove, prove
+from tests.faults.test_matrix import KILLED_AT, MET_AT, Prove, kills, prove
 from tests.real.centre import Centre, firecrest, open_directory, tsi
 from tests.real.centre.firecrest import Firecrest
 from tests.support.unicoreserver import UnicoreX
@@ -35,22 +34,47 @@ REACHING = [
 ]  # fmt: skip
 
 
-def every_second(*steps: str) -> pytest.MarkDecorator:
-    """Each fault in each of `steps`, at one API, the other one for its neighbours."""
-    cells: Sequence[tuple[tuple[int, Fault], tuple[int, str], tuple[int, str]]] = list(
-        product(enumerate(REACHING), enumerate(steps), enumerate(SOFTWARE))
-    )
-    return pytest.mark.parametrize(
-        ("fault", "step", "api"),
-        [
-            pytest.param(
-                fault, step, api,
-                id=f"{fault.name}-{step}-{api}", marks=pytest.mark.software(SOFTWARE[api]),
-            )
-            for (i, fault), (j, step), (k, api) in cells
-            if (i + j + k) % 2 == 0
-        ],
-    )  # fmt: skip
+CELLS = [
+    (fault, step, api)
+    for i, fault in enumerate(REACHING)
+    for j, step in enumerate(MET_AT)
+    for k, api in enumerate(SOFTWARE)
+    if (i + j + k) % 2 == 0
+]
+"""Each fault in each step, at one API, the other one for its neighbours."""
+DEATHS = [
+    (step, kind, when, api)
+    for i, (step, kind) in enumerate(KILLED_AT)
+    if kind not in CHAINED
+    for j, (_, _, when, api) in enumerate(kills(step, kind))
+    if (i + j + j // 2) % 2 == 0
+]
+"""In turn before a request and after it, and the other way round at the other API."""
+IN_CI = {
+    "500-after-acting-stage-unicore",
+    "lost-after-acting-submit-unicore",
+    "hang-after-acting-watch-firecrest",
+    "cut-fetch-firecrest",
+    "half-json-cancel-firecrest",
+    "submit-submit-after-firecrest",
+    "watch-list-before-firecrest",
+    "cancel-abort-before-unicore",
+}
+"""The cells that are no matter of `make nightly` alone."""
+
+
+def marked(cells: Sequence[tuple[Any, ...]]) -> "list[Any]":
+    """Cells as parameters; the last word of each is the API."""
+    return [
+        pytest.param(
+            *cell, id=(name := "-".join(map(str, cell))),
+            marks=[
+                pytest.mark.software(SOFTWARE[cell[-1]]),
+                *([] if name in IN_CI else [pytest.mark.nightly]),
+            ],
+        )
+        for cell in cells
+    ]  # fmt: skip
 
 
 ONE_AT_A_TIME = "Queue: devel\n  CPUsPerNode: 16\n"
@@ -98,35 +122,13 @@ def _servers(
     monkeypatch.setattr(test_matrix, "make_cell", make_cell)
 
 
-@every_second("stage", "submit", "fetch")
+@pytest.mark.parametrize(("fault", "step", "api"), marked(CELLS))
 def test_fault(fault: Fault, step: str, api: str, tmp_path: Path, prove: Prove) -> None:
     test_matrix.test_fault(fault, step, api, tmp_path, prove)
 
 
-@every_second("watch", "cancel")
-def test_fault_at_jobs(fault: Fault, step: str, api: str, tmp_path: Path, prove: Prove) -> None:
-    if step == "watch":
-        test_matrix.test_fault_while_watching(fault, api, tmp_path, prove)
-    else:
-        test_matrix.test_fault_while_cancelling(fault, api, tmp_path, prove)
-
-
-ALLOWED = [k for k in KILLS if not any(f"-{kind}-" in str(k.id) for kind in CHAINED)]
-"""In pairs: before a request, and after it."""
-ONE_OF_EACH_PAIR = {"unicore": {0, 3}, "firecrest": {1, 2}}
-"""Of four kills in a row, those that an API meets: the other API meets the others."""
-
-
-@pytest.mark.parametrize(
-    ("api", "when"),
-    [
-        pytest.param(*kill.values, id=str(kill.id), marks=pytest.mark.software(SOFTWARE[api]))
-        for api, chosen in ONE_OF_EACH_PAIR.items()
-        for number, kill in enumerate(k for k in ALLOWED if k.values[0] == api)
-        if number % 4 in chosen
-    ],
-)
+@pytest.mark.parametrize(("step", "kind", "when", "api"), marked(DEATHS))
 def test_controller_killed(
-    api: str, when: tuple[str, str, bool], tmp_path: Path, prove: Prove
+    step: str, kind: str, when: str, api: str, tmp_path: Path, prove: Prove
 ) -> None:
-    test_matrix.test_controller_killed(api, when, tmp_path, prove)
+    test_matrix.test_controller_killed(step, kind, when, api, tmp_path, prove)

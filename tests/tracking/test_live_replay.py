@@ -25,6 +25,7 @@ from tests.tracking.test_replay import (  # noqa: F401 - fixtures, too
     Killed,
     Mortal,
     Replayed,
+    each_death,
     empty,
     store,
     target,
@@ -206,10 +207,12 @@ def test_of_metrics_that_the_job_has_begun_anew_no_middle_of_a_line_is_told(job:
     assert client.get_metric_history(run_id, "loss/a") == before
 
 
+@each_death
 def test_killed_anywhere_while_the_job_logs(
     job: Job,
     tmp_path: Path,
     empty: Path,  # noqa: F811
+    step: int,
 ) -> None:
     fresh = tmp_path / "fresh.db"
     shutil.copyfile(tmp_path / "mlflow.db", fresh)
@@ -219,7 +222,7 @@ def test_killed_anywhere_while_the_job_logs(
     expected = job.replayed.view()
     died = 0
     for stage in (1, 2, 3):
-        for deaths in range(1, 30, 3):
+        for deaths in range(1, 30, 2 + step):
             directory = tmp_path / f"{stage}-{deaths}"
             directory.mkdir()
             shutil.copyfile(fresh, directory / "mlflow.db")
@@ -242,4 +245,4 @@ def test_killed_anywhere_while_the_job_logs(
             if alive:
                 break
             died += 1
-    assert died > 5
+    assert died >= 12 // (2 + step)

@@ -17,7 +17,7 @@ from snakemake_executor_plugin_mantik.tracking.run import TrackedRun
 from snakemake_executor_plugin_mantik.tracking.store import store_directory
 from tests.tracking.conftest import Tracked
 from tests.tracking.rules import HEAD, rule
-from tests.tracking.test_replay import OVERLOADED, Killed, Mortal, empty
+from tests.tracking.test_replay import OVERLOADED, Killed, Mortal, each_death, empty
 from tests.tracking.test_segment_runs import FIRST, Controller, Directory
 
 __all__ = ["empty"]
@@ -109,8 +109,9 @@ class Retried(Directory):
         assert self.said == []
 
 
+@each_death
 def test_a_retry_is_published_once_whoever_dies(
-    tmp_path: Path, empty: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, empty: Path, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
     """The retry is tried first: it waits for the end of the try before."""
     monkeypatch.setattr(WorkerClient, "wake", lambda _: None)
@@ -124,5 +125,5 @@ def test_a_retry_is_published_once_whoever_dies(
         alive = mortal._left > 0
         each.check()
         each.outbox.close()
-        died += 2  # the other half is tested with segments
+        died += 2 * step  # the other half is tested with segments
     assert died > 12

@@ -27,7 +27,7 @@ from snakemake_executor_plugin_mantik.tracking.workflow import (
     PARENT_RUN_TAG,
     WORKFLOW,
 )
-from tests.tracking.test_replay import OVERLOADED, Killed, Mortal, empty
+from tests.tracking.test_replay import OVERLOADED, Killed, Mortal, each_death, empty
 
 __all__ = ["empty"]
 
@@ -133,7 +133,8 @@ def directory(tmp_path: Path, empty: Path) -> Iterator[Directory]:
     made.outbox.close()
 
 
-def test_killed_anywhere(tmp_path: Path, empty: Path) -> None:
+@each_death
+def test_killed_anywhere(tmp_path: Path, empty: Path, step: int) -> None:
     died, alive = 0, False
     while not alive:
         each = Directory(tmp_path / str(died), empty)
@@ -142,7 +143,7 @@ def test_killed_anywhere(tmp_path: Path, empty: Path) -> None:
             each.notify(Mortal(each.client, died + 1, ENDS[died % len(ENDS)]))
             alive = True
         except (Killed, MlflowException):
-            died += 1
+            died += step
             each.notify(each.client)
         each.check()
         each.outbox.close()

@@ -17,6 +17,7 @@ from tests.tracking.test_replay import (
     Mortal,
     Replayed,
     begin,
+    each_death,
     empty,
     target,
     told,
@@ -96,7 +97,8 @@ def test_versions_come_over(told: Replayed) -> None:
     assert len(versions(told.client)) == 4
 
 
-def test_killed_anywhere_and_repeated(told: Replayed, tmp_path: Path) -> None:
+@each_death
+def test_killed_anywhere_and_repeated(told: Replayed, tmp_path: Path, step: int) -> None:
     whole = tmp_path / "whole.db"
     shutil.copyfile(tmp_path / "mlflow.db", whole)
     told.replay()
@@ -114,7 +116,7 @@ def test_killed_anywhere_and_repeated(told: Replayed, tmp_path: Path) -> None:
         alive = mortal._left > 0
         again.replay(again=True)
         assert versions(client) == expected, died
-        died += 1
+        died += step
     assert died > 12
 
 

@@ -264,9 +264,12 @@ ENDS = (
     MlflowException("not for you", PERMISSION_DENIED),
 )
 """What may break off a replay, in turn."""
+each_death = pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.nightly)])
+"""How many acts lie between two deaths that are tried."""
 
 
-def test_killed_anywhere_and_repeated(told: Replayed, tmp_path: Path) -> None:
+@each_death
+def test_killed_anywhere_and_repeated(told: Replayed, tmp_path: Path, step: int) -> None:
     whole = tmp_path / "whole.db"
     shutil.copyfile(tmp_path / "mlflow.db", whole)
     told.replay()
@@ -280,7 +283,7 @@ def test_killed_anywhere_and_repeated(told: Replayed, tmp_path: Path) -> None:
         try:
             again.replay(Mortal(client, died + 1, ENDS[died % len(ENDS)]))
         except (Killed, MlflowException):
-            died += 1
+            died += step
         else:
             break
         again.replay(again=True)

@@ -28,7 +28,7 @@ from snakemake_executor_plugin_mantik.tracking.worker.process import Worker
 from snakemake_executor_plugin_mantik.tracking.worker.publishing import Publisher
 from snakemake_executor_plugin_mantik.tracking.workflow import TrackedWorkflow
 from tests.support.controller import request
-from tests.tracking.test_replay import OVERLOADED, Killed, Mortal, empty
+from tests.tracking.test_replay import OVERLOADED, Killed, Mortal, each_death, empty
 
 __all__ = ["empty"]
 
@@ -332,8 +332,9 @@ class Directory:
         assert self.said == []
 
 
+@each_death
 def test_each_step_is_published_once_whoever_dies(
-    tmp_path: Path, empty: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, empty: Path, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
     """The newest segment is tried first: it waits for the others."""
     monkeypatch.setattr(WorkerClient, "wake", lambda _: None)
@@ -345,7 +346,7 @@ def test_each_step_is_published_once_whoever_dies(
             try:
                 each.publish(client if alive else each.client)
             except (Killed, MlflowException):
-                died, alive = died + 1, False
+                died, alive = died + step, False
         each.check()
         each.outbox.close()
     assert died > 12

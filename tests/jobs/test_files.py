@@ -87,7 +87,7 @@ def test_a_bundle_is_unpacked_once(trial: Trial) -> None:
     assert trial.run(trial.spec("cat x", bundles=("b",))).log == "made later"
 
 
-@pytest.mark.parametrize("cut", [0, 1, 10, 60, -9, -8, -1])
+@pytest.mark.parametrize("cut", [0, 60, -1])
 def test_a_cut_bundle_fails_and_is_not_taken_for_done(trial: Trial, cut: int) -> None:
     whole = packed({"x": os.urandom(50_000), "y": b"y"})
     trial.upload("b", whole[:cut])
@@ -109,8 +109,7 @@ def test_a_bundle_in_parts_comes_in_and_goes(trial: Trial, count: int) -> None:
     assert trial.run(trial.spec("cat y", bundles=("17/b",))).log == "y"
 
 
-@pytest.mark.parametrize("lost", [0, 5, 11])
-@pytest.mark.parametrize("how", ["gone", "empty", "cut", "all"])
+@pytest.mark.parametrize(("how", "lost"), [("gone", 5), ("empty", 0), ("cut", 11), ("all", 0)])
 def test_a_bundle_without_a_part_fails_and_is_not_taken_for_done(
     trial: Trial, how: str, lost: int
 ) -> None:

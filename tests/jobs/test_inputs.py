@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
@@ -37,13 +38,15 @@ def assert_changed(ended: Ended, *paths: str) -> None:
     assert set(ended.sure.missing_inputs) == set(paths)
 
 
-@pytest.mark.parametrize("path", PATHS)
-def test_another_content_of_the_same_size_is_seen(trial: Trial, path: str) -> None:
-    trial.write(path, "old!")
-    assert_changed(trial.run(job(trial, sent(path, b"new!"))), path)
+def test_another_content_of_the_same_size_is_seen(trial: Trial) -> None:
+    inputs = [sent(path, b"new!") for path in PATHS]
+    for path in PATHS:
+        trial.write(path, "old!")
+    assert_changed(trial.run(job(trial, *inputs)), *PATHS)
     assert not ran(trial)
-    trial.write(path, "new!")
-    assert trial.run(job(trial, sent(path, b"new!"))).sure.exit_code == 0
+    for path in PATHS:
+        trial.write(path, "new!")
+    assert trial.run(job(trial, *inputs)).sure.exit_code == 0
     assert ran(trial)
 
 
@@ -65,15 +68,16 @@ def test_one_that_cannot_be_read_is_no_success(trial: Trial) -> None:
     assert_changed(trial.run(job(trial, sent("a", b"a"), sent("b", b"b"))), "a", "b")
 
 
-@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("code", [0, 3])
-def test_input_that_is_replaced_while_the_command_runs(trial: Trial, path: str, code: int) -> None:
+def test_input_that_is_replaced_while_the_command_runs(trial: Trial, code: int) -> None:
     """As a job does that brings another content."""
-    trial.write(path, "old!")
-    trial.write("new", "new!")
-    quoted = "'" + path.replace("'", "'\\''") + "'"
-    spec = job(trial, sent(path, b"old!"), command=f"mv -f -- new {quoted}; exit {code}")
-    assert_changed(trial.run(spec), path)
+    command = ""
+    for number, path in enumerate(PATHS):
+        trial.write(path, "old!")
+        trial.write(f"new-{number}", "new!")
+        command += f"mv -f -- new-{number} {shlex.quote(path)}; "
+    inputs = [sent(path, b"old!") for path in PATHS]
+    assert_changed(trial.run(job(trial, *inputs, command=f"{command}exit {code}")), *PATHS)
     assert ran(trial)
 
 
@@ -111,31 +115,32 @@ def test_what_a_job_updates_is_compared_before_it_starts_only(trial: Trial) -> N
     assert_changed(trial.run(again), "x")
 
 
-@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("how", ["inline", "bundle"])
-def test_older_content_is_left_for_a_newer_one(trial: Trial, path: str, how: str) -> None:
+def test_older_content_is_left_for_a_newer_one(trial: Trial, how: str) -> None:
     def brings(content: bytes, number: int) -> JobSpec:
-        bundle = packed({path: content, "other": b"o"})
-        numbers = {path: number} if number else {}
-        spec = job(trial, sent(path, content), numbers=numbers)
+        bundle = packed({**dict.fromkeys(PATHS, content), "other": b"o"})
+        numbers = dict.fromkeys(PATHS, number) if number else {}
+        spec = job(trial, *(sent(path, content) for path in PATHS), numbers=numbers)
         if how == "inline":
             return replace(spec, inline=bundle)
         trial.upload(f"17/{number}", bundle)
         return replace(spec, bundles=(f"17/{number}",))
 
-    mark = trial.workspace / f"{NEWER}/{path}.n"
+    def marks() -> set[str]:
+        return {(trial.workspace / f"{NEWER}/{path}.n").read_text() for path in PATHS}
+
     assert trial.run(brings(b"0000", 0)).sure.exit_code == 0
     assert not (trial.workspace / NEWER).exists(), "most contents have no number"
     assert trial.run(brings(b"2222", 2)).sure.exit_code == 0
-    assert mark.read_text() == "2\n"
+    assert marks() == {"2\n"}
     (trial.workspace / "other").unlink()
     for number, content in ((1, b"1111"), (0, b"0000")):
         trial.workspace.joinpath(f".mantik/bundles/17/{number}.done").unlink(missing_ok=True)
-        assert_changed(trial.run(brings(content, number)), path)
-        assert (trial.workspace / path).read_bytes() == b"2222"
+        assert_changed(trial.run(brings(content, number)), *PATHS)
+        assert {(trial.workspace / path).read_bytes() for path in PATHS} == {b"2222"}
     assert (trial.workspace / "other").exists(), "what has no newer content comes"
     assert trial.run(brings(b"3333", 3)).sure.exit_code == 0
-    assert mark.read_text() == "3\n"
+    assert marks() == {"3\n"}
 
 
 # Large inputs
@@ -159,12 +164,11 @@ def large(trial: Trial, path: str, byte: bytes = b"x") -> InputFile:
     return sent(path, byte * LARGE)
 
 
-@pytest.mark.parametrize("path", PATHS)
-def test_large_input_is_read_once(trial: Trial, reads: Path, path: str) -> None:
-    spec = large(trial, path)
-    for _ in range(3):
-        assert trial.run(job(trial, spec)).sure.exit_code == 0
-    assert reads.read_text() == f"{LARGE}\n"
+def test_large_input_is_read_once(trial: Trial, reads: Path) -> None:
+    inputs = [large(trial, path) for path in PATHS]
+    for _ in range(2):
+        assert trial.run(job(trial, *inputs)).sure.exit_code == 0
+    assert reads.read_text() == f"{LARGE}\n" * len(PATHS)
 
 
 @pytest.mark.parametrize("how", ["in place", "replaced", "linked"])

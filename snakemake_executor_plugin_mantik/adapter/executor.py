@@ -431,17 +431,10 @@ class Executor(RemoteExecutor):
 
     def _report_ahead(self) -> None:
         """Say how far the pipeline goes on without this process."""
-        from snakemake_executor_plugin_mantik.engine.messages import (
-            ahead_message,
-            broken_off_message,
-        )
+        from snakemake_executor_plugin_mantik.engine.messages import ahead_message
 
-        if self._run is not None:
-            ahead, waiting = self._run.engine.drain_ahead()
-            if ahead:
-                self.logger.info(ahead_message(ahead))
-            if waiting:
-                self.logger.warning(broken_off_message(waiting))
+        if self._run is not None and (records := self._run.engine.drain_ahead()):
+            self.logger.info(ahead_message(records))
 
     def _close_run(self, how: "Ending") -> None:
         if self._run is not None:

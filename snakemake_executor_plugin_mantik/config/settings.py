@@ -227,15 +227,6 @@ class SiteSettings(ConfigSection):
         "Larger files of the project folder are not uploaded as sources.",
     )
     sources_limit_bytes: Size = _bytes("SourcesLimit", "32M", "Maximum total size of the sources.")
-    submit_during_upload: Annotated[
-        bool, BeforeValidator(_yes_or_no), WithJsonSchema({"type": "boolean"})
-    ] = Field(
-        default=True,
-        alias="SubmitDuringUpload",
-        description="Submit a job while its large inputs are still being uploaded, if the rest "
-        "takes clearly less time than recent jobs have waited in the same queue; the job waits "
-        "for the rest.",
-    )
     undeclared: Annotated[
         Literal["report", "fetch"], BeforeValidator(_undeclared), words_schema(*_UNDECLARED)
     ] = Field(

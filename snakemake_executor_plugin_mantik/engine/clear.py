@@ -112,8 +112,7 @@ class Clearer:
         self._journal.files.lose(stored)
         self._journal.files.forget_stored(also_here)
         self._journal.files.forget_remote_files(place, [f.path for f in known])
-        pending = self._journal.files.pending_bundles(place)
-        for bundle in [*pending, *self._journal.arrivals.arriving(place)]:
+        for bundle in self._journal.files.pending_bundles(place):
             self._journal.files.set_bundle(bundle, "gone")
         left = await self._remove([TRIES])
         if self._shared:

@@ -180,11 +180,10 @@ class Engine:
         """Submit a job that is not requested yet, behind those that make its inputs."""
         self._loop.call_soon_threadsafe(self._propose, request)
 
-    def drain_ahead(self) -> tuple[list[TryRecord], list[TryRecord]]:
+    def drain_ahead(self) -> list[TryRecord]:
         """Submit what can be submitted ahead now; return all jobs that are not requested yet.
 
-        They go on by themselves when the engine ends. The second list are the submitted jobs whose
-        files are still being uploaded, which ends with the engine. Waits a few seconds at most.
+        They go on by themselves when the engine ends. Waits a few seconds at most.
         """
         return self._call(self._drain_ahead()).result()
 
@@ -463,7 +462,6 @@ class Engine:
         for task in self._jobs.values():
             task.cancel()
         await asyncio.gather(*self._jobs.values(), return_exceptions=True)
-        await asyncio.gather(*(place.stager.close() for place in self._places))
         aheads = [runner.ahead for runner in self._runners.values()]
         await asyncio.gather(*(runner.close() for runner in self._runners.values()))
         keys = {job for request in self._requests.values() for job in request.jobs}
@@ -482,17 +480,12 @@ class Engine:
         )
         return [record for of_site in left for record in of_site]
 
-    async def _drain_ahead(self) -> tuple[list[TryRecord], list[TryRecord]]:
+    async def _drain_ahead(self) -> list[TryRecord]:
         aheads = [runner.ahead for runner in self._runners.values()]
         with suppress(TimeoutError):
             async with asyncio.timeout(_DRAIN_S):
-                await asyncio.gather(
-                    *(ahead.drain() for ahead in aheads),
-                    *(place.stager.drain() for place in self._places),
-                )
-        waiting = self._journal.arrivals.waiting()
-        behind = {r.id for r in self._journal.all_dependents(r.id for r in waiting)}
-        return [r for ahead in aheads for r in ahead.records if r.id not in behind], waiting
+                await asyncio.gather(*(ahead.drain() for ahead in aheads))
+        return [record for ahead in aheads for record in ahead.records]
 
     async def _end_unrequested(self) -> None:
         """End the jobs of this run that Snakemake did not request in the end."""
@@ -535,7 +528,6 @@ class Engine:
         for task in [*self._jobs.values(), *self._watching]:
             task.cancel()
         await asyncio.gather(*self._jobs.values(), *self._watching, return_exceptions=True)
-        await asyncio.gather(*(place.stager.close() for place in self._places))
         await asyncio.gather(*(runner.close() for runner in self._runners.values()))
         cancellers = [runner.canceller for runner in self._runners.values()]
         if tidy:

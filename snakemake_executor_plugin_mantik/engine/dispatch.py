@@ -289,19 +289,6 @@ class Dispatcher:
         made = [(f"{added.directory}/{path}", content) for path, content in added.files.items()]
         return whole, list(starmap(LocalFile.holding, made))
 
-    def submitted_files(
-        self, request: JobRequest, attempt: Attempt, files: Sequence[LocalFile]
-    ) -> list[LocalFile]:
-        """Return the files that a try needs at the site: those of its job, and its code.
-
-        What a job updates lies there, as the segment before left it.
-        """
-        if attempt.record.follows:
-            updated = [output.path for output in request.updated]
-            files = [f for f in files if not any(is_at(f.path, path) for path in updated)]
-        code = self._code(request, {file.path for file in files})
-        return [*files, *self._place.stager.code(code)]
-
     async def submit(
         self,
         request: JobRequest,
@@ -311,7 +298,6 @@ class Dispatcher:
         *,
         after: Sequence[Predecessor] = (),
         after_jobs: Sequence[str] = (),
-        longest_rest_s: Callable[[], float] | None = None,
     ) -> None:
         """Submit a try.
 
@@ -322,7 +308,6 @@ class Dispatcher:
             own: the observer's files.
             after: the tries that make its other inputs.
             after_jobs: the scheduler's ids of these.
-            longest_rest_s: see `Stager.stage`.
 
         Raises:
             SiteRejected: the site refuses it.
@@ -331,15 +316,17 @@ class Dispatcher:
         await self._place.cleanup.follow()
         outputs = [output.path for output in request.outputs]
         made = [output.path for output in request.outputs if output.kind == "output"]
-        files = self.submitted_files(request, attempt, files)
+        if attempt.record.follows:  # what the job updates lies there, as the segment before left it
+            updated = [output.path for output in request.updated]
+            files = [f for f in files if not any(is_at(f.path, path) for path in updated)]
+        code = self._code(request, {file.path for file in files})
+        files = [*files, *self._place.stager.code(code)]
         for message in await self._place.conflicts.make_way(files, made):
             self._notify(message)
         limit = self._planner.config.site.inline_limit_bytes
         unmade = {path for one in after for path in one.makes}
         named = [path for path in request.inputs if path not in unmade]
-        staged = await self._place.stager.stage(
-            files, named, outputs, own, inline_limit=limit, longest_rest_s=longest_rest_s
-        )
+        staged = await self._place.stager.stage(files, named, outputs, own, inline_limit=limit)
         spec = self._planner.spec(
             request, attempt.record, self._facts, staged, term=self._place.lead.term, after=after,
             resumed=self._resumed(attempt.record),
@@ -351,8 +338,6 @@ class Dispatcher:
         self._journal.files.forget_stored(o.path for o in request.outputs if not o.stored)
         self._journal.files.lose(o.path for o in request.outputs if o.stored)
         self._place.stager.carry(attempt.record.id, staged, made)
-        if staged.arriving:
-            self._journal.arrivals.await_bundles(attempt.record.id, staged.arriving)
         if not attempt.sent:
             attempt.submitted_at = time.time()
         self._observer.submitting(attempt.record, spec, submission.script)

@@ -14,7 +14,7 @@ from snakemake_executor_plugin_mantik.common.errors import (
     OutputsLost,
     SiteError,
 )
-from snakemake_executor_plugin_mantik.common.humanize import humanize_count, humanize_duration
+from snakemake_executor_plugin_mantik.common.humanize import humanize_count
 from snakemake_executor_plugin_mantik.engine import messages
 from snakemake_executor_plugin_mantik.engine.adopt import is_at
 from snakemake_executor_plugin_mantik.engine.attempt import Attempt, TryEnd, TryEndKind, used_of
@@ -29,7 +29,6 @@ from snakemake_executor_plugin_mantik.engine.observer import (
     failure_kind,
     with_times,
 )
-from snakemake_executor_plugin_mantik.engine.queue_wait import lacked_time, longest_arrival_s
 from snakemake_executor_plugin_mantik.engine.request import GroupJob, JobRequest, Outcome
 from snakemake_executor_plugin_mantik.engine.segments import (
     GoesOn,
@@ -46,7 +45,7 @@ from snakemake_executor_plugin_mantik.engine.workflow_context import WorkflowCon
 from snakemake_executor_plugin_mantik.jobs.markers import Marker, MarkerInvalid, OutputEntry
 from snakemake_executor_plugin_mantik.jobs.paths import display_path, local_path, nearest
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
-from snakemake_executor_plugin_mantik.jobs.script import ARRIVAL, PREDECESSORS, STEPS
+from snakemake_executor_plugin_mantik.jobs.script import PREDECESSORS, STEPS
 from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
 from snakemake_executor_plugin_mantik.journal import (
     TIMESTAMP,
@@ -71,12 +70,7 @@ _LOG_END_BYTES = 16 << 10
 
 
 class Finalizer:
-    """Conclude the tries at one site. Call all methods from the event loop's thread.
-
-    Attributes:
-        waited: the identities of jobs that have started and waited for their files in vain, or so
-            long that their walltime was over.
-    """
+    """Conclude the tries at one site. Call all methods from the event loop's thread."""
 
     def __init__(
         self,
@@ -102,7 +96,6 @@ class Finalizer:
         self._workdir = workflow.workdir
         self._logs = workflow.logs
         self._notify = workflow.notify
-        self.waited: set[str] = set()
 
     async def conclude(
         self, request: JobRequest, attempt: Attempt, end: TryEnd, runtime_s: int | None
@@ -115,7 +108,7 @@ class Finalizer:
         record, attempt.end = attempt.record, end
         path = log_path(self._logs, record)
         if end.exit_code is None:
-            return await self._conclude_without_marker(request, attempt, end, path, runtime_s)
+            return await self._conclude_without_marker(request, attempt, end, path)
         try:
             marker = await self._fetcher.marker(record, end)
         except (MarkerInvalid, SiteError) as error:
@@ -130,8 +123,6 @@ class Finalizer:
             )
         lost = lost_checkpoint(request.continuation, record, marker)
         if lost is None and (why := self._not_started(attempt, marker)) is not None:
-            if marker.failed_step == ARRIVAL:
-                self.waited.add(record.job)
             await self.again(attempt, why, attempt.times(marker))
             return None
         self._journal.files.landed(record.id)
@@ -250,12 +241,7 @@ class Finalizer:
             await self._fetcher.outputs(record, without, wanted)
 
     async def _conclude_without_marker(
-        self,
-        request: JobRequest,
-        attempt: Attempt,
-        end: TryEnd,
-        path: Path,
-        runtime_s: int | None,
+        self, request: JobRequest, attempt: Attempt, end: TryEnd, path: Path
     ) -> Outcome | GoesOn | None:
         if (lost := self._lost(request, attempt, end)) is not None:
             await self.again(attempt, lost, attempt.times(None))
@@ -269,8 +255,6 @@ class Finalizer:
         reason = end.state.reason if end.state is not None else None
         if reason in (None, Reason.SUCCESS):  # it left no marker, so it did not succeed
             reason = Reason.UNKNOWN
-        if end.claimed and await self._lacked_time(request, attempt, None, reason, runtime_s):
-            return None
         if (then := self._then(request, attempt, None, reason)) is not None:
             if not then.failure:
                 return await self._goes_on(attempt, None, reason, path)
@@ -329,37 +313,6 @@ class Finalizer:
             log=str(end.log or ""), reason=end.reason or "", used=used,
         )  # fmt: skip
 
-    async def _lacked_time(
-        self,
-        request: JobRequest,
-        attempt: Attempt,
-        marker: Marker | None,
-        reason: Reason,
-        runtime_s: int | None,
-    ) -> bool:
-        """Close a try that reached its time limit since it had waited for its files, if it did.
-
-        Without a marker, one that was submitted during an upload counts as having waited longest.
-        """
-        record = attempt.record
-        if marker is not None and not marker.bare:
-            awaited = marker.awaited
-        else:
-            submitted_early = self._journal.arrivals.awaited_by(record.id)
-            awaited = longest_arrival_s(runtime_s) if submitted_early else 0.0
-        if reason is not Reason.TIME_LIMIT or request.continuation is not None:
-            return False
-        if not lacked_time(awaited, runtime_s):
-            return False
-        self.waited.add(record.job)
-        self._notify(
-            f"{record.name}: it reached its time limit, but had waited for its files before; it is"
-            " submitted again."
-        )
-        why = "its time was over after a wait for its files"
-        await self.again(attempt, why, attempt.times(marker))
-        return True
-
     async def again(self, attempt: Attempt, why: str, times: Times = UNTIMED) -> None:
         """Close a try whose end is not the job's failure; the job gets another one."""
         end = JobEnd("killed", why, successor="same segment")
@@ -375,7 +328,7 @@ class Finalizer:
         marker: Marker,
         path: Path,
         limit: int | None,
-    ) -> Outcome | GoesOn | None:
+    ) -> Outcome | GoesOn:
         kept: list[FileRecord] = []
         if request.continuation is not None:
             marker, kept = without_checkpoint(request.continuation, marker)
@@ -385,8 +338,6 @@ class Finalizer:
                 await self._outputs(request, attempt, marker)
         log = await self._log(attempt.record, marker, path)
         reason = await self._classifier.reason(marker, attempt.record, attempt.ids, limit)
-        if await self._lacked_time(request, attempt, marker, reason, limit):
-            return None
         then = self._then(request, attempt, marker, reason, kept)
         if then is not None and not then.failure:
             return await self._goes_on(attempt, marker, reason, path)
@@ -443,12 +394,6 @@ class Finalizer:
         """Return why a job is to be submitted again whose inputs were not there; None if not."""
         if marker.failed_step == PREDECESSORS:
             return "the jobs that make its inputs had not succeeded"
-        if marker.failed_step == ARRIVAL and not marker.signal:
-            self._notify(
-                f"{attempt.record.name}: it started before its files had all arrived, and waited"
-                f" {humanize_duration(marker.awaited)} for them; it is submitted again."
-            )
-            return "its files had not arrived when it started"
         if not self._inputs_unusable(attempt, marker):
             return None
         others = ", ".join(map(display_path, marker.missing_inputs[:_MAX_NAMED_FILES]))

@@ -9,7 +9,7 @@ from snakemake_executor_plugin_mantik.common.errors import one_line, printable
 from snakemake_executor_plugin_mantik.common.humanize import humanize_count, humanize_duration
 from snakemake_executor_plugin_mantik.jobs.markers import Marker
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
-from snakemake_executor_plugin_mantik.jobs.script import ARRIVAL, CHECKPOINT, PREDECESSORS
+from snakemake_executor_plugin_mantik.jobs.script import CHECKPOINT, PREDECESSORS
 from snakemake_executor_plugin_mantik.journal import TryRecord
 from snakemake_executor_plugin_mantik.sites.base import JobState
 
@@ -42,10 +42,6 @@ _STEPS = {
     "secrets": (
         "when it read the values of envvars:",
         "Check whether the workspace is full or was purged, and start again",
-    ),
-    ARRIVAL: (
-        "when it waited for files that were still being uploaded",
-        "Start again",
     ),
     "bundles": (
         "when it unpacked its inputs",
@@ -242,17 +238,6 @@ def unchecked_message(names: Sequence[str]) -> str:
     return (
         f"{', '.join(names)}: not checked, since the site reports no limits of the queue; if a job"
         " exceeds one, the scheduler refuses it, or lets it wait for a reason that is reported"
-    )
-
-
-def broken_off_message(records: Sequence[TryRecord]) -> str:
-    """Return the message about submitted jobs whose uploads end with this run."""
-    names = [record.name for record in records]
-    named = ", ".join(names[:_MOST_NAMED]) + (" …" if len(names) > _MOST_NAMED else "")
-    waiting = humanize_count(len(records), "job waits", "jobs wait")
-    return (
-        f"{waiting} for files whose upload is broken off now: {named}. Start again soon to continue"
-        " it; those that start before are submitted again then."
     )
 
 

@@ -160,7 +160,7 @@ class Place:
         bundles = [bundle for bundle in pending if not bundle.startswith(KEPT)]
         known = self._journal.files.bundles_at(self.id)
         used = {bundle.rpartition("/")[0] for bundle in (*self.stager.sent, *known, *begun)}
-        for bundle in [*bundles, *self._journal.arrivals.arriving(self.id)]:
+        for bundle in bundles:
             self._journal.files.set_bundle(bundle, "gone")
         for bundle in begun:
             await self._importer.end(bundle)

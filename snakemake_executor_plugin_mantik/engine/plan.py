@@ -23,7 +23,6 @@ from snakemake_executor_plugin_mantik.config.environment import (
 )
 from snakemake_executor_plugin_mantik.config.known_sites import node_cores
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
-from snakemake_executor_plugin_mantik.engine.queue_wait import longest_arrival_s
 from snakemake_executor_plugin_mantik.engine.request import JobRequest
 from snakemake_executor_plugin_mantik.engine.segments import NOTHING, Resumed, plan_segment
 from snakemake_executor_plugin_mantik.engine.stage import Staged
@@ -193,8 +192,6 @@ class Planner:
             segment=segment,
             fetch=request.fetch if request.fetch is not None else self.fetched,
             bundles=staged.bundles,
-            arriving=staged.arriving,
-            arrival_s=longest_arrival_s(resources.runtime_s) if staged.arriving else 0,
             inline=staged.inline,
             numbers=staged.numbers,
             term=term,

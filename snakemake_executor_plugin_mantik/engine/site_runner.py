@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from itertools import chain
 
 from snakemake_executor_plugin_mantik.common.errors import (
@@ -16,7 +15,6 @@ from snakemake_executor_plugin_mantik.common.errors import (
 )
 from snakemake_executor_plugin_mantik.engine.ahead import AheadJobs
 from snakemake_executor_plugin_mantik.engine.attempt import Attempt, TryEnd, TryEndKind
-from snakemake_executor_plugin_mantik.engine.awaited import AwaitedFiles
 from snakemake_executor_plugin_mantik.engine.cancel import Canceller
 from snakemake_executor_plugin_mantik.engine.compare import LateOutputs
 from snakemake_executor_plugin_mantik.engine.dispatch import Dispatcher
@@ -28,7 +26,6 @@ from snakemake_executor_plugin_mantik.engine.next_segments import NextSegments
 from snakemake_executor_plugin_mantik.engine.observer import Observer
 from snakemake_executor_plugin_mantik.engine.place import Place, Places, make_retry
 from snakemake_executor_plugin_mantik.engine.plan import Planner
-from snakemake_executor_plugin_mantik.engine.queue_wait import longest_rest_s
 from snakemake_executor_plugin_mantik.engine.request import JobRequest, Outcome
 from snakemake_executor_plugin_mantik.engine.segments import GoesOn
 from snakemake_executor_plugin_mantik.engine.site_retry import LONGEST_BUSY_S
@@ -121,10 +118,6 @@ class SiteRunner:
             late=LateOutputs(site, place.id, retry),
             observer=self._observer,
         )
-        self._awaited = AwaitedFiles(
-            site, place.stager, journal,
-            retry=retry, assure=self._assure, give_up=workflow.give_up,
-        )  # fmt: skip
         self._slots = asyncio.Semaphore(settings.max_jobs)
         self._requested = self._running = 0
         self._hindered: set[tuple[str, str]] = set()
@@ -367,17 +360,13 @@ class SiteRunner:
         submit = attempt.sent == 0
         while True:
             if submit:
-                await self._dispatcher.submit(
-                    whole, attempt, files, own, longest_rest_s=self._longest_rest_s(request)
-                )
+                await self._dispatcher.submit(whole, attempt, files, own)
             self.ahead.submitted(request, attempt)
             self.segments.submitted(request, attempt, files)
-            watched = self.watcher.watch(
+            end = await self.watcher.watch(
                 attempt.record, attempt.ids, sent=attempt.sent, live=attempt.live is not None,
                 interrupted=not submit,
             )  # fmt: skip
-            sent = partial(self._dispatcher.submitted_files, whole, attempt, files)
-            end = await self._awaited.watch(watched, attempt, sent)
             attempt.ids = list(dict.fromkeys([*attempt.ids, *end.ids]))
             if end.kind is not TryEndKind.VANISHED:
                 return end
@@ -385,18 +374,6 @@ class SiteRunner:
             # The directory for claims may have been purged.
             self._submitter.purged()
             submit = True
-
-    def _longest_rest_s(self, request: JobRequest) -> Callable[[], float] | None:
-        """Return how to find the most seconds that the rest of a job's uploads may take.
-
-        None if they have to be complete when it is submitted.
-        """
-        allowed = self.planner.config.site.submit_during_upload
-        # A job in segments needs all of its walltime.
-        if not allowed or request.continuation or request.job in self._finalizer.waited:
-            return None
-        queue = self.planner.resources(request.resources, request.threads).queue or ""
-        return partial(longest_rest_s, self._journal, request.site, queue)
 
     def _runtime_s(self, request: JobRequest) -> int | None:
         return self.planner.resources(request.resources, request.threads).runtime_s

@@ -3,17 +3,15 @@
 import asyncio
 import posixpath
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from snakemake_executor_plugin_mantik.common.errors import SiteNotFound, SiteRejected, UserError
 from snakemake_executor_plugin_mantik.engine.compare import Sight, directory_of, look
-from snakemake_executor_plugin_mantik.engine.running_uploads import RunningUploads, UploadStopped
 from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
 from snakemake_executor_plugin_mantik.engine.upload import Uploader
 from snakemake_executor_plugin_mantik.jobs.paths import (
     KEPT,
-    bundle_done_path,
     bundle_path,
     display_path,
     nearest,
@@ -28,18 +26,13 @@ from snakemake_executor_plugin_mantik.journal import (
     is_utf8,
 )
 from snakemake_executor_plugin_mantik.sites.base import Site, is_rest_safe
-from snakemake_executor_plugin_mantik.staging.bundle import FileChanged, pack
+from snakemake_executor_plugin_mantik.staging.bundle import pack
 from snakemake_executor_plugin_mantik.staging.local import LocalFile
 
 _NUMBERS = 10**9
 """Size of the range of content numbers of each term."""
 _COMPRESSION = 4
 """Highest expected compression ratio; files that are too large even so are not packed inline."""
-
-
-def _complete() -> float:
-    """Return the seconds that the rest of uploads may take that have to be complete."""
-    return 0.0
 
 
 @dataclass(frozen=True)
@@ -52,7 +45,6 @@ class Staged:
         carried: the files in `inline`.
         inputs: the files that must be in the workspace after unpacking.
         numbers: by path, the numbers of the contents in `bundles` and `inline` that have one.
-        arriving: those of the bundles whose upload goes on.
     """
 
     bundles: tuple[str, ...]
@@ -60,7 +52,6 @@ class Staged:
     carried: tuple[FileRecord, ...]
     inputs: tuple[InputFile, ...]
     numbers: Mapping[str, int] = field(default_factory=dict)
-    arriving: tuple[str, ...] = ()
 
 
 class Stager:
@@ -89,14 +80,12 @@ class Stager:
         self._site = site
         self._place = place
         self._ledger = journal.files
-        self._arrivals = journal.arrivals
         self._retry = retry
         self._uploader = uploader
         self.sent: set[str] = set()
         # By path: checksum and bundle of the content that is not unpacked yet; one at a time.
         self._pending: dict[str, tuple[str, str]] = {}
-        self._uploads = RunningUploads()
-        self._sending_files: dict[str, list[FileRecord]] = {}
+        self._uploads: dict[str, asyncio.Task[None]] = {}
         self._old: dict[str, list[FileRecord]] = {}
         self._comparisons: dict[str, asyncio.Task[None]] = {}
         self._distrust()
@@ -141,12 +130,7 @@ class Stager:
         pending, fresh = self._split_pending(missing)
         self._source_bundles = set(pending)
         if fresh:
-            bundle = self._upload(fresh)
-            try:
-                await self._uploads.wait([bundle])
-            except UploadStopped as error:
-                raise FileChanged(fresh[0]) from error
-            self._source_bundles.add(bundle)
+            self._source_bundles.add(await self._upload(fresh))
         self._sources_lost = False
         return len(fresh)
 
@@ -170,7 +154,6 @@ class Stager:
         own: Sequence[LocalFile] = (),
         *,
         inline_limit: int,
-        longest_rest_s: Callable[[], float] | None = None,
     ) -> Staged:
         """Upload those of `files` that are missing, or pack them for the script.
 
@@ -181,8 +164,6 @@ class Stager:
             makes: paths of the job's outputs, or of the directories that it writes to.
             own: small files for the script that only this try needs.
             inline_limit: largest packed bundle for the script, in bytes.
-            longest_rest_s: returns the most seconds that the rest of the uploads may take when the
-                job is submitted; None if they have to be complete.
         """
         async with self._sending:
             if self._sources_lost:
@@ -192,7 +173,7 @@ class Stager:
         await self._clear(files, named)
         self._require_stored(files)
         missing = self._missing(files)
-        bundles, fresh = self._send_moved(missing)
+        bundles, fresh = await self._send_moved(missing)
         inline, carried = b"", tuple[FileRecord, ...]()
         if fresh and sum(file.size for file in fresh) <= _COMPRESSION * inline_limit:
             packed = await asyncio.to_thread(pack, [*fresh, *own])
@@ -200,21 +181,16 @@ class Stager:
                 inline, carried = packed, tuple(file.record for file in fresh)
             else:
                 # Another job may have begun to upload some of them during the packing.
-                bundles, fresh = self._send_moved(missing)
+                bundles, fresh = await self._send_moved(missing)
         if fresh and not inline:
-            bundles.append(self._upload(fresh))
+            bundles.append(await self._upload(fresh))
         if own and not inline:
             inline = pack(own)  # in memory already
         needed = tuple(dict.fromkeys([*sorted(self._source_bundles), *bundles]))
-        try:
-            arriving = await self._uploads.wait_until_short(needed, longest_rest_s or _complete)
-        except UploadStopped as error:
-            raise FileChanged(files[0]) from error
-        for bundle in arriving:
-            self._let_arrive(bundle)
+        await asyncio.gather(*(self._uploads[b] for b in needed if b in self._uploads))
         return Staged(
             needed, inline, carried, _checks([*files, *own], named, makes, self._place),
-            self._numbers(carried, needed), arriving,
+            self._numbers(carried, needed),
         )  # fmt: skip
 
     async def find_lacking(self, files: Sequence[LocalFile]) -> list[LocalFile]:
@@ -229,12 +205,7 @@ class Stager:
 
     async def keep(self, files: Sequence[LocalFile], report: Callable[[float], None]) -> None:
         """Upload files in a bundle that stays until a job unpacks it; see `Uploader.send`."""
-        bundle = self._upload(files, report, keep=True)
-        try:
-            await self._uploads.wait([bundle])
-        except asyncio.CancelledError:
-            self._uploads.stop(bundle)
-            raise
+        await self._upload(files, report, keep=True)
 
     async def _find_kept(self) -> None:
         """Compare the kept bundles of earlier runs with the site: centres purge scratch."""
@@ -255,8 +226,8 @@ class Stager:
             if f.stored != self._place and (not self._there(f) or self.conflicts(f.path, f.sha256))
         ]
 
-    def _send_moved(self, missing: Sequence[LocalFile]) -> tuple[list[str], list[LocalFile]]:
-        """Begin to upload what comes from other places; return the bundles, and the other files.
+    async def _send_moved(self, missing: Sequence[LocalFile]) -> tuple[list[str], list[LocalFile]]:
+        """Upload what comes from other places; return the bundles, and the files of this machine.
 
         The bundles include pending ones that hold some of these.
         """
@@ -265,7 +236,7 @@ class Stager:
         for file in fresh:
             if file.stored:
                 moved[file.stored].append(file)
-        bundles += map(self._upload, moved.values())
+        bundles += await asyncio.gather(*map(self._upload, moved.values()))
         return bundles, [file for file in fresh if not file.stored]
 
     def _require_stored(self, files: Iterable[LocalFile]) -> None:
@@ -352,9 +323,6 @@ class Stager:
         """Record that bundles are gone; their files are uploaded again."""
         for bundle in bundles:
             self._drop(bundle)
-            if bundle in self._uploader.awaited:
-                self._uploads.stop(bundle)
-                self._ledger.forget_upload(bundle)
             if bundle in self._source_bundles:
                 self._source_bundles.discard(bundle)
                 self._sources_lost = True
@@ -393,9 +361,6 @@ class Stager:
         that needs the bundle finds it gone, and is submitted again.
         """
         for bundle in dict.fromkeys(bundles):
-            self._uploads.withdraw(bundle)
-            if self._arrivals.state(bundle) == "arriving":
-                await self._uploader.end_imports(bundle)
             self._ledger.landed(bundle)
             self.gone([bundle])
             path = bundle_path(bundle)
@@ -420,90 +385,27 @@ class Stager:
         report: Callable[[float], None] | None = None,
         *,
         keep: bool = False,
-    ) -> str:
-        """Begin to upload one bundle of `files`, unless that is under way, and return its name.
+    ) -> Awaitable[str]:
+        """Begin to upload one bundle of `files`, and return its end.
 
         From now on other jobs that need it wait for it.
         """
         bundle = self._uploader.begin(files, keep=keep)
-        self._begin(bundle, files, report)
-        return bundle
-
-    def _begin(
-        self,
-        bundle: str,
-        files: Sequence[LocalFile],
-        report: Callable[[float], None] | None = None,
-    ) -> "asyncio.Task[None]":
-        async def send(moved: Callable[[float], None]) -> None:
-            try:
-                await self._uploader.send(bundle, files, moved)
-            except asyncio.CancelledError:  # a bundle that tries wait for goes on in the next run
-                self._drop(bundle)
-                raise
-            except BaseException:
-                self._drop(bundle)
-                if bundle in self._uploader.awaited:
-                    self._ledger.set_bundle(bundle, "gone")
-                raise
-
         self.sent.add(bundle)
         self._pending |= {file.path: (file.sha256, bundle) for file in files}
-        if self._uploads.task(bundle) is None:
-            self._sending_files[bundle] = [file.record for file in files]
-        return self._uploads.begin(bundle, send, report)
+        self._uploads[bundle] = asyncio.create_task(self._uploader.send(bundle, files, report))
+        return self._uploaded(bundle)
 
-    # Bundles that tries wait for at the site
-
-    def _let_arrive(self, bundle: str) -> None:
-        """Record that a try may be submitted which names a bundle that is not all there yet."""
-        self._uploader.awaited.add(bundle)
-        if self._arrivals.state(bundle) != "arriving":
-            self._arrivals.begin(self._place, bundle, self._sending_files[bundle])
-
-    async def go_on(self, bundle: str, files: Sequence[LocalFile]) -> "asyncio.Task[None] | None":
-        """Return the upload of a bundle that a try waits for; None if all of it is there.
-
-        One that an earlier run has broken off is continued. `files` are those that the try was
-        submitted with.
-
-        Raises:
-            FileChanged: the bundle is gone, or these are not the files any more.
-        """
-        if (task := self._uploads.task(bundle)) is not None:
-            return task
-        state = self._arrivals.state(bundle)
-        if state in ("uploaded", "unpacked"):
-            return None
-        if await self.is_unpacked(bundle):
-            return None
-        if (task := self._uploads.task(bundle)) is not None:
-            return task
-        here = {file.path: file for file in files}
-        held = [
-            here[file.path]
-            for file in self._ledger.bundle_files(bundle)
-            if file.path in here and here[file.path].sha256 == file.sha256
-        ]
-        # The uploader finds it by all of its contents.
-        if state != "arriving" or not held or self._uploader.find(held) != bundle:
-            raise FileChanged(files[0])
-        self._uploader.awaited.add(bundle)
-        return self._begin(bundle, held)
-
-    async def is_unpacked(self, bundle: str) -> bool:
-        """Return whether a job has unpacked a bundle, as far as the site shows that."""
-        return await self._retry(lambda: self._site.stat(bundle_done_path(bundle))) is not None
-
-    async def drain(self) -> None:
-        """Wait until all that tries wait for is uploaded, or cannot be."""
-        tasks = [self._uploads.task(bundle) for bundle in self._uploader.awaited]
-        if left := [task for task in tasks if task is not None]:
-            await asyncio.wait(left)
-
-    async def close(self) -> None:
-        """Break off the uploads; the next run continues them."""
-        await self._uploads.close()
+    async def _uploaded(self, bundle: str) -> str:
+        """Wait until a bundle is uploaded."""
+        try:
+            await self._uploads[bundle]
+        except BaseException:
+            self._drop(bundle)
+            raise
+        finally:
+            self._uploads.pop(bundle, None)
+        return bundle
 
     async def compare(self, files: Sequence[LocalFile]) -> None:
         """Compare the manifest's records from earlier runs with the site, once per directory.

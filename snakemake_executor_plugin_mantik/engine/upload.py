@@ -14,17 +14,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from typing import Final
 
-from snakemake_executor_plugin_mantik.common.errors import (
-    OutputsLost,
-    SiteNotFound,
-    SiteRejected,
-    UserError,
-)
+from snakemake_executor_plugin_mantik.common.errors import OutputsLost, SiteNotFound, UserError
 from snakemake_executor_plugin_mantik.engine.imports import IMPORT_BYTES, Importer
 from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
 from snakemake_executor_plugin_mantik.engine.transfer_meter import TransferMeter
 from snakemake_executor_plugin_mantik.engine.transfer_progress import TransferProgress, Way
-from snakemake_executor_plugin_mantik.jobs.paths import COMPLETE, KEPT, bundle_path
+from snakemake_executor_plugin_mantik.jobs.paths import KEPT, bundle_path
 from snakemake_executor_plugin_mantik.journal import Journal
 from snakemake_executor_plugin_mantik.sites.base import Site
 from snakemake_executor_plugin_mantik.staging.bundle import Bundle, ContentDiffers, Fetch, compress
@@ -52,10 +47,6 @@ class Uploader:
 
     Of the bundles that are larger than one part, one at a time is sent from this machine, and one
     from each other place.
-
-    Attributes:
-        awaited: the bundles that jobs may wait for at the site: they get a last file that says that
-            all of it is there.
     """
 
     def __init__(
@@ -96,7 +87,6 @@ class Uploader:
         self._part_bytes = int(limit * _PLAIN_SHARE)
         self._slots = asyncio.Semaphore(_AT_ONCE)
         self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
-        self.awaited: set[str] = set()
 
     def doubt(self, paths: Collection[str]) -> None:
         """Note that a job has not found the contents of these paths; see `Importer.doubt`."""
@@ -108,18 +98,8 @@ class Uploader:
         With `keep` it is one that stays until a job unpacks it, also when a run ends.
         """
         prefix = KEPT if keep else ""
-        return (
-            self.find(files, prefix)
-            or f"{prefix or f'{self._journal.bucket(self._place)}/'}{uuid.uuid4()}"
-        )
-
-    def find(self, files: Sequence[LocalFile], prefix: str = "") -> str | None:
-        """Return the bundle of `files` that is at the site in part, if there is one."""
-        return self._ledger.unfinished_upload(self._place, self._digest(files), prefix)
-
-    async def end_imports(self, bundle: str) -> None:
-        """End the imports to a bundle that nobody needs any more; see `Importer.end`."""
-        await self._importer.end(bundle)
+        found = self._ledger.unfinished_upload(self._place, self._digest(files), prefix)
+        return found or f"{prefix or f'{self._journal.bucket(self._place)}/'}{uuid.uuid4()}"
 
     def _digest(self, files: Sequence[LocalFile]) -> str:
         contents = [(file.path, file.size, file.sha256, file.stored) for file in files]
@@ -139,17 +119,9 @@ class Uploader:
             SiteError: a site refuses a request.
         """
         found: Counter[tuple[str, str]] = Counter()
-        purged = 0
         while True:
             try:
-                count = await self._attempt(bundle, files, report or (lambda _: None))
-                if count and bundle in self.awaited and not await self._announce(bundle, count):
-                    purged += 1
-                    if purged == _MOST_ATTEMPTS:
-                        raise SiteRejected(
-                            "parts of an upload keep disappearing", where=f"site {self._site.name}"
-                        )
-                    continue
+                await self._attempt(bundle, files, report or (lambda _: None))
             except ContentDiffers as error:
                 self._ledger.forget_upload(bundle)
                 found[error.found] += 1
@@ -167,8 +139,7 @@ class Uploader:
 
     async def _attempt(
         self, bundle: str, files: Sequence[LocalFile], report: Callable[[float], None]
-    ) -> int:
-        """Upload a bundle; return the number of its parts, 0 if it is a single file."""
+    ) -> None:
         path, source = bundle_path(bundle), files[0].stored
         again = self._ledger.unfinished_upload(self._place, self._digest(files)) == bundle
         # A directory has room for imports, and may be there even if none of them succeeds.
@@ -190,7 +161,7 @@ class Uploader:
                     async with self._slots:
                         part = await _joined(tar.read(self._fetch))
                         await self._put(path, await _compressed(part))
-                return 0
+                return
             async with self._turns[source]:
                 count = -(-tar.size // self._part_bytes)
                 sent = await self._sent(bundle, tar.size, count) if again else 0
@@ -207,24 +178,6 @@ class Uploader:
                 parts = _cut(tar.read(self._fetch, sent * self._part_bytes), self._part_bytes)
                 async with aclosing(parts):
                     await self._send_parts(parts, path, sent, count, landed)
-        return count
-
-    async def _announce(self, bundle: str, count: int) -> bool:
-        """Let jobs know that all of a bundle is there; return False if parts are missing.
-
-        The file for that holds the number of the parts and their size in bytes.
-        """
-        path = bundle_path(bundle)
-        try:
-            there = await self._retry.found(lambda: self._site.list(path), at_once=True)
-        except SiteNotFound:
-            return False
-        names = [_part_name(number, count) for number in range(count)]
-        if any(name not in there or not there[name].size for name in names):
-            return False
-        size = sum(there[name].size for name in names)
-        await self._put(f"{path}/{COMPLETE}", f"{count} {size}\n".encode())
-        return True
 
     async def _import(self, bundle: str, files: Sequence[LocalFile]) -> dict[str, str]:
         """Let the site import what it can of the files; record the bundle that they belong to."""
@@ -236,17 +189,12 @@ class Uploader:
     async def _sent(self, bundle: str, size: int, count: int) -> int:
         """Return how many of a bundle's parts are at the site; the rest is sent again.
 
-        Remove the parts of an earlier attempt that imported other files. Jobs that may wait for the
-        bundle go on waiting: nothing says any more that all of it is there.
+        Remove the parts of an earlier attempt that imported other files.
         """
         known = self._ledger.parts_sent(bundle, size)
         path = bundle_path(bundle)
         try:
-            if bundle in self.awaited:
-                there = await self._retry.found(lambda: self._site.list(path), at_once=True)
-                await self._retry(lambda: self._site.remove(f"{path}/{COMPLETE}"))
-            else:
-                there = await self._retry(lambda: self._site.list(path))
+            there = await self._retry(lambda: self._site.list(path))
         except SiteNotFound:
             return 0
         for name in there:

@@ -126,7 +126,6 @@ class Marker:
         go_on: why a job that may continue (`spec.Segment`) is to go on in a next segment: it
             `asked`, or its walltime ended (`time_limit`); empty if it is not to, by its script.
         changed: whether its checkpoint changed since the segment began.
-        awaited: seconds that it has waited for bundles whose upload was not finished.
     """
 
     exit_code: int
@@ -153,7 +152,6 @@ class Marker:
     gpus: tuple[GpuUse, ...] = ()
     go_on: str = ""
     changed: bool = False
-    awaited: float = 0.0
     _small: Mapping[str, bytes] = field(default_factory=dict, repr=False)
 
     def small_outputs(self) -> Iterator[tuple[OutputEntry, bytes]]:
@@ -193,7 +191,6 @@ def read_marker(content: bytes, *, try_id: str, exit_code: int) -> Marker:
         memory=int(meta["memory"]) if _is_number(meta.get("memory", "")) else None,
         go_on=meta.get("go_on", ""),
         changed=meta.get("changed") == "yes",
-        awaited=float(meta["awaited"]) if _is_number(meta.get("awaited", "")) else 0.0,
     )
     return facts if facts.bare else _with_files(facts, meta, members)
 

@@ -16,9 +16,6 @@ The workspace mirrors the workflow's working directory; the executor's own files
     .mantik/images/<source>-<machine>/      container images from outside the workflow
     .mantik/shadow/<job>                    shadow directory of a job, while it runs
     .mantik/bundles/<bucket>/<id>.tar.gz    bundle of uploaded files
-    .mantik/bundles/<bucket>/<id>.tar.gz/complete
-                                            number and size of a bundle's parts, when all of those
-                                            are there that a job may wait for
     .mantik/bundles/<bucket>/<id>.done      exists when the bundle has been unpacked
     .mantik/bundles/kept/<id>.tar.gz        bundle that stays until a job unpacks it
     .mantik/place/                          who owns the workspace (`engine.leases`)
@@ -54,8 +51,6 @@ PYTHONS = f"{OURS}/python"
 SHADOWS = f"{OURS}/shadow"
 
 LIVE = ".live"
-COMPLETE = "complete"
-"""The file, in a bundle's directory, that says that all of its parts are there."""
 IMPORTED = "imported"
 """The directory, in a bundle's, of files that the site's server fetches from another one."""
 

@@ -27,13 +27,11 @@ from snakemake_executor_plugin_mantik.jobs.spec import (
 from snakemake_executor_plugin_mantik.jobs.templates import load_template
 
 PREDECESSORS: Final = "predecessors"
-ARRIVAL: Final = "arrival"
 CHECKPOINT: Final = "checkpoint"
 
 STEPS: Final = (
     "workspace",  # enter the workspace
     PREDECESSORS,  # check that the tries that make inputs have succeeded
-    ARRIVAL,  # wait for bundles that are still being uploaded
     "secrets",  # read and remove the file of secrets
     "bundles",  # unpack uploaded and inline bundles
     "inputs",  # check that all inputs have the content that the job was submitted for
@@ -79,11 +77,6 @@ BASH_OWN: Final = frozenset(
 value, and read-only ones would end the job (tried with bash 5.2)."""
 
 _MONITOR: Final = "MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING"
-
-_GONE_S: Final = 60
-"""Seconds for which a bundle's directory must be gone before a job stops to wait for it: network
-file systems may show that another job has unpacked it as late."""
-_ARRIVAL_POLL_S: Final = 2
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _VARIABLE = r"\$(?:[A-Za-z_][A-Za-z0-9_]*|\{[A-Za-z_][A-Za-z0-9_]*\})"
@@ -131,14 +124,6 @@ def render_script(spec: JobSpec) -> str:
             {"path": shlex.quote(bundle_path(name)), "done": shlex.quote(bundle_done_path(name))}
             for name in spec.bundles
         ],
-        arriving=" ".join(
-            shlex.quote(path)
-            for name in spec.arriving
-            for path in (bundle_path(name), bundle_done_path(name))
-        ),
-        arrival_s=spec.arrival_s,
-        arrival_poll_s=_ARRIVAL_POLL_S,
-        gone_s=_GONE_S,
         moved=",".join(str(3 * n) for n, file in enumerate(spec.inputs) if file.moved),
         inline=_base64(spec.inline),
         numbers=[

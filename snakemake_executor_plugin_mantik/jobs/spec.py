@@ -279,8 +279,6 @@ class JobSpec:
         inputs: checked before the command starts.
         outputs: made by the command; the script first removes old ones and makes directories.
         bundles: uploaded bundles to unpack before the command starts, in this order.
-        arriving: those of the bundles that are still being uploaded; the script waits for them.
-        arrival_s: the most seconds that it waits for them in all.
         inline: a gzipped tar inside the script, unpacked after `bundles`; empty for none.
         numbers: by path, the number of the content in `bundles` or `inline`, if it has one: an
             older content never replaces a newer one.
@@ -330,6 +328,4 @@ class JobSpec:
     segment: Segment | None = None
     fetch: tuple[str, ...] = ()
     cores: int | None = None
-    arriving: tuple[str, ...] = ()
-    arrival_s: int = 0
     limits: ScriptLimits = ScriptLimits()

@@ -62,8 +62,6 @@ CREATE INDEX tries_bucket ON tries (site, bucket);
 CREATE INDEX tries_place ON tries (place, bucket);
 CREATE INDEX tries_after ON tries (after)
     WHERE after <> '' AND state NOT IN ('done', 'abandoned');
-CREATE INDEX tries_waited ON tries (site, queue)
-    WHERE waited IS NOT NULL AND after = '' AND follows = '';
 CREATE TABLE members (
     try TEXT NOT NULL REFERENCES tries (id), job TEXT NOT NULL, name TEXT NOT NULL
 );
@@ -74,10 +72,6 @@ CREATE TABLE submissions (
     PRIMARY KEY (try, site_job)
 );
 CREATE TABLE secrets (try TEXT PRIMARY KEY REFERENCES tries (id));
-CREATE TABLE awaited (
-    try TEXT NOT NULL REFERENCES tries (id), bundle TEXT NOT NULL, PRIMARY KEY (try, bundle)
-);
-CREATE INDEX awaited_bundle ON awaited (bundle);
 CREATE TABLE made (
     try TEXT NOT NULL, path TEXT NOT NULL, sha256 TEXT NOT NULL, PRIMARY KEY (try, path)
 );

@@ -206,12 +206,9 @@ class FileLedger:
         """Record an uploaded bundle; the next job that names it unpacks it."""
         with self._database.write() as db:
             _forget_upload(db, bundle)
-            known = db.execute("SELECT state FROM bundles WHERE id = ?", (bundle,)).fetchone()
-            if known is not None and known["state"] == "unpacked":
-                return  # a job was faster than the site's last answer
-            db.execute("INSERT OR REPLACE INTO bundles VALUES (?, ?, 'uploaded')", (bundle, place))
+            db.execute("INSERT INTO bundles VALUES (?, ?, 'uploaded')", (bundle, place))
             db.executemany(
-                "INSERT OR REPLACE INTO bundle_files VALUES (?, ?, ?, ?, ?)",
+                "INSERT INTO bundle_files VALUES (?, ?, ?, ?, ?)",
                 [(bundle, f.path, f.size, f.sha256, f.source) for f in files],
             )
 
@@ -238,8 +235,7 @@ class FileLedger:
     def bundle_files(self, bundle: str) -> list[FileRecord]:
         """Return the files of a bundle that is not known to have been unpacked, else none."""
         rows = self._db.execute(
-            "SELECT path, size, sha256, source FROM bundle_files WHERE bundle = ? ORDER BY rowid",
-            (bundle,),
+            "SELECT path, size, sha256, source FROM bundle_files WHERE bundle = ?", (bundle,)
         )
         return [_file(row) for row in rows]
 
@@ -393,7 +389,7 @@ class FileLedger:
         """
         rows = self._db.execute(
             "SELECT id, state, sha256 = :made AS makes FROM bundle_files JOIN bundles"
-            " ON bundle = id WHERE place = :place AND state IN ('uploaded', 'arriving', 'carried')"
+            " ON bundle = id WHERE place = :place AND state IN ('uploaded', 'carried')"
             " AND (path = :path AND sha256 < :sha256"
             " OR path = :path AND sha256 > :sha256 OR path >= :low AND path < :high"
             " OR path IN (SELECT value FROM json_each(:at_or_above)) AND sha256 = :made)",
@@ -402,7 +398,7 @@ class FileLedger:
              "at_or_above": json.dumps(at_or_above(path)), "made": MADE},
         )  # fmt: skip
         return [
-            WriteConflict(row["id"], row["state"] != "carried", bool(row["makes"])) for row in rows
+            WriteConflict(row["id"], row["state"] == "uploaded", bool(row["makes"])) for row in rows
         ]
 
     def landed(self, try_id: str) -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 from snakemake_executor_plugin_mantik.common.errors import JournalError
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.journal import backup
-from snakemake_executor_plugin_mantik.journal.arrivals import ArrivalLedger
 from snakemake_executor_plugin_mantik.journal.backup import JournalBackup
 from snakemake_executor_plugin_mantik.journal.database import Database
 from snakemake_executor_plugin_mantik.journal.files import FileLedger, mark_landed
@@ -48,7 +47,6 @@ class Journal:
         remark: a notice for the user; may be empty.
         files: its part on files.
         segments: its part on jobs that go on past their walltime.
-        arrivals: its part on tries whose files are still being uploaded, and on waits in queues.
     """
 
     def __init__(self, directory: Path, *, shared: bool = False) -> None:
@@ -67,7 +65,6 @@ class Journal:
         self.remark = self._database.remark
         self.files = FileLedger(self._database, self._note)
         self.segments = SegmentLedger(self._database)
-        self.arrivals = ArrivalLedger(self._database)
         self.undeclared = UndeclaredLedger(self._database)
         self._spared: set[str] = set()
         try:
@@ -513,8 +510,6 @@ class Journal:
             )
             if state in (TryState.ENDED, TryState.ABANDONED):
                 mark_landed(db, try_id)
-            if state.final:
-                db.execute("DELETE FROM awaited WHERE try = ?", (try_id,))
 
     def open_tries(self, *jobs: str) -> list[TryRecord]:
         """Return the open tries of jobs, and of groups that these are members of, oldest first.

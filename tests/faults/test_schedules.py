@@ -36,8 +36,6 @@ COUNTED = (
     "files changed by others",
     "segments that went on",
     "segments after a walltime or a kill",
-    "jobs submitted during an upload",
-    "jobs that waited for files",
     "wrong listings",
 )
 
@@ -92,8 +90,6 @@ def test_outputs_that_stay_and_move(
 def test_what_is_counted_happens(kind: str) -> None:
     """What depends on the moment must not become something that no seed meets any more."""
     needed = {"edits", "same times", "purges", "copies", "two workflows", "tampers", "killed"}
-    if kind.startswith("jobs "):
-        needed = {"uploads"}
     found = 0
     for seed in range(200):
         schedule = Schedule(seed, [k for k in KINDS if k not in needed])

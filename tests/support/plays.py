@@ -166,11 +166,7 @@ class Play:
         Raises:
             AssertionError: a job was lost, doubled or misreported, or an output is not whole.
         """
-        rest = "snakemake_executor_plugin_mantik.engine.site_runner.longest_rest_s"
-        with (
-            mock.patch("uuid.uuid4", self.schedule.uuid),
-            mock.patch(rest, self.schedule.longest_rest_s),
-        ):
+        with mock.patch("uuid.uuid4", self.schedule.uuid):
             self._runs_of_snakemake()
 
     def _runs_of_snakemake(self) -> None:
@@ -186,8 +182,6 @@ class Play:
         assert all(self._is_done(job) for job in self.jobs), f"never done: {self.failures}"
         self._pass(self.now + 2 * DAY_S)  # what is still to start late starts now
         self._check_runs()
-        for world in {id(world): world for world in self.worlds.values()}.values():
-            self.schedule.happened += world.waits
 
     def _run_once(self) -> None:
         """One run of the workflow's own controller, and of others beside it or instead of it."""
@@ -237,8 +231,6 @@ class Play:
         def fault(method: str, about: str) -> Fault:
             if begin <= clock() < end:
                 return "unreachable"
-            if self.schedule.slow_upload(method, about):
-                return "slowly"
             return self.schedule.fault(method, clock())
 
         session.full = lambda: self.schedule.full_here(clock())

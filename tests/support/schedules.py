@@ -4,7 +4,6 @@ Each kind of misfortune draws from a stream of its own, so that it can be left o
 the others: `fewest` finds the kinds that a failure takes.
 """
 
-import math
 import random
 import uuid
 from collections import Counter
@@ -54,7 +53,6 @@ KINDS: Final = (
     "two workflows",  # another workflow is led to the same workspace
     "forgetful",  # a scheduler starts jobs although those that they wait for go on
     "tampers",  # others remove or change single files of a workspace
-    "uploads",  # uploads take minutes, and jobs are submitted meanwhile
     "wrong listings",  # a directory is listed as empty or as not there, for a moment
 )
 
@@ -115,8 +113,8 @@ class Schedule:
         self._streams = {kind: random.Random(f"{seed} {kind}") for kind in (*KINDS, "plan")}
         self._names = random.Random(seed)
         plan = self.stream("plan")
-        some = [kind for kind in KINDS[:-4] if plan.random() < plan.choice((0.2, 0.5))]
-        some += [kind for kind in KINDS[-4:] if self.stream(kind).random() < 0.3]
+        some = [kind for kind in KINDS[:-3] if plan.random() < plan.choice((0.2, 0.5))]
+        some += [kind for kind in KINDS[-3:] if self.stream(kind).random() < 0.3]
         self.kinds = frozenset(some) - frozenset(without)
         if moving:
             self.kinds -= OTHERS | {"one place", "two names"}
@@ -277,14 +275,6 @@ class Schedule:
     def place(self, path: str) -> str:
         """How an output travels."""
         return self.stream("plan").choice(("marker", "archive", "alone"))
-
-    def slow_upload(self, method: str, about: str) -> bool:
-        """Whether an upload takes long."""
-        return method == "put" and "-of-" in about and self.has("uploads", 0.8)
-
-    def longest_rest_s(self, *_: object) -> float:
-        """How long the rest of an upload may take when a job is submitted."""
-        return math.inf if self.has("uploads") else 0.0
 
     def fault(self, method: str, now: float) -> Fault:
         """What a request meets."""

@@ -13,7 +13,7 @@ import math
 import random
 import tarfile
 import zlib
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -23,7 +23,6 @@ from snakemake_executor_plugin_mantik.common.errors import SiteNotFound, SiteRej
 from snakemake_executor_plugin_mantik.engine.leases import Lease
 from snakemake_executor_plugin_mantik.jobs.markers import MarkerInvalid, read_marker
 from snakemake_executor_plugin_mantik.jobs.paths import (
-    COMPLETE,
     NEWER,
     OURS,
     PLACE,
@@ -32,15 +31,13 @@ from snakemake_executor_plugin_mantik.jobs.paths import (
     bundle_path,
 )
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
-from snakemake_executor_plugin_mantik.jobs.script import ARRIVAL, CHECKPOINT, PREDECESSORS
+from snakemake_executor_plugin_mantik.jobs.script import CHECKPOINT, PREDECESSORS
 from snakemake_executor_plugin_mantik.jobs.segments import GO_ON_CODE
 from snakemake_executor_plugin_mantik.jobs.spec import JobSpec
 from snakemake_executor_plugin_mantik.sites.base import Entry, JobState, Phase, Submission
 
 DEPENDENCY_S = 10.0
 """Seconds between two looks of the scheduler at what a job waits for."""
-ARRIVAL_POLL_S = 10.0
-"""Seconds between two looks of a job at files that are still being uploaded."""
 EPOCH_S = 1e9
 """When outputs were made that a world at its beginning has: no file is older than 1970."""
 MANY_LINES = 60
@@ -160,8 +157,6 @@ class World:
     Attributes:
         files: what lies there, by path; None for a directory.
         runs: what ran.
-        waits: how often jobs were submitted whose files had not arrived, waited for these, and
-            waited in vain.
         excuses: by try, why it may truly be said to have failed.
         full: whether there is no room for more files.
     """
@@ -189,7 +184,6 @@ class World:
         self.fate, self.duration, self.code, self.place = fate, duration, code, place
         self.habits, self.name = habits, name
         self.full = False
-        self.waits: Counter[str] = Counter()
         self.excuses: dict[str, set[Reason]] = defaultdict(set)
         self._fresh: dict[str, float] = {}
         self._changed: dict[str, float] = {}
@@ -354,7 +348,6 @@ class World:
         after = () if fate.forgotten else submission.after
         job = _Job(job_id, submission.tag, spec, fate, self.now + LIFETIME_S, after)
         self.jobs[job_id] = job
-        self.waits["jobs submitted during an upload"] += bool(spec.arriving)
         if fate.refused:
             self.excuse(job, Reason.REJECTED)
         for delay in () if fate.refused else fate.starts:
@@ -395,20 +388,9 @@ class World:
                 self._warn(job, start, Reason.CANCELLED)
 
     def _warn(self, job: _Job, start: _Start, reason: Reason) -> None:
-        if start.phase is Phase.RUNNING:
+        if start.run is not None and start.phase is Phase.RUNNING:
             self.excuse(job, reason)
-            act = self._finish if start.run is not None else self._stop_waiting
-            self.after(1.0, partial(act, job, start, reason))
-
-    def _stop_waiting(self, job: _Job, start: _Start, reason: Reason) -> None:
-        """End a job that waits for its files."""
-        if start.phase is Phase.RUNNING and start.run is None:
-            self._end(start, reason)
-            paths = job.spec.paths
-            marker = make_marker(paths.try_id, 143, {}, step=ARRIVAL, signal="TERM")
-            self.written(paths.marker(143), marker)
-        else:
-            self._finish(job, start, reason)
+            self.after(1.0, partial(self._finish, job, start, reason))
 
     def _kill(self, job: _Job, start: _Start, reason: Reason) -> None:
         if start.phase is Phase.ENDED:
@@ -503,36 +485,6 @@ class World:
         self.written(paths.claim, text.encode())
         self._beats[paths.claim] = self.now
         self.after(job.spec.limits.heartbeat_s, partial(self._beat, job, start))
-        self._await(job, start, self.now)
-
-    def _await(self, job: _Job, start: _Start, begun: float) -> None:
-        """Wait for bundles that are still being uploaded."""
-        if start.phase is not Phase.RUNNING:
-            return
-        spec, paths = job.spec, job.spec.paths
-        there = all(map(self._has_arrived, spec.arriving))
-        self.waits["jobs that waited for files"] += not there and begun == self.now
-        if not there and (self._hangs(start) or self.now - begun < spec.arrival_s):
-            self.after(ARRIVAL_POLL_S, partial(self._await, job, start, begun))
-            return
-        if not there:
-            self.waits["jobs that waited for files in vain"] += 1
-            self._end(start, Reason.EXIT_CODE)
-            self.written(paths.marker(1), make_marker(paths.try_id, 1, {}, step=ARRIVAL))
-            return
-        self._run(job, start)
-
-    def _has_arrived(self, bundle: str) -> bool:
-        path = bundle_path(bundle)
-        if bundle_done_path(bundle) in self.files:
-            return True
-        said = (self.files.get(f"{path}/{COMPLETE}") or b"").split()
-        parts = [at for at in self.files if at.startswith(f"{path}/") and "-of-" in at]
-        found = [len(parts), sum(len(self.files[at] or b"") for at in parts)]
-        return bool(said) and [int(word) for word in said] == found
-
-    def _run(self, job: _Job, start: _Start) -> None:
-        paths = job.spec.paths
         failed = self._stage(job.spec)
         if failed is not None:
             self._end(start, Reason.EXIT_CODE)
@@ -616,7 +568,7 @@ class World:
         """The content of a bundle, one file or a directory of parts; None if it is not whole."""
         if self.files.get(path) is not None:
             return self.files[path]
-        parts = sorted(at for at in self.files if at.startswith(f"{path}/") and "-of-" in at)
+        parts = sorted(at for at in self.files if at.startswith(f"{path}/"))
         if not parts or int(parts[0].rpartition("-")[2]) != len(parts):
             return None
         return b"".join(self.files[part] or b"" for part in parts)

@@ -584,10 +584,11 @@ _m_set_since() {
   esac
 }
 
-# Prints the directories that may hold new files: a new file changes the time of its directory.
+# Prints the directories that may hold new files: a new file changes its directory, of which archives
+# may set back the time of modification.
 _m_changed_directories() {
   local -a search=(-mindepth 1 '(' -name '.*' -o -name __pycache__ ')' -prune
-    -o -type d -newermt "@$_m_since" -print0)
+    -o -type d -newerct "@$_m_since" -print0)
   printf '%s\0' "$@"
   timeout 3 find "$@" -maxdepth 3 "${search[@]}"
 } 2>/dev/null

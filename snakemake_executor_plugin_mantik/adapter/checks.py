@@ -28,7 +28,6 @@ from snakemake_executor_plugin_mantik.config.reading import (
 from snakemake_executor_plugin_mantik.engine.core import Engine
 from snakemake_executor_plugin_mantik.engine.plan import Planner
 from snakemake_executor_plugin_mantik.engine.request import JobRequest
-from snakemake_executor_plugin_mantik.jobs.fetching import FETCH
 from snakemake_executor_plugin_mantik.jobs.segments import CONTINUE, Continuation
 from snakemake_executor_plugin_mantik.mlproject.project import find_bound_entry_point
 from snakemake_executor_plugin_mantik.rules import preflight, resources, tracked
@@ -234,10 +233,10 @@ def check_workflow(workflow: Any, dag: Any, options: Any, logger: Any) -> Checke
         found.refuse()
     for remark in deployment.deployment_warnings(jobs, context, why_full_job):
         logger.info(remark)
-    if without := _rules_without_outputs(units, planners):
+    if without := _rules_without_outputs(units):
         logger.warning(
             f"These rules have no output, so what their jobs make stays at the site: {without}."
-            f' Name it as output, or fetch it with resources: {FETCH}="*".'
+            " Name it as output."
         )
     if (limited := _beyond_max_jobs(workflow, units, used, configs)) is not None:
         logger.warning(limited)
@@ -322,19 +321,17 @@ def _is_sound(unit: Any, sites: Mapping[str, LoadedConfig], obstacles: Mapping[s
     return not any(member.rule.name in obstacles for member in list_members(unit))
 
 
-def _rules_without_outputs(units: Iterable[Any], planners: Mapping[str, Planner]) -> str:
+def _rules_without_outputs(units: Iterable[Any]) -> str:
     """Return the names of rules whose jobs run at a site and leave no file here; may be empty.
 
     The results of entry points go to MLflow.
     """
-    found: dict[str, None] = {}
-    for member in (member for unit in units for member in list_members(unit)):
-        if member.output or member.is_norun or find_bound_entry_point(member.rule.params):
-            continue
-        given, _ = resources.split_undetermined(resources.given_resources(member))
-        site, patterns = resources.choose_site(given, planners), resources.job_fetch(member)
-        if not (planners[site].fetched if patterns is None else patterns):
-            found[member.rule.name] = None
+    members = (member for unit in units for member in list_members(unit))
+    found = {
+        member.rule.name
+        for member in members
+        if not (member.output or member.is_norun or find_bound_entry_point(member.rule.params))
+    }
     return ", ".join(sorted(found))
 
 
@@ -505,7 +502,6 @@ def check_jobs(
             for member in members:
                 resources.job_retry_reasons(member)
                 tracked.tracking_request(member)
-                resources.job_fetch(member)
             site, given, threads, later = group_resources.unit_request(job, planners)
             going_on = find_continuation(job, planners)
             resources.refuse_misspelt(later)

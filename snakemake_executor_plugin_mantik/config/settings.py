@@ -28,7 +28,6 @@ from snakemake_executor_plugin_mantik.config.values import (
 
 _SCHEDULERS: Final = ("slurm", "pbs", "none")
 _SHARING: Final = ("private", "group")
-_UNDECLARED: Final = ("report", "fetch")
 
 
 def _scheduler(value: object) -> str:
@@ -49,13 +48,6 @@ def _yes_or_no(value: object) -> bool:
     if not isinstance(value, bool):
         raise not_allowed("true or false", value)
     return value
-
-
-def _undeclared(value: object) -> str:
-    name = parse_text(value).lower()
-    if name not in _UNDECLARED:
-        raise ValueError(f"has to be report or fetch, found {describe_value(value)}")
-    return name
 
 
 def _workspace(value: object) -> str:
@@ -227,14 +219,6 @@ class SiteSettings(ConfigSection):
         "Larger files of the project folder are not uploaded as sources.",
     )
     sources_limit_bytes: Size = _bytes("SourcesLimit", "32M", "Maximum total size of the sources.")
-    undeclared: Annotated[
-        Literal["report", "fetch"], BeforeValidator(_undeclared), words_schema(*_UNDECLARED)
-    ] = Field(
-        default="report",
-        alias="Undeclared",
-        description="New files of a job that no rule declares: report where they stay (report), or "
-        "also fetch them with its outputs (fetch).",
-    )
     include: Annotated[tuple[str, ...], BeforeValidator(read_patterns), list_schema()] = Field(
         default=(),
         alias="Include",

@@ -3,13 +3,12 @@
 import asyncio
 import os
 import re
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from snakemake_executor_plugin_mantik.common.errors import (
-    MantikError,
     OutputMissing,
     OutputsLost,
     SiteNotFound,
@@ -19,7 +18,6 @@ from snakemake_executor_plugin_mantik.engine.attempt import TryEnd
 from snakemake_executor_plugin_mantik.engine.site_retry import (
     FIRST_WAIT_S,
     LONGEST_MISSING_WAIT_S,
-    TRANSIENT,
     SiteRetry,
 )
 from snakemake_executor_plugin_mantik.engine.transfer_meter import (
@@ -186,36 +184,6 @@ class Fetcher:
         files = [FileRecord(e.path, e.size, e.sha256) for e in whole.files if e.type == "f"]
         return Fetched(whole, (*files, *_through_links(marker.files)))
 
-    async def undeclared(
-        self, record: TryRecord, entries: Sequence[OutputEntry], before: Mapping[str, str]
-    ) -> list[bool | Exception]:
-        """Download files of a job that are none of its outputs, each for itself.
-
-        Another job may change or remove them, so a damaged or refused download is not repeated. A
-        file here is replaced only if it has the checksum that `before` has for its path.
-
-        Returns:
-            for each file, whether it is here now (False if another one is), or why it could not be
-            fetched.
-        """
-        landing = OutputStaging(self._workdir, record.id, [entry.path for entry in entries])
-
-        async def bring(entry: OutputEntry) -> bool | Exception:
-            try:
-                await self._alone(entry, landing, _briefly)
-                return await asyncio.to_thread(landing.settle_beside, entry, before[entry.path])
-            except (MantikError, OSError) as error:
-                return error
-
-        downloads = [asyncio.create_task(bring(entry)) for entry in entries]
-        try:
-            return await asyncio.gather(*downloads)
-        finally:
-            for task in downloads:
-                task.cancel()
-            await asyncio.gather(*downloads, return_exceptions=True)
-            await asyncio.to_thread(landing.clear)
-
     async def _collect(self, record: TryRecord, marker: Marker, landing: OutputStaging) -> None:
         await asyncio.to_thread(_begin, landing, marker)
         archived = [e for e in marker.files if e.place == "archive" and e.type == "f"]
@@ -296,16 +264,6 @@ class Fetcher:
             )
         except SiteNotFound:
             return b""
-
-
-async def _briefly(attempt: Callable[[], Awaitable[None]]) -> None:
-    """Repeat an attempt a few times while the site does not answer."""
-    for wait in (1.0, 2.0, 4.0):
-        try:
-            return await attempt()
-        except TRANSIENT:
-            await asyncio.sleep(wait)
-    return await attempt()
 
 
 def _without(marker: Marker, paths: Sequence[str]) -> Marker:

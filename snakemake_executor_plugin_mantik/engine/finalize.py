@@ -91,7 +91,7 @@ class Finalizer:
         self._canceller = canceller
         self._classifier = classifier
         self._late = late
-        self._undeclared = UndeclaredFiles(workflow, fetcher)
+        self._undeclared = UndeclaredFiles(workflow)
         self._observer = observer
         self._workdir = workflow.workdir
         self._logs = workflow.logs

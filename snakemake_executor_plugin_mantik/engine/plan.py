@@ -26,7 +26,6 @@ from snakemake_executor_plugin_mantik.config.model import BackendConfig
 from snakemake_executor_plugin_mantik.engine.request import JobRequest
 from snakemake_executor_plugin_mantik.engine.segments import NOTHING, Resumed, plan_segment
 from snakemake_executor_plugin_mantik.engine.stage import Staged
-from snakemake_executor_plugin_mantik.jobs.fetching import ALL
 from snakemake_executor_plugin_mantik.jobs.pbs import pbs_directives
 from snakemake_executor_plugin_mantik.jobs.resources import (
     billed_cores,
@@ -145,11 +144,6 @@ class Planner:
             self._read[name] = files, edf.mounts if edf is not None and edf.whole else None
         return self._read[name]
 
-    @property
-    def fetched(self) -> tuple[str, ...]:
-        """Return the patterns of undeclared files that are fetched unless a rule has its own."""
-        return ALL if self.config.site.undeclared == "fetch" else ()
-
     def cores(self, resources: Resources) -> int | None:
         """Return the cores that a job occupies and that its site bills; None if unknown."""
         return billed_cores(resources, node_cores(self.config, resources.queue))
@@ -190,7 +184,6 @@ class Planner:
             inputs=(*staged.inputs, *kept),
             outputs=outputs,
             segment=segment,
-            fetch=request.fetch if request.fetch is not None else self.fetched,
             bundles=staged.bundles,
             inline=staged.inline,
             numbers=staged.numbers,

@@ -111,7 +111,6 @@ class JobRequest:
         datasets: see `JobSpec.datasets`.
         continuation: how it goes on past its walltime, if it may.
         named: what the jobs of the run name: other new files of the job are undeclared.
-        fetch: see `JobSpec.fetch`; None for what the site's config says.
     """
 
     number: JobNumber
@@ -146,7 +145,6 @@ class JobRequest:
     datasets: tuple[str, ...] = ()
     continuation: Continuation | None = None
     named: NamedPaths = field(default_factory=NamedPaths, compare=False)
-    fetch: tuple[str, ...] | None = None
 
     @property
     def members(self) -> Mapping[str, str]:

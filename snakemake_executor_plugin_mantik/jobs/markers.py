@@ -114,8 +114,6 @@ class Marker:
             everything below it.
         new: files beside the outputs that are new since the command began; another job may have
             made them.
-        wanted: those of the new files that are to be fetched; without a checksum if the job had no
-            time to compute it.
         archive_size, archive_sha256: of the archive; 0 and empty if there is none.
         log: the end of the log.
         log_bytes: size of the whole log.
@@ -142,7 +140,6 @@ class Marker:
     missing_outputs: tuple[str, ...] = ()
     files: tuple[OutputEntry, ...] = ()
     new: tuple[OutputEntry, ...] = ()
-    wanted: tuple[OutputEntry, ...] = ()
     archive_size: int = 0
     archive_sha256: str = ""
     log: bytes = b""
@@ -200,9 +197,8 @@ def _with_files(facts: Marker, meta: Mapping[str, str], members: Mapping[str, by
     lacking = _paths(_member(members, "lacking"))
     if len(entries) != _number(meta, "files") or len(lacking) != _number(meta, "lacking"):
         raise _invalid("its lists are not complete")
-    declared = _number(meta, "declared") if "declared" in meta else len(entries)
     small = {}
-    for entry in entries[:declared]:
+    for entry in entries:
         if entry.place != "marker":
             continue
         name = entry.path if entry.path.startswith("/") else f"./{entry.path}"
@@ -214,8 +210,7 @@ def _with_files(facts: Marker, meta: Mapping[str, str], members: Mapping[str, by
         facts,
         missing_inputs=_paths(_member(members, "missing")),
         missing_outputs=lacking,
-        files=entries[:declared],
-        wanted=entries[declared:],
+        files=entries,
         new=_new_files(members.get("new", b"")),
         archive_size=_number(meta, "archive_size"),
         archive_sha256=meta.get("archive_sha256", ""),

@@ -140,7 +140,6 @@ def render_script(spec: JobSpec) -> str:
         ],
         imported=IMPORTED,
         most_new=MOST_NEW,
-        fetch=" ".join(shell_quote(pattern, "a pattern") for pattern in spec.fetch),
         segment=spec.segment and _segment(spec.segment),
         sum_digits=_SUM_DIGITS,
         small_bytes=SMALL_BYTES,

@@ -297,8 +297,6 @@ class JobSpec:
         after: the tries that make inputs which did not exist when the try was submitted. The
             command starts only if all of them have succeeded.
         segment: how the job goes on past its walltime, if it may.
-        fetch: patterns of new files beside the outputs that are fetched with these
-            (`jobs.fetching`).
     """
 
     paths: TryPaths
@@ -326,6 +324,5 @@ class JobSpec:
     datasets: tuple[str, ...] = ()
     after: tuple[Predecessor, ...] = ()
     segment: Segment | None = None
-    fetch: tuple[str, ...] = ()
     cores: int | None = None
     limits: ScriptLimits = ScriptLimits()

@@ -116,7 +116,7 @@ CREATE TABLE stored (
 );
 CREATE TABLE undeclared (
     path TEXT NOT NULL, place TEXT NOT NULL, size INTEGER NOT NULL, modified REAL NOT NULL,
-    mode INTEGER NOT NULL, job TEXT NOT NULL, brought TEXT NOT NULL, PRIMARY KEY (path, place)
+    mode INTEGER NOT NULL, job TEXT NOT NULL, PRIMARY KEY (path, place)
 );
 """
 

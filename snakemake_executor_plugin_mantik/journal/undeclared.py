@@ -1,4 +1,4 @@
-"""New files that jobs left beside their outputs: where they lie, and which of them came here."""
+"""New files that jobs left beside their outputs, and where they lie."""
 
 import sqlite3
 from collections.abc import Iterable
@@ -23,7 +23,6 @@ class UndeclaredFile:
         mode: its permission bits.
         job: the rule and its wildcards, for messages. Another job that ran at the same time may
             have made the file.
-        brought: the checksum of the content that was fetched with the job; empty if none was.
     """
 
     path: str
@@ -32,7 +31,6 @@ class UndeclaredFile:
     modified: float
     mode: int
     job: str
-    brought: str = ""
 
 
 class UndeclaredLedger:
@@ -47,20 +45,11 @@ class UndeclaredLedger:
         if not rows:
             return
         with self._database.write() as db:
-            db.executemany("INSERT OR REPLACE INTO undeclared VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
+            db.executemany("INSERT OR REPLACE INTO undeclared VALUES (?, ?, ?, ?, ?, ?)", rows)
             db.execute(
                 "DELETE FROM undeclared WHERE rowid <= (SELECT max(rowid) FROM undeclared) - ?",
                 (_MOST_KEPT,),
             )
-
-    def brought(self, path: str) -> str:
-        """Return the checksum of the content of a path that was fetched last; empty if none was."""
-        row = self._database.db.execute(
-            "SELECT brought FROM undeclared WHERE path = ? AND brought <> ''"
-            " ORDER BY rowid DESC LIMIT 1",
-            (path,),
-        ).fetchone()
-        return str(row["brought"]) if row else ""
 
 
 def all_undeclared(db: sqlite3.Connection) -> list[UndeclaredFile]:

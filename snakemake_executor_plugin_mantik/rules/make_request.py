@@ -23,7 +23,6 @@ from snakemake_executor_plugin_mantik.rules.resources import (
     choose_site,
     given_resources,
     job_continuation,
-    job_fetch,
 )
 from snakemake_executor_plugin_mantik.rules.units import job_display_name, job_identity, plain_path
 from snakemake_executor_plugin_mantik.rules.wrapping.mpi import has_launcher
@@ -97,7 +96,6 @@ def make_request(
         storage_link=find_storage_link(job),
         datasets=tuple(list_datasets(job)),
         continuation=job_continuation(job, [o.path for o in runs.outputs if o.keep], segments),
-        fetch=job_fetch(job),
     )
 
 

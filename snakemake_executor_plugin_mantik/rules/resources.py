@@ -16,7 +16,6 @@ from snakemake_executor_plugin_mantik.config.environment import unknown_environm
 from snakemake_executor_plugin_mantik.config.environment_keys import EnvironmentConfig
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
 from snakemake_executor_plugin_mantik.config.reading import LoadedConfig
-from snakemake_executor_plugin_mantik.jobs.fetching import FETCH, parse_fetch
 from snakemake_executor_plugin_mantik.jobs.reasons import FAILURES, Reason, parse_reasons
 from snakemake_executor_plugin_mantik.jobs.resources import suggest_resource
 from snakemake_executor_plugin_mantik.jobs.segments import (
@@ -46,7 +45,6 @@ _OURS = {
     CHECKPOINT_PATHS: "Name what a job goes on from",
     WARN: "Set when a job is warned of its end",
     CONTINUE_ON: "Choose the ends after which a job goes on",
-    FETCH: "Name undeclared files to fetch",
 }
 
 
@@ -106,16 +104,6 @@ def job_retry_reasons(job: Job) -> Collection[Reason]:
         UserError: the value of `mantik_retry_on` is invalid.
     """
     return parse_retry_reasons(job.resources.get(RETRY_RESOURCE))
-
-
-def job_fetch(job: Job) -> tuple[str, ...] | None:
-    """Return the patterns of a job's undeclared files to fetch; None if its site's config decides.
-
-    Raises:
-        UserError: the value of `mantik_fetch` is invalid.
-    """
-    value = job.resources.get(FETCH)
-    return None if isinstance(value, TBDString) else parse_fetch(value)
 
 
 def job_continuation(job: Job, updated: Sequence[str], default: int = 0) -> Continuation | None:

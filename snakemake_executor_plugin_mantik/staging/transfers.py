@@ -376,25 +376,6 @@ class OutputStaging:
             os.rename(temporary, final)
         self.settled = True
 
-    def settle_beside(self, entry: OutputEntry, before: str) -> bool:
-        """Move one complete file, which no rule declares, to its final path, with mode and time.
-
-        What lies there meanwhile is replaced only if it is a file with the checksum `before`, or
-        the same file, which another job has brought at the same time.
-
-        Returns:
-            whether the file is there now.
-
-        Raises:
-            OSError: the file cannot be written here.
-        """
-        temporary, final = self._place(entry)[1], local_path(entry.path, self._workdir)
-        change_mode(temporary, entry.mode & ~read_umask() | 0o400)
-        if entry.modified_ns is not None:
-            modified = min(entry.modified_ns, time.time_ns())
-            os.utime(temporary, ns=(modified, modified))
-        return move_beside(Path(temporary), final, {before, entry.sha256} - {""})
-
     def _date(self, entries: Sequence[OutputEntry]) -> None:
         now = time.time_ns()
         # Contents of a directory first: making them has changed the directory's own time.
@@ -414,8 +395,8 @@ class OutputStaging:
                     temporary.unlink()
 
 
-def move_beside(path: Path, final: Path, replaces: Collection[str] = ()) -> bool:
-    """Move the file `path` to `final`, where it replaces only a file with one of some checksums.
+def move_beside(path: Path, final: Path) -> bool:
+    """Move the file `path` to `final`, unless something lies there.
 
     Returns:
         whether it was moved.
@@ -426,11 +407,7 @@ def move_beside(path: Path, final: Path, replaces: Collection[str] = ()) -> bool
     try:
         os.link(path, final)  # fails if something is there, at whatever moment that was made
     except FileExistsError:
-        if not replaces or final.is_symlink() or not final.is_file():
-            return False
-        if _sha256(final) not in replaces:
-            return False
-        os.rename(path, final)
+        return False
     except OSError:  # a file system without hard links
         if os.path.lexists(final):
             return False

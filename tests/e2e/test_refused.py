@@ -696,7 +696,7 @@ def test_mistakes_of_all_kinds_are_reported_together(project: Project, tmp_path:
 
         rule e:
             output: "e"
-            resources: mantik_site="wrong", mantik_fetch="/x"
+            resources: mantik_site="wrong", mantik_retry_on="x"
             shell: "touch {output}"
 
         rule f:
@@ -721,7 +721,7 @@ def test_mistakes_of_all_kinds_are_reported_together(project: Project, tmp_path:
         "rule g has script: gone.py, which does not exist",
         "rule c: there is no resource mem_gb (did you mean mem_mb?)",
         "there is no site 'hpc11' (did you mean hpc1?)",
-        "mantik_fetch='/x' has to name files",
+        "mantik_retry_on='x'",
         "outptu",
     )
     assert "environment" not in said, "which ones a config has is unknown while it is invalid"

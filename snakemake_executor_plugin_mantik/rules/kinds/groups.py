@@ -11,7 +11,6 @@ import math
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
 
 from snakemake.io import is_flagged
 
@@ -52,7 +51,6 @@ from snakemake_executor_plugin_mantik.rules.payload import why_full_job
 from snakemake_executor_plugin_mantik.rules.resources import (
     choose_environment,
     given_resources,
-    job_fetch,
 )
 from snakemake_executor_plugin_mantik.rules.units import (
     job_display_name,
@@ -162,14 +160,7 @@ def make_group_request(
         storable=frozenset(path for member in members for path in list_storable(member)),
         storage_link=next(filter(None, map(find_storage_link, members)), ""),
         datasets=tuple(dict.fromkeys(path for member in members for path in list_datasets(member))),
-        fetch=_fetched(members),
     )
-
-
-def _fetched(members: Iterable[Job]) -> tuple[str, ...] | None:
-    """Return the patterns of all members together; None if none of them has any."""
-    given = [patterns for member in members if (patterns := job_fetch(member)) is not None]
-    return tuple(chain.from_iterable(given)) if given else None
 
 
 def _own_environment(group: Job, payloads: Iterable[Payload], *, image: bool) -> bool:

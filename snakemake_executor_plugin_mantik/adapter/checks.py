@@ -10,6 +10,7 @@ from typing import Any
 from snakemake.io import is_flagged
 from snakemake_interface_executor_plugins.settings import DeploymentMethod
 
+from snakemake_executor_plugin_mantik.adapter.future_inputs import refuse_future_inputs
 from snakemake_executor_plugin_mantik.common.errors import (
     ConfigError,
     Mistake,
@@ -287,6 +288,8 @@ def _check_without_sites(found: MistakeCollector, workflow: Any, dag: Any, jobs:
             _check_names(dag.jobs)
     with found.check():
         resources.refuse_unknown(jobs, workflow.global_resources)
+    with found.check():
+        refuse_future_inputs(dag.needrun_jobs())
 
 
 def _check_at_sites(

@@ -281,11 +281,19 @@ class Executor(RemoteExecutor):
             self._register(active_jobs)
             self._finished |= {o.number: o for o in self._run.engine.collect()}
         for info in active_jobs:
-            outcome = self._finished.pop(info.job.jobid, None) if self._run is not None else None
-            if outcome is None:
+            outcome = self._finished.get(info.job.jobid) if self._run is not None else None
+            if outcome is None or (outcome.succeeded and self._is_early(info.job)):
                 yield info
             else:
+                del self._finished[outcome.number]
                 await self._report(info, outcome)
+
+    @staticmethod
+    def _is_early(job: _Job) -> bool:
+        """Return whether Snakemake would refuse a job's outputs now, and not in a moment."""
+        from snakemake_executor_plugin_mantik.adapter.future_inputs import is_ahead_of_time
+
+        return is_ahead_of_time(job)
 
     def _register(self, active_jobs: list[SubmittedJobInfo]) -> None:
         """Add the ids that jobs got at their sites to Snakemake's metadata."""

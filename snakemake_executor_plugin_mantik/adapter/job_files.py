@@ -5,6 +5,7 @@ from typing import Any
 
 from snakemake_interface_common.exceptions import WorkflowError
 
+from snakemake_executor_plugin_mantik.adapter.future_inputs import refuse_future_inputs
 from snakemake_executor_plugin_mantik.common.errors import MantikError
 from snakemake_executor_plugin_mantik.engine.messages import describe_os_error
 from snakemake_executor_plugin_mantik.engine.request import Outcome
@@ -24,6 +25,7 @@ async def prepare_files(workflow: Any, job: Job) -> None:
             await prepare_files(workflow, member)
         return
     await job.check_protected_output()
+    refuse_future_inputs([job])
     if uses_provider(workflow):
         catalog_of(Path.cwd()).forget(filter(None, map(storable_path, job.output)))
     if storage.files_stay(workflow):

@@ -2,7 +2,9 @@
 
 import json
 import os
+import shlex
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -651,6 +653,52 @@ def test_an_environment_file_that_nobody_uses_is_missing(project: Project) -> No
 
     tells(said, "nothing submitted", "rule a has the environment file", "a.yaml, which cannot be")
     tells(said, "rule b has the environment file", "b.yaml, which cannot be read")
+
+
+@pytest.mark.parametrize("what", ["input", "script", "target of a link"])
+def test_a_date_in_the_future(project: Project, what: str) -> None:
+    """Snakemake would refuse each output, or make it again at each start."""
+    project.write("elsewhere/in.txt")
+    (project.directory / "in.txt").symlink_to("elsewhere/in.txt")
+    project.write("copy.sh", 'cp "${snakemake_input[0]}" "${snakemake_output[0]}"')
+    project.write(
+        "Snakefile",
+        """
+        rule a:
+            input: "in.txt"
+            output: "a.txt"
+            script: "copy.sh"
+        """,
+    )
+    dated = {"input": "in.txt", "script": "copy.sh", "target of a link": "elsewhere/in.txt"}[what]
+    later = time.time() + 100 * 86400 + 1800
+    os.utime(project.directory / dated, (later, later), follow_symlinks=False)
+
+    said = project.run().failed()
+
+    told = "copy.sh" if what == "script" else "in.txt"
+    tells(
+        said, "inputs are dated in the future (nothing submitted)", f"{told} (by 100 days, rule a)"
+    )
+    tells(said, f"touch {told}")
+
+
+def test_a_date_a_little_ahead_is_waited_for(project: Project) -> None:
+    project.write("in.txt")
+    dated = shlex.quote(str(project.directory / "in.txt"))
+    project.write(
+        "Snakefile",
+        f"""
+        rule a:
+            input: "in.txt"
+            output: "a.txt"
+            shell: "cp {{input}} {{output}}; touch -d '+7 seconds' {dated}"
+        """,
+    )
+
+    project.run().ok()
+
+    tells(project.run().ok().output, "Nothing to be done")
 
 
 def test_nothing_to_do_needs_no_config(project: Project) -> None:

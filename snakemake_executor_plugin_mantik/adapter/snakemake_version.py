@@ -1,5 +1,6 @@
-"""Refuse a Snakemake that is too old, before modules are imported that it lacks."""
+"""Refuse a Snakemake that is missing or too old, before modules are imported that need it."""
 
+import importlib.util
 import re
 from importlib.metadata import PackageNotFoundError, version
 from typing import Final
@@ -11,18 +12,23 @@ MINIMUM: Final = (9, 18)
 
 
 def check_snakemake_version() -> None:
-    """Check that the installed Snakemake is new enough.
+    """Check that a Snakemake is installed beside this package, and that it is new enough.
 
     Raises:
-        UserError: it is too old.
+        UserError: it is missing or too old.
     """
+    least = ".".join(map(str, MINIMUM))
     try:
         found = version("snakemake")
-    except PackageNotFoundError:  # it runs from its sources
-        return
+    except PackageNotFoundError:
+        if importlib.util.find_spec("snakemake") is not None:
+            return  # it runs from its sources
+        raise UserError(
+            "Snakemake is not installed beside the mantik executor",
+            do=f'Type: pip install "snakemake>={least},<10"',
+        ) from None
     numbers = tuple(map(int, re.findall(r"\d+", found)[:2]))
     if numbers < MINIMUM:
-        least = ".".join(map(str, MINIMUM))
         raise UserError(
             f"Snakemake {found} is too old for the mantik executor, which needs {least} or newer",
             do=f'Type: pip install --upgrade "snakemake>={least},<10"',

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from snakemake_executor_plugin_mantik.adapter.snakemake_version import check_snakemake_version
 from snakemake_executor_plugin_mantik.common.errors import MantikError, UserError
 
 _FAILED = 2
@@ -31,6 +32,7 @@ def main() -> None:
             stream.reconfigure(errors="backslashreplace")
     try:
         with _here():
+            check_snakemake_version()  # before commands are imported, most of which need it
             _app()()
     except MantikError as error:
         typer.echo(f"smk-mantik: {error}", err=True)

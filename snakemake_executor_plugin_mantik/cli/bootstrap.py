@@ -1,6 +1,5 @@
 """`smk-mantik bootstrap`: install Snakemake in the workspace at a site, for full jobs."""
 
-import importlib.util
 import json
 import os
 import shlex
@@ -14,7 +13,6 @@ from typing import Annotated, Any, Final
 import typer
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
-from snakemake_executor_plugin_mantik.common.installing import SNAKEMAKE
 from snakemake_executor_plugin_mantik.common.state_directory import STATE, make_private
 from snakemake_executor_plugin_mantik.config.reading import read_configs
 from snakemake_executor_plugin_mantik.mlproject.single_rule import RUNS
@@ -68,11 +66,6 @@ def bootstrap(
     Snakemake that is installed here. Full jobs use it if the environment in the backend config has
     no Snakemake.
     """
-    if importlib.util.find_spec("snakemake") is None:
-        raise UserError(
-            "snakemake is not installed beside this command", where="smk-mantik bootstrap",
-            do=f"Install it with: {SNAKEMAKE}",
-        )  # fmt: skip
     from snakemake import __version__
 
     from snakemake_executor_plugin_mantik.rules.kinds.full_jobs import BOOTSTRAPPED

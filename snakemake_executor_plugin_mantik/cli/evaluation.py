@@ -1,17 +1,13 @@
 """Let Snakemake evaluate the workflow for a command that lists or brings its files."""
 
-import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
-from snakemake_executor_plugin_mantik.adapter.snakemake_version import check_snakemake_version
 from snakemake_executor_plugin_mantik.cli.apps import Command
 from snakemake_executor_plugin_mantik.cli.check import WRONG
-from snakemake_executor_plugin_mantik.common.errors import UserError
-from snakemake_executor_plugin_mantik.common.installing import SNAKEMAKE
 
 if TYPE_CHECKING:
     from snakemake_executor_plugin_mantik.adapter.graph_files import GraphFiles
@@ -39,10 +35,9 @@ def read_files(context: typer.Context, directory: Path) -> "GraphFiles":
     """Return the files of the workflow that `snakemake` would run in `directory`.
 
     Raises:
-        UserError: Snakemake is not installed, or its arguments run no workflow at sites.
+        UserError: the arguments run no workflow at sites.
         Exit: something is wrong with the workflow, which Snakemake has reported.
     """
-    require_snakemake(str(context.command_path))
     from snakemake_executor_plugin_mantik.adapter.dryrun import dry_run
     from snakemake_executor_plugin_mantik.adapter.graph_files import read_graph_files
 
@@ -53,17 +48,3 @@ def read_files(context: typer.Context, directory: Path) -> "GraphFiles":
     if found is None:
         raise typer.Exit(WRONG)
     return found
-
-
-def require_snakemake(command: str) -> None:
-    """Check that Snakemake can be imported and is new enough.
-
-    Raises:
-        UserError: it cannot, or is too old.
-    """
-    if importlib.util.find_spec("snakemake") is None:
-        raise UserError(
-            "snakemake is not installed beside this command", where=command,
-            do=f"Install it with: {SNAKEMAKE}",
-        )  # fmt: skip
-    check_snakemake_version()

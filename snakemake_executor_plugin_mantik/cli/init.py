@@ -1,8 +1,11 @@
 """`smk-mantik init`: write the two files that a workflow needs, a backend config and a profile."""
 
 import json
+import re
 import sys
+from collections.abc import Iterable
 from dataclasses import replace
+from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
 from string import Template
@@ -93,7 +96,8 @@ def init(  # noqa: PLR0917 - options of a command line
             do="Add --environment apptainer, or another kind",
         )
     chosen = _site(site, url, machine, token_url)
-    config, profile = directory / f"{site}.yaml", directory / PROFILE
+    config, taken = directory / f"{site}.yaml", _find_profiles(directory)
+    profile = taken[0] if taken else directory / PROFILE
     if config.exists() and not force:
         raise UserError(
             "the file exists already", where=str(config), do="Use --force, or another name"
@@ -114,13 +118,49 @@ def init(  # noqa: PLR0917 - options of a command line
     is_local = environment == "apptainer" and path and not path.startswith("/")
     if is_local and "://" not in path and not (directory / path).is_file():
         typer.echo(f"Put the image at the path in the config: {path}")
-    if profile.exists() and not force:
-        typer.echo(f"Kept {profile}: add '- {config.name}' to its mantik-backend-config.")
+    more = _filled("files-stay.yaml") if files_stay else ""
+    lines = _filled("profile.yaml", file=_quoted(config.name), more=more)
+    if taken and not force:
+        typer.echo(_how_to_extend(profile, config, lines))
     else:
-        more = _filled("files-stay.yaml") if files_stay else ""
-        _write(profile, _filled("profile.yaml", file=_quoted(config.name), more=more))
+        _write(profile, lines)
         typer.echo(f"Wrote {profile}: with it, plain `snakemake` here uses the executor.")
+    if taken[1:]:
+        typer.echo(f"Snakemake may use {_names(taken[1:])} instead of {profile}: keep only one.")
     typer.echo(next_steps(site, chosen.api))
+
+
+def _find_profiles(directory: Path) -> list[Path]:
+    """Return the files that Snakemake may use as the workflow's profile, the likeliest first.
+
+    It takes the first directory that exists, and there a file for its major version, if there is
+    one. Of two files without a version, the order in the file system decides (Snakemake 9.27:
+    `cli.parse_args`, `cli.get_profile_dir`).
+    """
+    for at in ("default", "profiles/default", "workflow/profiles/default"):
+        names = sorted(path.name for path in (directory / at).glob("*.yaml"))
+        versions = {
+            name: int(found[2] or 0)
+            for name in reversed(names)  # profile.yaml is the newer name
+            if (found := re.fullmatch(r"(profile|config)(?:\.v(\d+)\+)?\.yaml", name))
+            and int(found[2] or 0) <= int(version("snakemake").partition(".")[0])
+        }
+        if versions:
+            newest = max(versions.values())
+            return [directory / at / name for name, of in versions.items() if of == newest]
+    return []
+
+
+def _how_to_extend(profile: Path, config: Path, lines: str) -> str:
+    """Return what to add to a profile that exists so that it uses a backend config."""
+    if re.search(r"^mantik-backend-config\s*:", profile.read_text(errors="replace"), re.MULTILINE):
+        return f"Kept {profile}: add '- {config.name}' to its mantik-backend-config."
+    options = "\n".join(f"  {line}" for line in lines.splitlines() if line and line[0] != "#")
+    return f"Kept {profile}, which Snakemake uses here: add these lines to it:\n{options}"
+
+
+def _names(paths: Iterable[Path]) -> str:
+    return ", ".join(map(str, paths))
 
 
 def _is_terminal() -> bool:

@@ -12,7 +12,6 @@ from rich.text import Text
 from snakemake_executor_plugin_mantik.cli import tables
 from snakemake_executor_plugin_mantik.cli.apps import Command
 from snakemake_executor_plugin_mantik.cli.check import WRONG
-from snakemake_executor_plugin_mantik.cli.evaluation import require_snakemake
 from snakemake_executor_plugin_mantik.common.errors import one_line, printable
 from snakemake_executor_plugin_mantik.common.humanize import (
     humanize_count,
@@ -68,7 +67,6 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show what `snakemake` with the same arguments would submit; submit nothing."""
-    require_snakemake("smk-mantik plan")
     from snakemake_executor_plugin_mantik.adapter.dryrun import dry_run
     from snakemake_executor_plugin_mantik.adapter.planning import plan_workflow
 

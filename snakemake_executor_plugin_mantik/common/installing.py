@@ -5,7 +5,6 @@ from typing import Final
 PACKAGE: Final = "snakemake-executor-plugin-mantik"
 SOURCE: Final = f"git+https://github.com/mantik-ai/{PACKAGE}"
 """What pip installs the package from; with a release on the package index, its name."""
-SNAKEMAKE: Final = "pip install snakemake"
 
 
 def install_command(*extras: str) -> str:

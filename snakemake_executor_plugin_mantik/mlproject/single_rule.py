@@ -1,7 +1,6 @@
 """Write a workflow of one rule that runs one entry point of an MLproject."""
 
 import hashlib
-import importlib.util
 import os
 import re
 import sys
@@ -10,7 +9,6 @@ from pathlib import Path
 from typing import Final
 
 from snakemake_executor_plugin_mantik.common.errors import ConfigError, UserError
-from snakemake_executor_plugin_mantik.common.installing import SNAKEMAKE
 from snakemake_executor_plugin_mantik.common.state_directory import STATE, make_private
 from snakemake_executor_plugin_mantik.config.reading import LoadedConfig, read_configs
 from snakemake_executor_plugin_mantik.mlproject.collect import started_file
@@ -160,16 +158,7 @@ def snakemake_command(snakefile: Path, site: str) -> list[str]:
     """Return the command line that runs such a workflow; callers add `--executor` and more.
 
     It names the backend config `site`, unless that is empty.
-
-    Raises:
-        UserError: Snakemake is not installed.
     """
-    if importlib.util.find_spec("snakemake") is None:
-        raise UserError(
-            "snakemake is not installed beside this command",
-            where="smk-mantik",
-            do=f"Install it with: {SNAKEMAKE}",
-        )
     # -P: modules of the project must not shadow Snakemake's.
     words = [sys.executable, "-P", "-m", "snakemake", "--snakefile", str(snakefile)]
     words += ["--mantik-backend-config", site] if site else []

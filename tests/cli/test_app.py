@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from snakemake_executor_plugin_mantik import cli
 from snakemake_executor_plugin_mantik.cli import _app
 
 
@@ -19,6 +20,36 @@ def test_the_version() -> None:
         0,
         f"smk-mantik {version('snakemake-executor-plugin-mantik')}\n",
     )
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        ("", "Snakemake is not installed beside the mantik executor. Type: pip install"),
+        ("8.30.0", "Snakemake 8.30.0 is too old for the mantik executor"),
+    ],
+)
+@pytest.mark.parametrize("words", [["--version"], ["schema"]])
+def test_without_a_snakemake_every_command_says_what_to_install(
+    tmp_path: Path, words: list[str], found: str, said: str
+) -> None:
+    for each in map(Path, sys.path):
+        for path in each.iterdir() if each.name == "site-packages" else ():
+            if path.name != "snakemake" and not path.name.startswith("snakemake-"):
+                (tmp_path / path.name).symlink_to(path)
+    if found:
+        (tmp_path / "snakemake").mkdir()
+        (tmp_path / "snakemake/__init__.py").touch()
+        metadata = tmp_path / f"snakemake-{found}.dist-info/METADATA"
+        metadata.parent.mkdir()
+        metadata.write_text(f"Metadata-Version: 2.1\nName: snakemake\nVersion: {found}\n")
+    package = Path(cli.__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, "-S", "-m", "snakemake_executor_plugin_mantik", *words],
+        env={"PYTHONPATH": f"{tmp_path}:{package}"}, cwd=tmp_path, text=True, check=False,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout[: len(said) + 12]) == (2, f"smk-mantik: {said}")
 
 
 @pytest.mark.parametrize("words", [["-h"], ["check", "-h"], ["runs", "submit", "-h"]])

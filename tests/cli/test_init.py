@@ -181,14 +181,42 @@ def test_nothing_is_overwritten_unless_forced(tmp_path: Path) -> None:
     assert (config.read_text(), profile.exists()) == ("mine", False)
     config.unlink()
     profile.parent.mkdir(parents=True)
-    profile.write_text("mine")
+    profile.write_text("mantik-backend-config: [b.yaml]")
     done = run(*words)
     assert done.exit_code == 0
     assert "add '- a.yaml'" in done.output
-    assert profile.read_text() == "mine"
+    assert profile.read_text() == "mantik-backend-config: [b.yaml]"
     done = run(*words, "--force")
     assert done.exit_code == 0
     assert "executor: mantik" in profile.read_text()
+
+
+@pytest.mark.parametrize(
+    "taken", ["profiles/default/profile.yaml", "default/config.yaml",
+              "workflow/profiles/default/profile.v9+.yaml"]
+)  # fmt: skip
+def test_the_profile_that_snakemake_uses_is_the_only_one(tmp_path: Path, taken: str) -> None:
+    words = ("--site", "a", "--url", URL, "--queue", "q", "-d", str(tmp_path))
+    profile = tmp_path / taken
+    profile.parent.mkdir(parents=True)
+    profile.write_text("cores: 4")
+    (profile.parent / "profile.v99+.yaml").write_text("")
+    done = run(*words)
+    assert done.exit_code == 0
+    assert f"Kept {profile}, which Snakemake uses here" in done.output
+    for line in (
+        "  executor: mantik\n",
+        '  mantik-backend-config:\n    - "a.yaml"\n',
+        "  nolock: true",
+    ):
+        assert line in done.output
+    assert (profile.read_text(), (tmp_path / PROFILE).exists()) == (
+        "cores: 4",
+        Path(taken) == PROFILE,
+    )
+    (profile.parent / "config.yaml").write_text("mantik-backend-config: [b.yaml]")
+    assert run(*words, "--force").exit_code == 0
+    assert [p for p in tmp_path.rglob("*.yaml") if "executor: mantik" in p.read_text()] == [profile]
 
 
 @pytest.mark.parametrize(

@@ -111,7 +111,7 @@ def examine(spec: str, project: Path) -> CheckReport:
         report.warnings.append(f"{file}: {complaint}")
     for of, environment in report.loaded.config.all_environments.items():
         where = f"Environments.{of}" if of else "Environment"
-        found = [*_unreadable_hooks(environment, where)]
+        found = [*_unreadable_hooks(environment, where), *_of_slurm(environment, where)]
         if not report.loaded.config.site.expand:
             found += _literal(environment, where)
         report.warnings += [f"{file}: {warning}" for warning in found]
@@ -190,6 +190,37 @@ def _literal(environment: EnvironmentConfig, where: str) -> Iterator[str]:
                 f"{where}.Variables.{name}: {value!r} is set as it is, and nothing in it is"
                 f" expanded; set Site: Expand to true to expand all variables on the node, or"
                 f" write `export {name}=…` in PreRunCommandOnComputeNode"
+            )
+
+
+_BY_SBATCH: Final = {
+    "PARTITION": "Queue", "TIMELIMIT": "Runtime", "QOS": "QoS", "RESERVATION": "Reservation",
+    "CONSTRAINT": "NodeConstraints", "MEM_PER_NODE": "MemoryPerNode",
+    "GPUS_PER_NODE": "GPUsPerNode", "GPUS": "GPUsPerNode", "GRES": "GPUsPerNode",
+}  # fmt: skip
+"""Ends of names of variables of `sbatch`, and the keys of Resources that request the same."""
+
+_ALLOCATION: Final = re.compile(r"SLURM_(JOB_\w+|JOBID|N?NODES|NPROCS|CPUS_\w+|MEM_\w+|GPUS\w*)")
+"""Variables by which Slurm tells a job what it has been given."""
+
+
+def _of_slurm(environment: EnvironmentConfig, where: str) -> Iterator[str]:
+    """Yield a warning for each variable of Slurm that a job's script sets in vain, or wrongly.
+
+    `SLURM_NTASKS_PER_NODE` and `SLURM_NTASKS` are requested (`with_tasks_of`).
+    """
+    for name in environment.variables:
+        if name.startswith("SBATCH_"):
+            key = _BY_SBATCH.get(name.removeprefix("SBATCH_"))
+            instead = f"set Resources: {key} instead" if key else "remove it"
+            yield (
+                f"{where}.Variables.{name}: it has no effect, since sbatch reads it before the job"
+                f" exists; {instead}"
+            )
+        elif _ALLOCATION.fullmatch(name):
+            yield (
+                f"{where}.Variables.{name}: it hides from the command and from srun what Slurm has"
+                " given to the job; request that in Resources, and remove it"
             )
 
 

@@ -29,9 +29,11 @@ from snakemake_executor_plugin_mantik.engine.stage import Staged
 from snakemake_executor_plugin_mantik.jobs.pbs import pbs_directives
 from snakemake_executor_plugin_mantik.jobs.resources import (
     billed_cores,
+    cpus_per_node,
     merge_resources,
     resolve_total_cpus,
     slurm_directives,
+    with_tasks_of,
 )
 from snakemake_executor_plugin_mantik.jobs.spec import JobSpec, Predecessor, Resources
 from snakemake_executor_plugin_mantik.journal import TryRecord
@@ -165,6 +167,9 @@ class Planner:
         what it goes on from.
         """
         resources = self.resources(request.resources, request.threads)
+        given = self.config.named_environment(request.environment).variables
+        if self.config.site.scheduler == "slurm":
+            resources = with_tasks_of(given, resources)
         environment = job_environment(
             self.config, self.project, resources.cpus_per_task, request.environment
         )
@@ -295,7 +300,7 @@ class _Asked:
 
 
 def _limited(resources: Resources, limits: QueueLimits) -> Iterator[_Asked]:
-    cpus, memory = _cpus_per_node(resources), resources.memory_mib_per_node
+    cpus, memory = cpus_per_node(resources), resources.memory_mib_per_node
     for key, name, number, allowed, words in (
         ("Runtime", "runtime", resources.runtime_s, limits.runtime_s, humanize_duration),
         ("Nodes", "nodes", resources.nodes, limits.nodes, str),
@@ -320,10 +325,3 @@ def _chosen(resources: Resources) -> Iterator[tuple[str, str, str, str]]:
     ):
         if value := getattr(resources, attribute):
             yield key, name, attribute, value
-
-
-def _cpus_per_node(resources: Resources) -> int | None:
-    cpus, tasks = resources.cpus_per_task, resources.tasks
-    if cpus is None:
-        return None
-    return cpus * -(-tasks // (resources.nodes or 1)) if tasks else cpus

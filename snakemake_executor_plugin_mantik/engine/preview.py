@@ -15,6 +15,7 @@ from snakemake_executor_plugin_mantik.engine.plan import Planner
 from snakemake_executor_plugin_mantik.engine.request import JobRequest
 from snakemake_executor_plugin_mantik.engine.stage import Staged
 from snakemake_executor_plugin_mantik.engine.submit import make_submission
+from snakemake_executor_plugin_mantik.jobs.resources import cpus_per_node
 from snakemake_executor_plugin_mantik.jobs.spec import InputFile, JobSpec
 from snakemake_executor_plugin_mantik.journal import TryRecord, TryState
 from snakemake_executor_plugin_mantik.sites.base import SiteFacts, Submission
@@ -135,7 +136,7 @@ def _resources(spec: JobSpec) -> dict[str, str | int | None]:
         "runtime_s": resources.runtime_s,
         "nodes": resources.nodes,
         "total_cpus": resources.total_cpus,
-        "cpus_per_node": resources.cpus_per_task,
+        "cpus_per_node": cpus_per_node(resources),
         "gpus_per_node": resources.gpus_per_node,
         "memory_mib_per_node": resources.memory_mib_per_node,
         "reservation": resources.reservation,

@@ -115,6 +115,31 @@ def merge_resources(base: Resources, rule: Mapping[str, object], threads: int) -
     return _with_gpus(_with_memory(result, rule), rule)
 
 
+def with_tasks_of(variables: Mapping[str, str], resources: Resources) -> Resources:
+    """Return the resources with the number of tasks that a config's variables set for `srun`.
+
+    Slurm tells `srun` the number that the job requests, so it has to request this one. A task per
+    node would win over `SLURM_NTASKS_PER_NODE`. Tasks that a rule requests win over variables.
+    """
+    per_node, tasks = (
+        _natural(variables.get(name)) for name in ("SLURM_NTASKS_PER_NODE", "SLURM_NTASKS")
+    )
+    nodes = resources.nodes or 1
+    if resources.tasks is not None or not (per_node or tasks):
+        return resources
+    on_node = per_node or -(-(tasks or 1) // nodes)
+    cpus = resources.cpus_per_task and max(1, resources.cpus_per_task // on_node)
+    return replace(
+        resources, tasks=tasks or on_node * nodes, tasks_per_node=per_node, cpus_per_task=cpus,
+        total_cpus=None,
+    )  # fmt: skip
+
+
+def _natural(text: str | None) -> int | None:
+    found = int(text) if text is not None and re.fullmatch(r"[0-9]{1,6}", text.strip()) else 0
+    return found or None
+
+
 def suggest_resource(name: str) -> str | None:
     """Return the resource that an unknown name likely stands for; None if there is none."""
     if name in _KNOWN | _OF_SNAKEMAKE:
@@ -155,6 +180,14 @@ def total_cpus(resources: Resources) -> int | None:
     if resources.cpus_per_task is None:
         return None
     return (resources.tasks or resources.nodes or 1) * resources.cpus_per_task
+
+
+def cpus_per_node(resources: Resources) -> int | None:
+    """Return the CPUs that all tasks of a node request together; None if unknown."""
+    cpus, tasks = resources.cpus_per_task, resources.tasks
+    if cpus is None:
+        return None
+    return cpus * -(-tasks // (resources.nodes or 1)) if tasks else cpus
 
 
 def memory_per_node(resources: Resources) -> int | None:

@@ -104,6 +104,24 @@ Environments: {{ml: {{Python: "/p/${{USER}}/venv"}}}}
     assert check(str(file)).stderr == ""
 
 
+def test_variables_of_slurm_that_cannot_do_what_they_say_are_a_warning(tmp_path: Path) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_text(f"""{GOOD}Environment:
+  Variables:
+    SBATCH_PARTITION: devel
+    SLURM_NNODES: 4
+    SLURM_NTASKS_PER_NODE: 3
+    SLURM_MPI_TYPE: pmix
+    SRUN_CPUS_PER_TASK: 2
+""")
+    done = check(str(file))
+    assert done.exit_code == 0, done.output
+    first, second = done.stderr.splitlines()
+    assert "Environment.Variables.SBATCH_PARTITION: it has no effect" in first
+    assert "set Resources: Queue instead" in first
+    assert "Environment.Variables.SLURM_NNODES: it hides" in second
+
+
 def test_variables_that_linux_would_not_take_are_told(tmp_path: Path) -> None:
     variables = {"LONG": "x" * 131_000, "FITS": "x" * 130_000 + "ü" * 490}
     document = {

@@ -39,6 +39,21 @@ def render(config: Path, project: Path, *words: str, account: str = "") -> dict[
     return found
 
 
+def test_tasks_that_a_variable_sets_are_requested(tmp_path: Path) -> None:
+    """Else Slurm tells `srun` that there is one, whatever `SLURM_NTASKS_PER_NODE` says."""
+    config = tmp_path / "hpc.yaml"
+    config.write_text(
+        f"{GOOD.replace('2}', '6, Nodes: 2}')}Environment:\n"
+        '  Variables: {SLURM_NTASKS_PER_NODE: "3"}\n'
+    )
+    found = render(config, tmp_path)
+    sent = str(found["submission"])
+    for option in ("--ntasks=6", "--ntasks-per-node=3", "--cpus-per-task=2"):
+        assert option in sent
+    assert found["variables"]["SRUN_CPUS_PER_TASK"] == "2"
+    assert found["resources"]["cpus_per_node"] == 6
+
+
 def told(case: Path) -> list[tuple[str, str]]:
     lines = [line for line in case.read_text().splitlines() if line.startswith("#! ")]
     return [(verb, rest) for _, verb, rest in (line.split(" ", 2) for line in lines)]

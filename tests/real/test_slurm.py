@@ -131,7 +131,12 @@ class TestResources:
             "Snakefile",
             """
             rule all:
-                input: "node.txt", "tasks.txt"
+                input: "node.txt", "tasks.txt", "variables.txt"
+            rule variables:
+                output: "variables.txt"
+                threads: 6
+                resources: mantik_environment="three"
+                shell: "srun bash -c 'echo $SLURM_PROCID $SLURM_CPUS_PER_TASK' > {output}"
             rule node:
                 output: "node.txt"
                 threads: 3
@@ -144,9 +149,12 @@ class TestResources:
             """,
         )
 
+        three = 'Environments: {three: {Variables: {SLURM_NTASKS_PER_NODE: "3"}}}'
+        on_slurm.config.write_text(f"{on_slurm.place.config}\n{three}\n")
         on_slurm.run().ok()
 
         assert on_slurm.read("node.txt") == "0 3\n"
+        assert sorted(on_slurm.read("variables.txt").splitlines()) == ["0 2", "1 2", "2 2"]
         assert sorted(on_slurm.read("tasks.txt").split()) == ["0", "1"]
 
 

@@ -79,7 +79,7 @@ class Watched:
         detailed: when the scheduler's details of it were last requested.
         waits: the scheduler's reason why it cannot start.
         pending: the scheduler's reason why it has not started.
-        starts_after: seconds between its submission and the start that the scheduler expects.
+        expected: the start that the scheduler expects (`starts_after` and `started` of its state).
         began: whether it can only have begun to run since it was watched or submitted.
         ended_since: since when the scheduler reports that it ended; None if it does not.
         word: the job id and state with which the scheduler reported its end.
@@ -107,7 +107,7 @@ class Watched:
     detailed: float = 0.0
     waits: str = ""
     pending: str = ""
-    starts_after: float | None = None
+    expected: tuple[float | None, float | None] = (None, None)
     began: bool = True
     ended_since: float | None = None
     word: tuple[str, JobState] = ("", UNKNOWN)

@@ -86,8 +86,14 @@ class FailureClassifier:
         state: JobState | None = None
         with suppress(TimeoutError):
             async with asyncio.timeout(self._settings.marker_grace_s):
-                while (state := await self._ended(ids or await self._found(record))) is None:
+                while (state := await self._last(ids or await self._found(record))) is None or (
+                    state.phase is Phase.WAITING
+                ):
                     await asyncio.sleep(self._settings.poll_min_s)
+        if state is not None and state.phase is Phase.WAITING:
+            # The site put it back into the queue, where nobody cancelled it. Half a record may
+            # say so for some seconds.
+            return Reason.PREEMPTED
         return state.reason if state is not None and state.reason in _TELLING else None
 
     async def _found(self, record: TryRecord) -> list[str]:
@@ -96,23 +102,29 @@ class FailureClassifier:
             return found.get(record.id, [])
         return []
 
-    async def _ended(self, ids: list[str]) -> JobState | None:
-        """Return the final state of the job that ran, one of `ids`; None while it may still run."""
+    async def _last(self, ids: list[str]) -> JobState | None:
+        """Return the final state of the job that ran, one of `ids`; None while it may still run.
+
+        A waiting state if the only job waits again.
+        """
         if not ids:
             return None
         try:
-            ended = {}
+            ended, waits = {}, None
             for job_id, reported in (await self._site.states(ids)).items():
                 state = reported
                 if reported.phase is Phase.ENDED or self._site.states_lag:
                     with suppress(SiteNotFound, SiteRejected):
                         explained = await self._site.explain(job_id)
-                        state = explained if explained.phase is Phase.ENDED else reported
+                        again = explained.phase in (Phase.ENDED, Phase.WAITING)
+                        state = explained if again else reported
                 if state.phase is Phase.ENDED:
                     ended[job_id] = state
+                if state.phase is Phase.WAITING:
+                    waits = state
         except SiteError:
             return None
         explaining = [state for state in ended.values() if state.reason in _TELLING]
         if explaining or len(ended) == len(ids):
             return (explaining or list(ended.values()))[-1]
-        return None
+        return waits if len(ids) == 1 else None

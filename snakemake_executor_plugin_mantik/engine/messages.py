@@ -115,8 +115,9 @@ class LastWords:
 
 
 def queued_message(name: str, site: str, site_job: str, behind: Sequence[str]) -> str:
-    """Return the message about a job that waits at its site for the jobs `behind`."""
+    """Return the message about a job that waits at its site for the jobs `behind`, if known."""
     named = ", ".join(behind[:_MOST_NAMED]) + (" …" if len(behind) > _MOST_NAMED else "")
+    named = named or "the jobs that make its inputs"
     return f"{name}: queued behind {named} at {site}, as {site_job}."
 
 
@@ -246,8 +247,12 @@ def ahead_message(records: Sequence[TryRecord]) -> str:
     awaited = {maker for record in records for maker in record.makers.values()}
     last = [record.name for record in records if record.id not in awaited]
     named = ", ".join(last[:_MOST_NAMED]) + (" …" if len(last) > _MOST_NAMED else "")
-    jobs = humanize_count(len(records), "job waits", "jobs wait")
+    if len(records) == 1:
+        return (
+            f"1 job waits at its site and starts without this machine when the jobs before it have"
+            f" ended: {named}."
+        )
     return (
-        f"{jobs} at their sites and start without this machine when the jobs before them have"
-        f" ended; the last: {named}."
+        f"{humanize_count(len(records), 'job waits', 'jobs wait')} at their sites and start without"
+        f" this machine when the jobs before them have ended; the last: {named}."
     )

@@ -96,7 +96,7 @@ class SchedulerPoller:
         *,
         on_found: Callable[[str, str], None],
         on_waiting: Callable[[TryRecord, str], None],
-        on_pending: Callable[[TryRecord, str, float | None], None],
+        on_pending: Callable[[TryRecord, str, JobState], None],
         clock: Callable[[], float],
     ) -> None:
         self._site = site
@@ -280,10 +280,10 @@ class SchedulerPoller:
         if watched.claimed or not reasons or len(waiting) < len(known):
             return False
         pending = next((state.pending for state in reversed(waiting) if state.pending), "")
-        expected = waiting[-1].starts_after
-        if pending != watched.pending or expected != watched.starts_after:
-            watched.pending, watched.starts_after = pending, expected
-            self._on_pending(watched.record, pending, expected)
+        expected = waiting[-1].starts_after, waiting[-1].started
+        if pending != watched.pending or expected != watched.expected:
+            watched.pending, watched.expected = pending, expected
+            self._on_pending(watched.record, pending, waiting[-1])
         why = reasons[-1]
         if why != watched.waits:
             watched.waits = why

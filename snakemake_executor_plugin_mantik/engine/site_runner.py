@@ -305,10 +305,13 @@ class SiteRunner:
             self._journal.started(record.id, time.time() if began else 0.0)
         self._observer.started(record)
 
-    def _pending(self, record: TryRecord, reason: str, starts_after: float | None) -> None:
+    def _pending(self, record: TryRecord, reason: str, state: JobState) -> None:
         """Record why a job has not started, and when it is expected to."""
+        expected, clock = None, self.site.clock
+        if state.started is not None and clock is not None and state.started > clock:
+            expected = time.time() + state.started - clock
         with suppress(JournalError):
-            self._journal.pending(record.id, reason, starts_after)
+            self._journal.pending(record.id, reason, state.starts_after, expected=expected)
 
     def _waiting(self, record: TryRecord, why: str) -> None:
         """Record why a job cannot start, or with an empty `why` that nothing hinders it now.

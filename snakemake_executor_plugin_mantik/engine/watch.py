@@ -25,7 +25,7 @@ from snakemake_executor_plugin_mantik.engine.scheduler_poller import SchedulerPo
 from snakemake_executor_plugin_mantik.engine.site_retry import TRANSIENT, SiteRetry
 from snakemake_executor_plugin_mantik.jobs.paths import LIVE, parse_marker_name
 from snakemake_executor_plugin_mantik.journal import TryRecord
-from snakemake_executor_plugin_mantik.sites.base import Entry, Site
+from snakemake_executor_plugin_mantik.sites.base import Entry, JobState, Site
 
 _LONGEST_WAIT_S = 86400.0
 """Longest wait before a try without a trace is submitted again. The wait starts at the configured
@@ -53,7 +53,7 @@ class Watcher:
         on_started: Callable[[TryRecord, bool], None] = lambda _, __: None,
         on_logged: Callable[[TryRecord, int], None] = lambda _, __: None,
         on_waiting: Callable[[TryRecord, str], None] = lambda _, __: None,
-        on_pending: Callable[[TryRecord, str, float | None], None] = lambda _, __, ___: None,
+        on_pending: Callable[[TryRecord, str, JobState], None] = lambda _, __, ___: None,
     ) -> None:
         """Make a watcher; `run` must be running for anything to happen.
 
@@ -69,8 +69,8 @@ class Watcher:
             on_waiting: called with a waiting try and the scheduler's reason why it cannot start,
                 whenever that changes; empty if the try only waits its turn, or has started.
             on_pending: called with a waiting try, the scheduler's reason why it has not started,
-                its turn among the reasons, and the seconds between its submission and the start
-                that the scheduler expects, whenever these change.
+                its turn among the reasons, and its state, whenever the reason or the start that
+                the scheduler expects changes.
             on_logged: called at each look with each try that logs live, and the bytes logged.
         """
         self._site = site

@@ -420,15 +420,23 @@ class Journal:
         with self._database.write() as db:
             db.execute("UPDATE tries SET waits = ? WHERE id = ?", (why, try_id))
 
-    def pending(self, try_id: str, reason: str, starts_after: float | None = None) -> None:
+    def pending(
+        self,
+        try_id: str,
+        reason: str,
+        starts_after: float | None = None,
+        *,
+        expected: float | None = None,
+    ) -> None:
         """Record the scheduler's reason why the try has not started, its turn among them.
 
-        `starts_after` are the seconds between the submission and the start that it expects.
+        `starts_after` are the seconds between the submission and the start that it expects, or
+        `expected` is that start by this machine's clock.
         """
         with self._database.write() as db:
             db.execute(
-                "UPDATE tries SET pending = ?, expected = submitted + ? WHERE id = ?",
-                (reason, starts_after, try_id),
+                "UPDATE tries SET pending = ?, expected = COALESCE(?, submitted + ?) WHERE id = ?",
+                (reason, expected, starts_after, try_id),
             )
 
     def started(self, try_id: str, at: float) -> None:

@@ -139,8 +139,8 @@ class JobState:
         never: whether the job can never start because it requests more than a limit allows.
         pending: why a waiting job has not started, its turn among the reasons, in the scheduler's
             words; empty if the scheduler was not queried or names no reason.
-        started: when a job that runs or has run began, in seconds since the epoch by the
-            scheduler's clock; None if it was not reported.
+        started: when a job that runs or has run began, or when the scheduler expects a waiting one
+            to start, in seconds since the epoch by its clock; None if it was not reported.
         starts_after: seconds between a job's submission and its start, of a waiting one as the
             scheduler expects it now; None if it reports none.
         ran: seconds that a job ran which has ended, as the scheduler counts them; None if it does

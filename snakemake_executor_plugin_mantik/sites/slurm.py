@@ -39,18 +39,6 @@ TOO_MANY_JOBS: Final = re.compile(
 )
 """Errors of sbatch and qsub about a limit on submitted jobs; other limits stay exceeded."""
 
-_ITS_TURN: Final = re.compile(
-    r"None|Priority|Dependency|Resources|Licenses|BeginTime|Cleaning|Prolog|(QOS|Assoc)MaxJobs\w*Limit"
-)
-"""Pending reasons that pass by themselves."""
-_NEVER: Final = re.compile(
-    r"PartitionTimeLimit|InvalidAccount|InvalidQOS|AccountNotAllowed|QOSNotAllowed"
-    r"|(QOS|Assoc)Max\w*Per(Job|Node)(Limit)?|QOSMin\w+"
-)
-"""Pending reasons that never pass: the job's own request is beyond a limit.
-
-Not PartitionNodeLimit and BadConstraints, which also stand for nodes that are down."""
-
 AWAY: Final = re.compile(
     r"Unable to contact slurm controller|Socket timed out on send/recv|"
     r"Slurm backup controller in standby mode|Slurm temporarily unable to accept job",
@@ -68,16 +56,6 @@ Slurm sets `Reason=JobLaunchFailure` for every job whose batch script a signal e
 def is_scheduler_id(text: str) -> bool:
     """Return whether a text can be the id of a job of Slurm or PBS (`17`, `17.server`)."""
     return re.fullmatch(r"[0-9]+(\.[A-Za-z0-9.-]+)?", text, re.ASCII) is not None
-
-
-def pending_obstacle(reason: str) -> tuple[str, bool]:
-    """Return why a pending job cannot start, and whether it never will, from Slurm's `StateReason`.
-
-    The reason is empty if the job only waits its turn.
-    """
-    if not reason or _ITS_TURN.fullmatch(reason):
-        return "", False
-    return reason, _NEVER.fullmatch(reason) is not None
 
 
 def end_reason(state: str, code: int | None, signal: int | None) -> Reason | None:
@@ -103,7 +81,9 @@ def describe_end(state: str, reason: str, code: int | None, signal: int | None) 
     Slurm reports `JobLaunchFailure` for all jobs that a signal ended, and for cancelled jobs still
     the reason for which they waited.
     """
-    misleads = state == "CANCELLED" or (reason == "JobLaunchFailure" and signal != LAUNCH_SIGNAL)
+    misleads = state.startswith("CANCELLED") or (
+        reason == "JobLaunchFailure" and signal != LAUNCH_SIGNAL
+    )
     words = state if misleads or reason in ("", "None") else f"{state} ({reason})"
     if state != "FAILED":
         return words

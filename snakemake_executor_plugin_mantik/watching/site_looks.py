@@ -101,7 +101,7 @@ class SiteLooks:
             known,
             phase=state.phase,
             pending=state.pending,
-            started=state.started or known.started,
+            started=(state.started if state.phase is Phase.RUNNING else None) or known.started,
             detail=state.detail if state.phase is Phase.ENDED else "",
         )
 

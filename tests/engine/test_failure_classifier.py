@@ -188,3 +188,11 @@ def test_only_what_somebody_cancelled_counts_as_killed() -> None:
 def test_the_reason_is_told(marker: Marker, why: Reason, words: list[str]) -> None:
     told = failed_message(marker, "hpc1, 17", LastWords(b"", None), why)
     assert [word for word in words if word not in told] == []
+
+
+def test_a_job_that_waits_again_was_not_cancelled() -> None:
+    """But for some seconds after its end, firecREST may say so of any."""
+    waiting = JobState(Phase.WAITING)
+    assert reason(TERM, Scheduler([waiting]), "1") is Reason.PREEMPTED
+    cancelled = JobState(Phase.ENDED, Reason.CANCELLED)
+    assert reason(TERM, Scheduler([waiting, waiting, cancelled]), "1") is Reason.CANCELLED

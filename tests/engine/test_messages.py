@@ -10,6 +10,7 @@ from snakemake_executor_plugin_mantik.engine.messages import LastWords
 from snakemake_executor_plugin_mantik.jobs.markers import Marker
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.jobs.script import STEPS
+from snakemake_executor_plugin_mantik.journal import TryRecord, TryState
 from snakemake_executor_plugin_mantik.sites.base import JobState, Phase
 
 LOG = Path("logs/x.log")
@@ -58,3 +59,17 @@ def test_no_text_of_others_reaches_the_terminal_raw() -> None:
     told += str(SiteRejected(f"no{CONTROL}", where=f"site{CONTROL}", do=f"do{CONTROL}"))
     assert not set(told) & set("\x1b\x07\x9b\r")
     assert "gone" in told
+
+
+def test_jobs_that_wait_for_others_are_told_of_in_whole_sentences() -> None:
+    assert messages.queued_message("b", "hpc1", "7", []) == (
+        "b: queued behind the jobs that make its inputs at hpc1, as 7."
+    )
+    one = TryRecord(
+        id="1", site="hpc1", bucket=0, job="b", rule="b", name="b", fingerprint="f",
+        state=TryState.SUBMITTED,
+    )  # fmt: skip
+    assert messages.ahead_message([one]) == (
+        "1 job waits at its site and starts without this machine when the jobs before it have"
+        " ended: b."
+    )

@@ -1,6 +1,9 @@
 """How long a job ran that could not report it: never until somebody came to look."""
 
 import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,8 +12,9 @@ from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.journal import TryRecord, read_history, read_workflow
 from snakemake_executor_plugin_mantik.report.tries import report_tries
 from snakemake_executor_plugin_mantik.report.usage import usage_by_rule
+from snakemake_executor_plugin_mantik.sites.base import JobState
 from tests.support.controller import Controller, killed_when, request, simulate
-from tests.support.simulated import Fate, World
+from tests.support.simulated import Fate, Habits, World
 
 NIGHT_S = 12 * 3600.0
 BEAT_S = 10.0
@@ -63,3 +67,25 @@ def test_a_job_that_is_cancelled_ran_until_then(tmp_path: Path) -> None:
 
     simulate(tmp_path, world, play)
     assert only_try(tmp_path).ran == pytest.approx(497.0, abs=2 * BEAT_S)
+
+
+def test_the_start_that_the_scheduler_expects_is_told(tmp_path: Path) -> None:
+    """By the site's clock, which may differ: firecREST gives it as a time."""
+    world = World(lambda spec: Fate(starts=(5000.0,)), habits=Habits(clock=-7200.0))
+
+    async def play(controller: Controller) -> None:
+        states = controller.site.states
+
+        async def told(ids: Sequence[str]) -> dict[str, JobState]:
+            found = await states(ids)
+            return {i: replace(s, started=world.clock + 3600.0) for i, s in found.items()}
+
+        controller.site.states = told  # type: ignore[method-assign]
+        job = asyncio.create_task(controller.job(request(1)))
+        await asyncio.sleep(60.0)
+        expected = only_try(tmp_path).expected
+        assert expected is not None
+        assert expected - time.time() == pytest.approx(3600.0, abs=60.0)
+        job.cancel()
+
+    simulate(tmp_path, world, play)

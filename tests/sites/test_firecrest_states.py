@@ -84,7 +84,10 @@ def test_details() -> None:
     assert firecrest_state(waiting).detail == "PENDING (PartitionTimeLimit)"
     waiting["status"]["stateReason"] = "None"  # Slurm's word, not JSON's
     assert firecrest_state(waiting).detail == "PENDING"
-    assert firecrest_state(job("FAILED", 0, 11)).detail == "FAILED, signal 11"
+    assert firecrest_state(job("FAILED", 0, 11)).detail == "FAILED, ended by signal 11 (SIGSEGV)"
+    cancelled = job("CANCELLED by 1001")  # Slurm leaves the reason for which it waited
+    cancelled["status"]["stateReason"] = "Dependency"
+    assert firecrest_state(cancelled).detail == "CANCELLED by 1001"
     assert firecrest_state(job("RUNNING")).queue == "batch"
 
 
@@ -98,7 +101,8 @@ def test_nonsense_is_unknown(told: dict[str, Any]) -> None:
     [
         ("None", "", False), ("Priority", "", False), ("Resources", "", False), (None, "", False),
         ("QOSMaxJobsPerUserLimit", "", False), ("AssocMaxJobsLimit", "", False),
-        ("ReqNodeNotAvail", "ReqNodeNotAvail", False), ("JobHeldAdmin", "JobHeldAdmin", False),
+        ("ReqNodeNotAvail, UnavailableNodes:n1", "", False),
+        ("JobHeldAdmin", "JobHeldAdmin", False),
         ("PartitionNodeLimit", "PartitionNodeLimit", False),
         ("AssocGrpCPUMinutesLimit", "AssocGrpCPUMinutesLimit", False),
         ("PartitionTimeLimit", "PartitionTimeLimit", True),
@@ -126,5 +130,5 @@ def test_what_slurm_counts_of_a_job_that_ended() -> None:
 def test_since_when_a_job_runs() -> None:
     times = {"elapsed": 5, "start": 1700000000, "end": None, "limit": 60}
     assert firecrest_state(job("RUNNING", time=times)).started == 1700000000.0
-    assert firecrest_state(job("PENDING", time=times)).started is None, "only expected"
+    assert firecrest_state(job("PENDING", time=times)).started == 1700000000.0, "it is expected"
     assert firecrest_state(job("RUNNING", time={"start": None})).started is None

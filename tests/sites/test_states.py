@@ -243,7 +243,8 @@ def test_when_the_scheduler_expects_a_job_to_start(
         ("PartitionDown", "PartitionDown", False),
         ("QOSMaxWallDurationPerJobLimit", "QOSMaxWallDurationPerJobLimit", True),
         ("PartitionTimeLimit", "PartitionTimeLimit", True),
-        ("ReqNodeNotAvail,", "ReqNodeNotAvail", False),  # cut by the TSI at a blank
+        ("ReqNodeNotAvail,_UnavailableNodes:n1", "", False),
+        ("launch_failed_requeued_held", "launch failed requeued held", False),
         ("Resources", "", False),
         ("Priority", "", False),
     ],
@@ -254,7 +255,7 @@ def test_why_a_job_waits(reason: str, waits: str, never: bool) -> None:
     assert (queued.waits, queued.never) == (None, False)
     told = slurm_state(slurm_details({**PENDING, "Reason": reason}), queued)
     assert (told.phase, told.waits, told.never) == (Phase.WAITING, waits, never)
-    assert told.pending == reason.rstrip(",")
+    assert told.pending == reason.replace("_", " ")
     assert told.scheduler_id == "1"
 
 

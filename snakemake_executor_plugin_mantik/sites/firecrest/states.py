@@ -9,12 +9,13 @@ from typing import Any, Final
 
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.sites.base import JobState, Phase
+from snakemake_executor_plugin_mantik.sites.pending import pending_obstacle, pending_reason
 from snakemake_executor_plugin_mantik.sites.slurm import (
     LAUNCH_SIGNAL,
     SLURM_RUNNING,
     SLURM_STATES,
     SLURM_WAITING,
-    pending_obstacle,
+    describe_end,
 )
 
 _LONGEST_DETAIL: Final = 500
@@ -56,21 +57,20 @@ def firecrest_state(job: Mapping[str, Any]) -> JobState:
             reason = _slurm_reason(word, code, signal, job)
     waits, never, pending = None, False, ""
     if phase is Phase.WAITING:
-        pending = str(status.get("stateReason") or "").replace("None", "")
+        pending = pending_reason(status.get("stateReason"))
         waits, never = pending_obstacle(pending)
-    begun = phase in (Phase.RUNNING, Phase.ENDED)
     plain = reason in (Reason.SUCCESS, Reason.EXIT_CODE)
     return JobState(
         phase,
         reason,
-        detail=_detail(text, status.get("stateReason"), signal),
+        detail=_detail(phase, text, pending_reason(status.get("stateReason")), (code, signal)),
         exit_code=code if plain else None,
         scheduler_id=str(job.get("jobId") or ""),
         queue=str(job.get("partition") or ""),
         waits=waits,
         never=never,
         pending=pending,
-        started=_seconds(job, "start") or None if begun else None,
+        started=_seconds(job, "start") or None,
         ran=_seconds(job, "elapsed") if phase is Phase.ENDED else None,
     )
 
@@ -132,12 +132,13 @@ def _steps(job: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _detail(said: str, reason: object, signal: int | None) -> str:
-    text = said
-    if reason and str(reason) != "None":
-        text = f"{text} ({reason})"
-    if signal:
-        text = f"{text}, signal {signal}"
+def _detail(phase: Phase, said: str, reason: str, end: tuple[int | None, int | None]) -> str:
+    """Describe a state in the scheduler's words; `end` are exit code and signal."""
+    if phase is Phase.ENDED and len(said) > 1:
+        text = describe_end(said, reason, *end)
+    else:
+        text = f"{said} ({reason})" if reason else said
+        text += f", signal {end[1]}" if end[1] else ""
     return " ".join(text.split())[:_LONGEST_DETAIL]
 
 

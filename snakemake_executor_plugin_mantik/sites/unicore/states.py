@@ -17,6 +17,7 @@ from pyunicore.aio.client import JobStatus
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.sites.answers import shorten
 from snakemake_executor_plugin_mantik.sites.base import JobState, Phase
+from snakemake_executor_plugin_mantik.sites.pending import pending_obstacle, pending_reason
 from snakemake_executor_plugin_mantik.sites.slurm import (
     AWAY,
     SLURM_RUNNING,
@@ -24,7 +25,6 @@ from snakemake_executor_plugin_mantik.sites.slurm import (
     TOO_MANY_JOBS,
     describe_end,
     end_reason,
-    pending_obstacle,
 )
 from snakemake_executor_plugin_mantik.sites.unicore.answers import root_cause
 
@@ -188,7 +188,7 @@ def slurm_state(details: Mapping[str, str], state: JobState) -> JobState:
     reason = end_reason(*end)
     given_up = state.phase is Phase.UNKNOWN
     if word in SLURM_WAITING and (given_up or state.phase is Phase.WAITING):
-        pending = details.get("Reason", "").replace("None", "").rstrip(",")
+        pending = pending_reason(details.get("Reason"))
         waits, never = pending_obstacle(pending)
         return replace(
             state, phase=Phase.WAITING, waits=waits, never=never, pending=pending,

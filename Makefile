@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 DEMO_STAMP := $(VENV)/.installed-demo
 CORES ?= $(shell nproc 2>/dev/null || sysctl -n hw.ncpu 2>/dev/null || echo 2)
 
-.PHONY: install demo test test-faults test-real test-newcomer nightly release-check check docs format bench clean
+.PHONY: install demo test test-faults test-real test-newcomer nightly servers release-check check docs format bench clean
 
 # uv installs in a tenth of pip's time; where it fails, pip does the same. Its list of packages is left
 # out. Most of what is installed is never imported, and what is compiles itself, unless it must not.
@@ -48,14 +48,17 @@ test: $(STAMP)
 # schedules in virtual time. SCHEDULES=100000 plays so many of these: 40 ms of CPU each, or half a second
 # where uploads take minutes.
 # REAL_SCHEDULES=200 walks so many with real processes: 4 s of CPU each.
-SCHEDULES ?= 600
-REAL_SCHEDULES ?= 12
+SCHEDULES ?= 240
+REAL_SCHEDULES ?= 8
 test-faults: $(STAMP)
 	MANTIK_SCHEDULES=$(SCHEDULES) MANTIK_REAL_SCHEDULES=$(REAL_SCHEDULES) $(BIN)/python -m pytest -n $$(( 6 * $(CORES) )) --dist worksteal -m 'not nightly' tests/faults $(PYTEST_ARGS)
 
-# Much of it is waiting for the servers.
-test-real: $(STAMP)
+# The real servers, and the tools that tests use beside them.
+servers: $(STAMP)
 	PYTHON="$(abspath $(BIN))/python" tests/real/install
+
+# Much of it is waiting for the servers.
+test-real: servers
 	$(BIN)/python -m pytest -m 'software and not nightly' -n $$(( 4 * $(CORES) )) --dist loadgroup $(PYTEST_ARGS)
 
 # What a newcomer types is one after the other, and much of it is installing.
@@ -63,8 +66,7 @@ test-newcomer: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist loadfile tests/newcomer $(PYTEST_ARGS)
 
 # What varies that which CI tries: the same faults in more steps, the same workflows at more sites.
-nightly: $(STAMP)
-	PYTHON="$(abspath $(BIN))/python" tests/real/install
+nightly: servers
 	$(BIN)/python -m pytest -m nightly -n $$(( 4 * $(CORES) )) --dist loadgroup tests tests/faults tests/newcomer $(PYTEST_ARGS)
 
 check: $(STAMP)

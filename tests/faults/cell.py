@@ -5,6 +5,7 @@ that a double start is seen whatever the controller believes.
 """
 
 import hashlib
+import os
 import random
 import subprocess
 from collections import Counter
@@ -22,21 +23,24 @@ from snakemake_executor_plugin_mantik.journal import TryRecord
 from tests.faults.disk import Disk, small_disk
 from tests.faults.faults import Fault
 from tests.faults.steps import STEPS, kind_of
+from tests.support.places import PATIENT
 from tests.support.proxy import Proxy, Rule
-from tests.support.sandbox import FAST
 from tests.support.workflows import Place, Project, Ran, Running, place_in, until
 
 SITE = "hpc"
 RUN_S = 600.0
 """Seconds after which a run that has not ended never will: its jobs are lost."""
+FULL_S = 30.0
+"""Seconds that a run has on a full disk: it may end then, or wait for space until it is killed."""
 NEVER_ENDED = -1000
-QUIET_S = 60.0
-"""Seconds that jobs at the site may take to end after the controller has."""
+QUIET_S = 300.0
+"""Seconds that jobs at the site may take to end after the controller has; a job whose gate is shut
+does not."""
 
 SNAKEFILE = r"""
     OUTSIDE = config["outside"]
-    # Not for ever: a test that was killed opens no gate.
-    GATE = f"until [ -e {OUTSIDE}/gate ] || [ $SECONDS -gt 600 ]; do sleep 0.1; done;"
+    # A test that was killed opens no gate.
+    GATE = f"until [ -e {OUTSIDE}/gate ] || [ ! -e {config['test']} ]; do sleep 0.1; done;"
     HERE = f"echo begin {{rule}} >> {OUTSIDE}/ran; {GATE}"
     THERE = f"echo end {{rule}} >> {OUTSIDE}/ran"
 
@@ -74,16 +78,15 @@ Site:
   PollMin: 1s
   PollMax: 2s
   Heartbeat: 2s
-  TermGrace: 1s
-  MarkerGrace: 2s
   UnknownWait: 3s
-  Timeout: 3s
+  Timeout: 6s
   ConcurrentRequests: 4
   InlineLimit: 4K
   MarkerLimit: 4K
   ArchiveFileLimit: 16K
 """
-"""Waits as short as the config allows, and limits that let small files travel in all ways."""
+"""Limits that let small files travel in all ways, and short waits where another one follows if it
+was too short. How long to wait before something is believed is as by default."""
 
 
 @dataclass
@@ -141,6 +144,7 @@ class Cell:
             "--keep-going",
             "--config",
             f"outside={self.outside}",
+            f"test=/proc/{os.getpid()}",
             *self.options,
         )
 
@@ -152,6 +156,13 @@ class Cell:
             running.kill()
             said = f"{running.output}\nNEVER ENDED: killed after {within:.0f} s\n"
             return Ran(NEVER_ENDED, said)
+
+    def end_of_full(self, running: Running, fill: Rule) -> Ran:
+        """Wait for the end of a run that meets a full disk; one that waits for space is killed."""
+        until(lambda: fill.taken or running.process.poll() is not None, "a full disk", RUN_S)
+        ran = self.end(running, FULL_S)
+        assert fill.taken, ran.output
+        return ran
 
     def meet(self, fault: Fault, step: str) -> list[Rule]:
         """Let a fault happen to each kind of request of a step."""
@@ -249,8 +260,8 @@ def results(directory: Path) -> dict[str, bytes]:
 
 def settings(slots: int) -> Any:
     """A sandbox that loses no time, and whose large files go through its object store."""
-    fire = replace(FAST.firecrest, max_file_size=32 << 10)
-    return replace(FAST, slots=slots, firecrest=fire)
+    fire = replace(PATIENT.firecrest, max_file_size=32 << 10, command_timeout=5.0)
+    return replace(PATIENT, slots=slots, firecrest=fire)
 
 
 @contextmanager

@@ -11,6 +11,8 @@ import shutil
 import signal
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,15 +21,13 @@ from snakemake_executor_plugin_mantik.engine.request import _digest
 from tests.faults.cell import JOBS, RUN_S, SITE, Cell, Count, make_cell
 from tests.faults.faults import FAULTS, HOURS_OFF, ODD, Fault, calling, clock_off, lost, then
 from tests.faults.steps import KINDS, STEPS
-from tests.support.proxy import Rule
+from tests.support.proxy import Act, Exchange, Rule, pass_on
 from tests.support.turns import in_turn
 from tests.support.workflows import Ran, Running, until
 
 pytestmark = pytest.mark.timeout(1200)
 
 APIS = ("unicore", "firecrest")
-FULL_S = 60.0
-"""Seconds that a run has to give up for want of space; one that goes on is killed."""
 MET_AT = ("stage", "submit", "watch", "fetch", "cancel")
 """Steps of a job's life, each of which meets each fault."""
 
@@ -99,17 +99,23 @@ def busy(cell: Cell) -> Running:
     """A run whose jobs are at the site: two run at least, of three."""
     running = cell.start()
     until(
-        lambda: running.output.count(": submitted to ") == 3 and cell.noted("begin").total() >= 2,
+        lambda: running.output.count(": submitted to ") >= 3 and cell.noted("begin").total() >= 2,
         "jobs that run",
         RUN_S,
     )
     return running
 
 
+def interrupted(running: Running) -> Running:
+    """Press Ctrl-C."""
+    with suppress(ProcessLookupError):  # it was killed this moment
+        running.process.send_signal(signal.SIGINT)
+    return running
+
+
 def cancelled(cell: Cell, running: Running) -> Ran:
     """Press Ctrl-C; what is said to be over must be."""
-    os.kill(running.process.pid, signal.SIGINT)
-    ran = cell.end(running)
+    ran = cell.end(interrupted(running))
     if "confirmed that no job" in ran.output:
         assert cell.all_quiet(), f"{cell.alive()}\n{ran.output}"
     return ran
@@ -137,6 +143,16 @@ def fault_while_cancelling(fault: Fault, api: str, tmp_path: Path, prove: Prove)
         assert any(rule.taken for rule in rules), f"no fault: {cell.proxy.counted()}"
         ran = finished(cell, 1)
         prove(cell, Ran(ran.code, first.output + ran.output), cell.count(ran, stopped=True))
+
+
+def in_cancelling(cell: Cell, act: Act) -> Act:
+    """Do it to requests that follow the first one of its kind to end a job: others list as well."""
+
+    async def acting(exchange: Exchange) -> None:
+        begun = cell.proxy.counted()["revoke"]
+        await (act if begun else pass_on)(exchange)
+
+    return acting
 
 
 KILLED_AT = [
@@ -178,8 +194,8 @@ def test_controller_killed(
         if step == "cancel":
             running = busy(cell)
             pid.set_result(running.process.pid)
-            cell.proxy.add(rule)
-            os.kill(running.process.pid, signal.SIGINT)
+            cell.proxy.add(replace(rule, act=in_cancelling(cell, deadly)))
+            interrupted(running)
         else:
             cell.proxy.add(rule)
             if step != "watch":
@@ -223,10 +239,7 @@ def test_disk_full(whose: str, step: str, api: str, tmp_path: Path, prove: Prove
         cell.open_gate()
         fill = cell.proxy.add(Rule("full", {STEPS[step][0]}, then(cell.disk.fill)))
         running = cell.start()
-        until(lambda: fill.taken or running.process.poll() is not None, "a full disk", RUN_S)
-        # A run may well wait for space, as long as it takes.
-        first = cell.end(running, FULL_S)
-        assert fill.taken, first.output
+        first = cell.end_of_full(running, fill)
         cell.disk.free()
         # The next run may be the first to hear that a job failed for want of space.
         ran = finished(cell, 2)

@@ -34,8 +34,6 @@ ON_THE_WAY = 3
 """Parts that may be on their way at once."""
 MET = {"403", "404", "429", "503", "cut", "refused", "reset", "lost-after-acting"}
 """Faults that the upload of a part meets, one of each kind."""
-FULL_S = 20.0
-"""Seconds that a run has to notice that the target's disk is full; one that waits is killed."""
 
 SNAKEFILE = r"""
     OUTSIDE = config["outside"]
@@ -49,7 +47,8 @@ SNAKEFILE = r"""
         output: "big.bin"
         resources: mantik_site="source"
         shell:
-            "echo begin make >> {OUTSIDE}/ran; until [ -e {OUTSIDE}/gate ]; do sleep 0.1; done;"
+            "echo begin make >> {OUTSIDE}/ran;"
+            " until [ -e {OUTSIDE}/gate ] || [ ! -e {config[test]} ]; do sleep 0.1; done;"
             " head -c SIZE /dev/urandom > {output}"
 """
 
@@ -185,8 +184,7 @@ def test_target_full(api: str, tmp_path: Path) -> None:
         assert move.cell.disk is not None
         fill = move.cell.proxy.add(Rule("full", {"part"}, then(move.cell.disk.fill), 1, 1))
         move.cell.open_gate()
-        first = move.cell.end(move.cell.start(), FULL_S)
-        assert fill.taken, first.output
+        first = move.cell.end_of_full(move.cell.start(), fill)
         assert move.cell.noted("begin") == Counter(make=1), first.output
         move.cell.disk.free()
         move.end(make=1, read=1)

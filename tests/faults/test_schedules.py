@@ -21,7 +21,7 @@ from tests.support.schedules import KINDS, Schedule, fewest
 from tests.support.seeds import seeds
 
 SEEDS = seeds(400, number="MANTIK_SCHEDULES")
-BLOCK = 50
+BLOCK = 20
 pytestmark = pytest.mark.timeout(1200)
 
 COUNTED = (

@@ -38,7 +38,11 @@ class RealClient(RestClient):
 
 
 @pytest.fixture(
-    params=["sandbox", pytest.param("tsi_unicorex", marks=pytest.mark.software(SOFTWARE))]
+    params=[
+        "sandbox",
+        # What a server says is compared in test_same_answers.py.
+        pytest.param("tsi_unicorex", marks=[pytest.mark.software(SOFTWARE), pytest.mark.nightly]),
+    ]
 )
 def rest(request: pytest.FixtureRequest) -> Iterator[RestClient]:
     server = request.getfixturevalue(request.param)

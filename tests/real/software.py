@@ -7,8 +7,10 @@ that uses a fixture of `FIXTURES` is marked by that.
 import importlib.metadata
 import shutil
 import subprocess
+import zlib
 from collections import Counter
 from collections.abc import Callable, Generator
+from pathlib import Path
 
 import pytest
 
@@ -36,6 +38,27 @@ GROUPS = {
     "S3": "S3",
 }
 """What runs in one worker, because each worker would start a server of its own."""
+
+
+IN_TURN = (
+    ("unicore_centre", "firecrest_centre"),
+    ("tsi_bench", "firecrest_bench"),
+)
+"""Parameters of tests: the real servers of the two APIs. CI runs a test at one of them, as its name
+decides; `make nightly` at both."""
+
+
+def _waits_for_night(item: pytest.Item) -> bool:
+    """Whether a test runs in CI at the real server of the other API."""
+    found = getattr(item, "callspec", None)
+    if found is None or item.path.is_relative_to(Path(__file__).parent):
+        return False
+    for servers in IN_TURN:
+        for server in servers:
+            if server in found.params.values():
+                name = item.nodeid.replace(server, "")
+                return servers.index(server) != zlib.crc32(name.encode()) % len(servers)
+    return False
 
 
 def _says(*command: str) -> Callable[[], str]:
@@ -72,6 +95,8 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     for fixture in getattr(item, "fixturenames", ()):
         if (name := FIXTURES.get(fixture)) is not None:
             item.add_marker(pytest.mark.software(name))
+    if _waits_for_night(item):
+        item.add_marker(pytest.mark.nightly)
     for mark in item.iter_markers("software"):
         if (group := GROUPS.get(mark.args[0])) is not None:
             item.add_marker(pytest.mark.xdist_group(group))

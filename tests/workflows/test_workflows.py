@@ -64,6 +64,11 @@ ABOUT_STORAGE = {
 """Those of them that write the paths of their files into files, which differ in a storage; and those
 that Snakemake refuses with a default storage, or that have another one, keep what failed jobs have
 made, or change the directory."""
+IN_CI = {
+    *("changes", "checkpoint", "flags-outputs", "group-diamond", "many-files", "mpi", "names"),
+    "resources",
+}
+"""What CI runs at a real server; there `make nightly` runs all of them."""
 STAY = [name for name in THIN if name not in {*HEAVY, *CONTAINERS, *ABOUT_STORAGE}]
 
 
@@ -87,7 +92,12 @@ def test_same_as_locally(
 @pytest.mark.parametrize(
     ("name", "place"),
     [
-        pytest.param(n, f"{api}_centre_place", id=n, marks=pytest.mark.software(software))
+        pytest.param(
+            n, f"{api}_centre_place", id=n,
+            marks=[
+                pytest.mark.software(software), *([] if n in IN_CI else [pytest.mark.nightly]),
+            ],
+        )
         for n, (api, software) in zip(
             [n for n in THIN if n not in CONTAINERS],
             cycle([("unicore", tsi.SOFTWARE), ("firecrest", firecrest.SOFTWARE)]),

@@ -21,7 +21,7 @@ async def prepare_files(workflow: Any, job: Job) -> None:
     from snakemake.io import is_flagged
 
     if job.is_group():
-        for member in job:
+        for member in list_members(job):
             await prepare_files(workflow, member)
         return
     await job.check_protected_output()

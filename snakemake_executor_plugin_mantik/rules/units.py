@@ -50,9 +50,15 @@ def unit_name(unit: Job) -> str:
 
 
 def list_layers(group: Job) -> list[list[Job]]:
-    """Return a group's layers. Snakemake orders the jobs within a layer at random; this sorts."""
+    """Return a group's layers. Snakemake orders the jobs within a layer at random; this sorts.
+
+    `GroupJob.toposorted` is not read: when a checkpoint has ended, Snakemake (9.27) evaluates the
+    jobs that read it again, but leaves their old selves in the layers, with placeholders as inputs.
+    """
+    present = frozenset(job for job in group.jobs if group.dag.needrun(job))
+    layers = group.dag.toposorted(present, inherit_pipe_dependencies=True)
     return [sorted(layer, key=lambda job: (job_display_name(job), job_identity(job)))
-            for layer in group.toposorted]  # fmt: skip
+            for layer in layers]  # fmt: skip
 
 
 def _named(group: Job) -> bool:

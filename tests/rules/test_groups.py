@@ -14,10 +14,15 @@ from snakemake_executor_plugin_mantik.rules.kinds.groups import group_obstacle
 from snakemake_executor_plugin_mantik.rules.units import unit_name
 
 
+class Hashable(SimpleNamespace):
+    def __hash__(self) -> int:  # type: ignore[override]
+        return id(self)
+
+
 def member(name: str, threads: int = 1, pipe: object = None, **resources: Any) -> Any:
     """A job of the rule `name`, as far as is looked at here."""
     everything = {"_cores": threads, "_nodes": 1, "tmpdir": TBDString(), **resources}
-    return SimpleNamespace(
+    return Hashable(
         resources=ResourceList(fromdict=everything),
         threads=threads,
         pipe_group=pipe,
@@ -32,9 +37,10 @@ def group(*layers: list[Any]) -> Any:
     members = [each for layer in layers for each in layer]
 
     class Group:
-        toposorted = layers
         global_resources = Resources()
         groupid = "g"
+        dag = SimpleNamespace(needrun=lambda _: True, toposorted=lambda *_, **__: layers)
+        jobs = members
         rules = frozenset(each.rule.name for each in members)
 
         def is_group(self) -> bool:

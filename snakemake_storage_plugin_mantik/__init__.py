@@ -35,10 +35,12 @@ from snakemake_interface_storage_plugins.storage_provider import (
 from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.jobs.paths import display_path
 from snakemake_executor_plugin_mantik.storage.paths import (
+    DATASETS,
     PREFIX,
     Dataset,
     home_of,
     parse_dataset,
+    plain_local_path,
     query_mistake,
     workspace_path,
 )
@@ -112,12 +114,44 @@ class StorageProvider(StorageProviderBase):
         Without `--default-storage-provider` it would fetch all inputs and store all outputs.
         """
         if not options and not query.startswith(f"{PREFIX}/"):
-            return UnprefixedObject(query=query, keep_local=False, retrieve=True, provider=self)
+            return InvalidObject(query, f"it does not begin with {PREFIX}/", self)
+        if (copied := self._copied(query)) is not None:
+            return self._of_copy(copied, query)
         if parse_dataset(query) is not None:
             return DatasetObject(query=query, keep_local=True, retrieve=False, provider=self)
         if not self.is_default:
             options["retrieve"] = False
         return super().object(query, **options)
+
+    def _copied(self, query: str) -> str | None:
+        """Return the query of a file that a Snakefile names by its local copy, else None.
+
+        `os.path.join(checkpoints.split.get().output[0], "x")` is such a name.
+        """
+        if not query.startswith(f"{PREFIX}/"):
+            return None
+        copy = os.path.relpath(home_of(query), self.local_prefix)
+        return None if copy.startswith("..") else f"{PREFIX}/{plain_local_path(copy)}"
+
+    def _of_copy(self, query: str, named: str) -> Any:
+        """Return the object for the `query` of a file, which is `named` by its local copy.
+
+        Snakemake would not find the rule that makes it, so it must be a file on this machine, such
+        as one in the directory of a checkpoint. Its own local path has to be another one:
+        Snakemake takes a file for a local one if that is its name.
+        """
+        if not os.path.exists(home_of(query)) or self.catalog.find(workspace_path(query)):
+            path = home_of(query)
+            return InvalidObject(
+                named,
+                f"it is made of the path of a rule's output or input, which is that of a local copy"
+                f" with --default-storage-provider. Write the path itself, {path}, instead of"
+                " rules.NAME.output[0].replace(...) and the like",
+                self,
+            )
+        made = super().object(query)
+        made.set_local_path(self.local_prefix / home_of(named).lstrip("/"))
+        return made
 
 
 class StorageObject(StorageObjectRead, StorageObjectWrite, StorageObjectGlob, StorageObjectTouch):
@@ -129,6 +163,14 @@ class StorageObject(StorageObjectRead, StorageObjectWrite, StorageObjectGlob, St
         if f"{home_of(self.query)}/".startswith(_EVERYWHERE):
             self.set_local_path(self.home)
             self.keep_local = True  # this is no copy
+
+    def __repr__(self) -> str:
+        """Return what Snakemake shows if `rules.NAME.output` is given to `expand()`."""
+        path = home_of(self.query)
+        return (
+            f"<{self.query}: with --default-storage-provider, an output of a rule cannot be given"
+            f' to expand(). Write its path instead, as in expand("{path}", ...)>'
+        )
 
     @property
     def home(self) -> Path:
@@ -279,12 +321,15 @@ class StorageObject(StorageObjectRead, StorageObjectWrite, StorageObjectGlob, St
         return self.provider.catalog.find(self._path)
 
 
-class UnprefixedObject(StorageObject):
-    """What Snakemake makes of a path if --default-storage-prefix is another one than `PREFIX`."""
+class InvalidObject(StorageObject):
+    """What Snakemake gets for a path that the default storage cannot take."""
+
+    def __init__(self, query: str, reason: str, provider: StorageProvider) -> None:
+        super().__init__(query=query, keep_local=False, retrieve=True, provider=provider)
+        self._reason = reason
 
     def is_valid_query(self) -> Any:
-        reason = f"it does not begin with {PREFIX}/"
-        return StorageQueryValidationResult(query=self.query, valid=False, reason=reason)
+        return StorageQueryValidationResult(query=self.query, valid=False, reason=self._reason)
 
 
 class DatasetObject(StorageObjectRead):
@@ -300,7 +345,7 @@ class DatasetObject(StorageObjectRead):
         return found
 
     def local_suffix(self) -> str:
-        return f".mantik/datasets/{self.dataset.site}{self.dataset.path}"
+        return f"{DATASETS}/{self.dataset.site}{self.dataset.path}"
 
     async def inventory(self, cache: IOCacheStorageInterface) -> None:
         """Do nothing: the catalog lists each directory at most once."""

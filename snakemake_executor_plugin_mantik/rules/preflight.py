@@ -32,7 +32,8 @@ from snakemake_executor_plugin_mantik.rules.kinds.shell_command import (
     format_resources,
     job_tmpdir,
 )
-from snakemake_executor_plugin_mantik.rules.paths.path_rewriting import replace_resources
+from snakemake_executor_plugin_mantik.rules.paths.job_paths import command_text
+from snakemake_executor_plugin_mantik.rules.paths.plain import expand_params
 from snakemake_executor_plugin_mantik.rules.paths.source_files import is_source_file
 from snakemake_executor_plugin_mantik.rules.paths.storage import (
     is_unstaged,
@@ -106,7 +107,8 @@ def is_determined(job: Job) -> bool:
         values = given_resources(job)
         params = job.params
         if _UNKNOWN in str(params):  # perhaps only the node's temporary directory is unknown
-            params = replace_resources(job, format_resources(job, NODE_TMPDIR))
+            lists = job.input, job.output
+            params = expand_params(job, lists, format_resources(job, NODE_TMPDIR))
     except (RuleException, WorkflowError):
         return False
     return _UNKNOWN not in str((params, values, job.threads))
@@ -175,7 +177,8 @@ def _paths(job: Job) -> str | None:
                 "has no command and is in a group, but with --shared-fs-usage none the files that"
                 ' it touches are not stored (take it out of the group, or add shell: ":")'
             )
-    for path in [*job.input, *job.output, *job.log, *benchmark]:
+    for file in [*job.input, *job.output, *job.log, *benchmark]:
+        path = str(file) if find_dataset(file) is not None else command_text(file)
         if os.path.relpath(path).split("/")[0] == OURS:
             return (
                 f"uses {path}: {OURS} is the executor's own directory at a site (use another"
@@ -186,7 +189,7 @@ def _paths(job: Job) -> str | None:
                 f"has a shadow: directive and uses {path}, a relative path out of the working"
                 " directory (use an absolute path)"
             )
-        if directive is None or is_source_file(path) or is_unstaged(job, path):
+        if directive is None or is_source_file(file) or is_unstaged(job, file):
             continue
         if os.path.isabs(path) or ".." in path.split("/"):
             return (

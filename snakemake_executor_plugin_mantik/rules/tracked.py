@@ -9,6 +9,7 @@ from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.mlproject.call import read_call
 from snakemake_executor_plugin_mantik.mlproject.project import find_bound_entry_point
 from snakemake_executor_plugin_mantik.rules import Job
+from snakemake_executor_plugin_mantik.rules.paths.plain import plain_params
 from snakemake_executor_plugin_mantik.rules.resources import TRACK_RESOURCE
 from snakemake_executor_plugin_mantik.rules.units import job_display_name
 from snakemake_executor_plugin_mantik.tracking.run import TrackedMember, TrackedRun
@@ -93,12 +94,13 @@ def make_tracked_run(members: Sequence[Job]) -> TrackedRun:
     [job] = members
     wildcards = {key: str(value) for key, value in job.wildcards_dict.items()}
     one = str(job.resources.get(TRACK_RESOURCE)).strip().lower() == _ONE
-    if (call := read_call(job.params)) is not None:
+    params = plain_params(job)
+    if (call := read_call(params)) is not None:
         return TrackedRun(call, wildcards, one=one)
     plain = {
         name: value
-        for name, value in job.params.items()
+        for name, value in params.items()
         if isinstance(value, str | int | float) and not isinstance(value, TBDString)
     }
-    params = wildcards | flatten_config(plain, str)
-    return TrackedRun(None, wildcards, params=params, one=one)
+    shown = wildcards | flatten_config(plain, str)
+    return TrackedRun(None, wildcards, params=shown, one=one)

@@ -25,16 +25,20 @@ import re
 from dataclasses import dataclass
 from typing import Any, Final
 
-from snakemake_executor_plugin_mantik.jobs.paths import outside_path
+from snakemake_executor_plugin_mantik.jobs.paths import display_path, outside_path
 
 PREFIX: Final = "mantik:"
 """The prefix of queries of the default storage provider, as `--default-storage-prefix` gives it."""
+
+DATASETS: Final = ".mantik/datasets"
+"""Where a dataset's local copy would be, below the directory of copies. There never is one."""
 
 PROVIDER_MODULE: Final = "snakemake_storage_plugin_mantik"
 """The module of the storage provider."""
 
 
 _DATASET = re.compile(r"([\w.-]+):(/[^/].*)")
+_DATASET_COPY = re.compile(rf"{DATASETS}/[^/]+(?=/)")
 _WILD_SITE = re.compile(r"[^/:]*\{[^/:]*:/")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 
@@ -111,6 +115,20 @@ def find_dataset(path: Any) -> Dataset | None:
     return parse_dataset(path.storage_object.query) if is_ours(path) else None
 
 
+def find_local_prefix(workflow: Any) -> str | None:
+    """Return the directory of local copies of the provider `mantik`; None if it is not used."""
+    for provider in workflow.storage_registry._storages.values():  # there is no public method
+        if type(provider).__module__ == PROVIDER_MODULE:
+            return str(provider.local_prefix)
+    return None
+
+
+def plain_local_path(rest: str) -> str:
+    """Return the path that rules name, of a local copy at `rest` in the directory of copies."""
+    dataset = _DATASET_COPY.match(rest)
+    return display_path(rest) if dataset is None else rest[dataset.end() :]
+
+
 def is_ours(path: Any) -> bool:
     """Return whether a file of a rule belongs to the storage provider `mantik`."""
     if not getattr(path, "is_storage", False):
@@ -120,8 +138,7 @@ def is_ours(path: Any) -> bool:
 
 def uses_provider(workflow: Any) -> bool:
     """Return whether a workflow has files of the storage provider `mantik`."""
-    providers = workflow.storage_registry._storages.values()  # there is no public method
-    return any(type(provider).__module__ == PROVIDER_MODULE for provider in providers)
+    return find_local_prefix(workflow) is not None
 
 
 def find_storage_link(job: Any) -> str:

@@ -128,7 +128,116 @@ def test_outputs_stay(pipeline: Project) -> None:
     assert ran(pipeline) == "pts"
 
 
+TEXTS = """
+    import os
+
+    rule all:
+        input: "all.txt", "deep/a/title.txt"
+
+    rule make:
+        output: "results/{s}/x.csv"
+        shell: "echo {wildcards.s} > {output}"
+
+    rule texts:
+        input: a="results/a/x.csv", b="results/b/x.csv", raw="data/raw.txt"
+        output: "{kind}.txt"
+        log: "logs/{kind}.log"
+        params:
+            sample=lambda wildcards, input: input.a.split("/")[1],
+            folder=lambda wildcards, input, output: [os.path.dirname(f) for f in input],
+            size=lambda wildcards, input: os.path.getsize(input.raw),
+            written="of results/a/x.csv",
+            files=lambda wildcards: rules.bash.output,
+            near=lambda wildcards, input: {"x": (f"../{input.b}", f"{input.a}.csi")},
+        wildcard_constraints: kind="all"
+        shadow: "minimal"
+        shell:
+            "echo \\"{rule} {wildcards} {input} {output} {log} {params} {params.folder[1]}\\""
+            " > {output}; cat {input} >> {output}; echo > {log}"
+
+    rule bash:
+        input: *rules.texts.input
+        output: "bash.txt"
+        log: "logs/bash.log"
+        params: sample=lambda wildcards, input: os.path.dirname(input[0])
+        group: "g"
+        script: "texts.sh"
+
+    checkpoint parts:
+        output: directory("parts/d")
+        shell: "mkdir {output}; echo 1 > {output}/1.txt"
+
+    def parts(wildcards):
+        folder = checkpoints.parts.get().output[0]
+        return [os.path.join(folder, name) for name in os.listdir(folder)]
+
+    rule title:
+        input: "bash.txt", parts, other="results/a/x.csv"
+        output: "{d}/{s}/title.txt"
+        log: "logs/{d}/{s}.log"
+        params: rules.bash.output, other=lambda wildcards, input: [input.other, {"a": input[0]}]
+        resources: text="of-results/a/x.csv"
+        group: "g"
+        script: "texts.py"
+"""
+TEXTS_PY = """
+s = snakemake
+lists = (s.input, s.output, s.log, s.params, s.wildcards)
+print(*map(list, lists), *(dict(each.items()) for each in lists), s.resources.text, s.rule,
+      s.log_fmt_shell(), s.config, file=open(s.output[0], "w"))
+"""
+TEXTS_SH = """
+declare -p snakemake_input snakemake_output snakemake_log snakemake_params > bash.txt
+cat "${snakemake_input[@]}" >> bash.txt
+"""
+
+
+def test_jobs_see_the_paths_that_their_rules_name(project: Project) -> None:
+    """As in a run on this machine, where no file is stored."""
+    laid_out(project)
+    project.write("Snakefile", TEXTS)
+    project.write("texts.py", TEXTS_PY)
+    project.write("texts.sh", TEXTS_SH)
+    twin = project.twin()
+    twin.run(local=True).ok()
+
+    run(project)
+
+    for name in ("all.txt", "bash.txt", "deep/a/title.txt"):
+        assert (project.workspace / name).read_text() == twin.read(name)
+        assert "storage" not in twin.read(name)
+
+
+def test_idioms_that_need_the_path_of_a_rule_are_answered_with_what_to_write(
+    project: Project,
+) -> None:
+    given = PIPELINE.replace("rules.train.output", "expand(rules.train.output)")
+    project.write("Snakefile", given)
+    tells(
+        project.run(*FILES_STAY).failed(),
+        "with --default-storage-provider, an output of a rule cannot be given to expand()",
+        'Write its path instead, as in expand("results/model.txt", ...)',
+    )
+    made = PIPELINE.replace("rules.train.output", 'rules.train.output[0].replace("model", "nodel")')
+    project.write("Snakefile", made)
+    tells(
+        project.run(*FILES_STAY).failed(),
+        "made of the path of a rule's output",
+        "Write the path itself, results/nodel.txt, instead of rules.NAME.output[0].replace(...)",
+    )
+
+
 def test_what_changed_at_the_site_or_here(pipeline: Project) -> None:
+    run(pipeline)
+    shutil.rmtree(pipeline.workspace / "results")
+
+    run(pipeline, "--forcerun", "report")
+
+    assert ran(pipeline) == "ptspts"
+    assert pipeline.read("report.txt") == REPORT
+
+
+def test_a_part_of_a_directory_that_was_purged(pipeline: Project) -> None:
     run(pipeline)
     (pipeline.workspace / "results/steps/a/1").unlink()
     run(pipeline, "--forcerun", "score")

@@ -16,6 +16,8 @@ from snakemake_executor_plugin_mantik.rules.paths.path_rewriting import (
     rewrite_paths,
 )
 
+NOTHING_STAYS = SimpleNamespace(storage_registry=SimpleNamespace(_storages={}))
+
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -46,7 +48,7 @@ def seen(
         log=Log(["log.txt"]),
         params=Params(fromdict=again(made, output) if again else params),
         wildcards_dict={},
-        rule=SimpleNamespace(name="r", expand_params=expand),
+        rule=SimpleNamespace(name="r", expand_params=expand, workflow=NOTHING_STAYS),
     )
     return rewrite_paths(job, JobPaths(root / "run", lambda: "/w"))
 

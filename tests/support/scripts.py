@@ -75,7 +75,11 @@ class ScriptRule:
             is_script=not self.notebook,
             is_notebook=self.notebook,
             basedir=LocalSourceFile(os.getcwd()),
-            workflow=SimpleNamespace(sourcecache=SourceCache(cache, cache), included=[]),
+            workflow=SimpleNamespace(
+                sourcecache=SourceCache(cache, cache),
+                included=[],
+                storage_registry=SimpleNamespace(_storages={}),
+            ),
             expand_params=lambda *_: (self.given.get("params"), False),
             module_globals={"config": self.given.get("config", {})},
         )

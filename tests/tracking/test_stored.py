@@ -9,6 +9,7 @@ RULES = """
 rule score:
     input: "model/weights.bin"
     output: "score.txt"
+    params: model=lambda wildcards, input: input[0].rpartition(".")[0]
     shell: "PYTHON log.py score 2; wc -c < {input} > {output}"
 
 rule train:
@@ -47,6 +48,7 @@ def test_runs_of_rules_whose_outputs_stay(tracked: Tracked) -> None:
     }, said
     assert runs["train"].data.metrics["train"] == 1
     assert runs["score"].data.metrics["score"] == 2
+    assert runs["score"].data.params["model"] == "model/weights"
     for name in ("train", "score"):
         assert "notes.txt" in tracked.artifacts(runs[name])
     assert not project.exists("model")

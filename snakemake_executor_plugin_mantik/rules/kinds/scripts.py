@@ -175,7 +175,9 @@ def _script_context(
         "params": lists["params"],
         "wildcards": job.wildcards,
         "threads": job.threads,
-        "resources": ResourceList(fromdict={**dict(job.resources.items()), "tmpdir": at_node}),
+        "resources": ResourceList(
+            fromdict={**here.value(dict(job.resources.items())), "tmpdir": at_node}
+        ),
         "log": lists["log"],
         "config": sourced.value(here.value(job.rule.module_globals["config"])),
         "rulename": job.rule.name,

@@ -24,7 +24,7 @@ from snakemake_executor_plugin_mantik.jobs.paths import OURS, outside_path
 from snakemake_executor_plugin_mantik.rules import Job
 from snakemake_executor_plugin_mantik.rules.context import RuleContext
 from snakemake_executor_plugin_mantik.rules.resources import choose_site, given_resources
-from snakemake_executor_plugin_mantik.storage.paths import storable_path
+from snakemake_executor_plugin_mantik.storage.paths import home_of, storable_path
 
 _EVERYWHERE = ("/dev", "/proc", "/sys")
 """Directories that every machine has of its own. Never staged, and the same path everywhere."""
@@ -120,7 +120,13 @@ def is_kept_in_storage(path: Any) -> bool:
 
 
 def command_text(path: Any) -> str:
-    """Return how Snakemake writes a file of a rule into a command on this machine."""
+    """Return how a command on this machine names a file of a rule.
+
+    A file that may be a stored output has the path that its rule names, as if it were not stored:
+    commands and scripts compute with the text of their paths.
+    """
+    if storable_path(path) is not None:
+        return home_of(path.storage_object.query)
     unfetched = getattr(path, "is_storage", False) and path.should_not_be_retrieved_from_storage
     return str(path.storage_object.query if unfetched else path)
 

@@ -1,9 +1,9 @@
 """Rewrite a job's paths to those at its site: lists of paths, parameters, and any text.
 
-Lists are mapped path by path. Functions of parameters are called again with the mapped paths, and
-their result is used if it differs in the paths only. All other text, above all the command, is
-searched for whole paths: the job's own, those below or beside them, and those below the working
-directory.
+Stored files have plain names already (`plain`). Lists are mapped path by path. Functions of
+parameters are called again with the mapped paths, and their result is used if it differs in the
+paths only. All other text, above all the command, is searched for whole paths: the job's own, those
+below or beside them, and those below the working directory.
 
 With `snakemake --directory results` a workflow's scripts are outside the working directory, and
 commands call them as `{workflow.basedir}/scripts/train.py`. Such a file is uploaded with the files
@@ -17,11 +17,9 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import zip_longest
-from pathlib import Path, PurePath
-from types import SimpleNamespace
+from pathlib import Path
 from typing import Any
 
-from snakemake.common.tbdstring import TBDString
 from snakemake.exceptions import RuleException
 from snakemake.sourcecache import LocalSourceFile
 from snakemake_interface_common.exceptions import WorkflowError
@@ -38,6 +36,12 @@ from snakemake_executor_plugin_mantik.rules.paths.job_paths import (
     JobPaths,
     command_text,
     is_kept_in_storage,
+)
+from snakemake_executor_plugin_mantik.rules.paths.plain import (
+    expand_params,
+    make_plain,
+    map_texts,
+    plain_params,
 )
 from snakemake_executor_plugin_mantik.rules.paths.source_files import is_source_file
 from snakemake_executor_plugin_mantik.staging import sources
@@ -79,7 +83,7 @@ class RewrittenPaths:
 
     def value(self, value: Any) -> Any:
         """Map the paths in all strings of a value."""
-        return _each(value, self.text)
+        return map_texts(value, self.text)
 
 
 def rewrite_paths(job: Job, places: JobPaths, resources: Any = None) -> RewrittenPaths:
@@ -110,25 +114,13 @@ def rewrite_paths(job: Job, places: JobPaths, resources: Any = None) -> Rewritte
         type(names)(toclone=names, custom_map=mapped) for names in (job.input, job.output, job.log)
     )
     finder = _Finder(job.rule.name, places, moved, trees)
-    params = job.params
-    if resources is not None and str(TBDString()) in str(params):
-        params = replace_resources(job, resources)
+    plain = make_plain(job) or str
+    params = plain_params(job, resources)
     if moved or finder.finds(params):
-        params = _params(params, lambda: _expanded(job, (made, output), resources), finder, moved)
-    return RewrittenPaths(made, output, log, params, finder.text)
-
-
-def replace_resources(job: Job, resources: Any) -> Any:
-    """Evaluate the parameters of a job again, with other resources."""
-    return _expanded(job, (job.input, job.output), resources)
-
-
-def _expanded(job: Job, lists: tuple[Any, Any], resources: Any) -> Any:
-    """Evaluate the parameters again, with other inputs and outputs, or other resources."""
-    # `expand_params` reads only the resources of the job that it gets.
-    source = job if resources is None else SimpleNamespace(resources=resources)
-    made, _ = job.rule.expand_params(job.wildcards_dict, *lists, source)
-    return made
+        params = _params(
+            params, lambda: expand_params(job, (made, output), resources), finder, moved
+        )
+    return RewrittenPaths(made, output, log, params, lambda text: finder.text(plain(text)))
 
 
 def _params(
@@ -147,10 +139,10 @@ def _params(
 
     def of_paths(made: Any, value: Any) -> bool:
         # `repr` can compare values of any type, including arrays.
-        return repr(made) != repr(value) == repr(_each(made, back.replace))
+        return repr(made) != repr(value) == repr(map_texts(made, back.replace))
 
     values = iter(
-        made if of_paths(made, value) else _each(value, finder.text)
+        made if of_paths(made, value) else map_texts(value, finder.text)
         for value, made in zip_longest(params, again)
     )
     return type(params)(toclone=params, custom_map=lambda _: next(values))
@@ -163,20 +155,6 @@ def _stems(moved: Mapping[str, str]) -> Iterable[tuple[str, str]]:
         while len(olds) > 1 and len(news) > 1 and olds[-1] == news[-1]:
             del olds[-1], news[-1]
         yield "/".join(news), "/".join(olds)
-
-
-def _each(value: Any, change: Callable[[str], str]) -> Any:
-    """Return a value with `change` applied to all strings in it."""
-    if isinstance(value, str) and not isinstance(value, TBDString):
-        changed = change(value)
-        return changed if changed != value else value
-    if isinstance(value, PurePath):
-        return type(value)(change(str(value)))
-    if type(value) in (list, tuple, set):
-        return type(value)(_each(item, change) for item in value)
-    if type(value) is dict:
-        return {key: _each(item, change) for key, item in value.items()}
-    return value
 
 
 class _Pattern:

@@ -14,8 +14,9 @@ from snakemake_executor_plugin_mantik.jobs.script import link_words
 from snakemake_executor_plugin_mantik.jobs.templates import load_template
 from snakemake_executor_plugin_mantik.rules import Job
 from snakemake_executor_plugin_mantik.rules.context import Payload, start_words
+from snakemake_executor_plugin_mantik.rules.paths.job_paths import command_text
 from snakemake_executor_plugin_mantik.rules.units import job_identity, plain_path
-from snakemake_executor_plugin_mantik.storage.paths import find_storage_link, storable_path
+from snakemake_executor_plugin_mantik.storage.paths import find_dataset, find_storage_link
 
 
 def shadow_payload(
@@ -53,9 +54,9 @@ def _relative(paths: object) -> tuple[str, ...]:
     """Return the relative paths. Absolute ones are not moved to the shadow directory."""
     return tuple(
         dict.fromkeys(
-            storable_path(p) or plain_path(p)
+            plain_path(command_text(p))
             for p in paths  # type: ignore[attr-defined] # Snakemake's Namedlist
-            if not os.path.isabs(p)
+            if find_dataset(p) is None and not os.path.isabs(command_text(p))
         )
     )
 

@@ -685,7 +685,9 @@ def test_a_date_in_the_future(project: Project, what: str) -> None:
 
 def test_a_date_a_little_ahead_is_waited_for(project: Project) -> None:
     project.write("in.txt")
-    dated = shlex.quote(str(project.directory / "in.txt"))
+    link = project.directory.parent / "link"  # the job's own in.txt is another file
+    link.symlink_to(project.directory / "in.txt")
+    dated = shlex.quote(str(link))
     project.write(
         "Snakefile",
         f"""

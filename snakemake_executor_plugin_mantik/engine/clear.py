@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from snakemake_executor_plugin_mantik.common.errors import SiteError, SiteNotFound
+from snakemake_executor_plugin_mantik.engine.compare import find_empty
 from snakemake_executor_plugin_mantik.jobs.paths import (
     CONDA,
     IMAGES,
@@ -137,10 +138,10 @@ class Clearer:
         return [path for path in results if path is not None]
 
     async def _remove_empty(self, directories: Iterable[PurePosixPath]) -> None:
-        for directory in sorted(directories, key=lambda path: -len(path.parts)):
-            if directory.parts and not await self._entries(directory.as_posix()):
-                with suppress(SiteError):
-                    await self._site.remove(directory.as_posix())
+        paths = [directory.as_posix() for directory in directories if directory.parts]
+        for path in await find_empty(self._site, paths):
+            with suppress(SiteError):
+                await self._site.remove(path)
 
     async def _entries(self, path: str) -> list[Entry]:
         try:

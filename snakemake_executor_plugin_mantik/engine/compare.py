@@ -96,6 +96,33 @@ async def look(
     return Sight(entries, suspects)
 
 
+async def find_empty(site: Site, directories: Iterable[str]) -> list[str]:
+    """Return those directories that hold nothing, or only each other, the deepest first.
+
+    Two listings with time between have to say so: a removal takes what is in a directory with it.
+
+    Raises:
+        SiteError: one cannot be listed.
+    """
+    empty = set(directories)
+    for number in range(2):
+        if number and empty:
+            await asyncio.sleep(_AGAIN_S)
+        for directory in sorted(empty, key=_deepest):
+            try:
+                names = await site.list(directory)
+            except SiteNotFound:
+                empty.discard(directory)
+                continue
+            if any(posixpath.join(directory, name) not in empty for name in names):
+                empty.discard(directory)
+    return sorted(empty, key=_deepest)
+
+
+def _deepest(path: str) -> tuple[int, str]:
+    return -path.count("/"), path
+
+
 async def _is_there(site: Site, retry: SiteRetry, place: str) -> bool:
     """Return whether a workspace is the place, and not what shows in place of its file system."""
     try:

@@ -10,7 +10,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
-from snakemake_executor_plugin_mantik.common.errors import SiteNotFound, SiteRejected
+from snakemake_executor_plugin_mantik.common.errors import SiteRejected
+from snakemake_executor_plugin_mantik.engine.compare import find_empty
 from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
 from snakemake_executor_plugin_mantik.jobs.paths import OUTSIDE, local_path
 from snakemake_executor_plugin_mantik.journal import FileLedger, FileRecord
@@ -81,10 +82,8 @@ class RemoteCleanup:
             for parent in PurePosixPath(path).parents
             if not self._here(f"{parent}/").exists()
         }
-        for directory in sorted(left, key=lambda path: (-len(path), path)):
-            with suppress(SiteNotFound):
-                if not await self._site.list(directory):
-                    await self._site.remove(directory)
+        for directory in await find_empty(self._site, left):
+            await self._site.remove(directory)
 
     def _here(self, path: str) -> Path:
         return local_path(path, self._workdir)

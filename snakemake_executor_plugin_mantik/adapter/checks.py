@@ -208,6 +208,8 @@ def check_workflow(workflow: Any, dag: Any, options: Any, logger: Any) -> Checke
     for config in configs.values():
         for warning in config.warnings:
             logger.warning(warning)
+    if foreign := resources.foreign_resources(jobs, workflow.global_resources):
+        logger.warning(foreign)
     for warning in capped_options(workflow, jobs):
         logger.warning(warning)
     state = Path(workflow.persistence.path) / STATE_DIRECTORY
@@ -287,7 +289,7 @@ def _check_without_sites(found: MistakeCollector, workflow: Any, dag: Any, jobs:
         with found.check():
             _check_names(dag.jobs)
     with found.check():
-        resources.refuse_unknown(jobs, workflow.global_resources)
+        resources.refuse_slips(jobs, workflow.global_resources)
     with found.check():
         refuse_future_inputs(dag.needrun_jobs())
 

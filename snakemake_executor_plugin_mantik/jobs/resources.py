@@ -4,7 +4,6 @@ Names and meanings of a rule's resources are those of Snakemake and of its Slurm
 so that workflows work unchanged. docs/resources.md has the table.
 """
 
-import difflib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -65,7 +64,7 @@ _OF_SNAKEMAKE: Final = frozenset(
 
 _FOREIGN: Final[Mapping[str, str]] = {
     **dict.fromkeys(("walltime", "wall_time", "time", "time_min", "time_limit"), "runtime"),
-    **dict.fromkeys(("mem_gb", "memory", "memory_mb", "ram", "vmem"), "mem_mb"),
+    **dict.fromkeys(("mem_gb", "mem_kb", "memory", "memory_mb", "ram", "vmem"), "mem_mb"),
     **dict.fromkeys(("cpus", "ncpus", "cores", "cpu"), "cpus_per_task"),
     **dict.fromkeys(("ntasks", "mpi_tasks"), "tasks"),
     **dict.fromkeys(("ngpus", "num_gpus", "nvidia_gpu"), "gpu"),
@@ -141,11 +140,27 @@ def _natural(text: str | None) -> int | None:
 
 
 def suggest_resource(name: str) -> str | None:
-    """Return the resource that an unknown name likely stands for; None if there is none."""
-    if name in _KNOWN | _OF_SNAKEMAKE:
+    """Return the resource of which a name is one slip away; None if there is none.
+
+    A slip is a letter too many, too few or wrong, two letters in the wrong order, or the case.
+    """
+    if name in _KNOWN | _OF_SNAKEMAKE or foreign_resource(name):
         return None
-    close = difflib.get_close_matches(name.lower(), _KNOWN, n=1, cutoff=0.85)
-    return _FOREIGN.get(name.lower()) or next(iter(close), None)
+    plain = name.lower().replace("-", "_")
+    return next((known for known in sorted(_KNOWN) if _is_slip(plain, known)), None)
+
+
+def foreign_resource(name: str) -> str | None:
+    """Return the resource that means the same as another system's; None if the name is no such."""
+    return None if name in _KNOWN else _FOREIGN.get(name.lower())
+
+
+def _is_slip(name: str, meant: str) -> bool:
+    same = (n for n, (a, b) in enumerate(zip(name, meant, strict=False)) if a != b)
+    at = next(same, min(len(name), len(meant)))
+    a, b = name[at:], meant[at:]
+    swapped = a[:2] == b[1::-1] and a[2:] == b[2:]
+    return swapped or a[1:] == b[1:] or a == b[1:] or a[1:] == b
 
 
 def resolve_total_cpus(resources: Resources) -> Resources:

@@ -17,7 +17,7 @@ from snakemake_executor_plugin_mantik.config.environment_keys import Environment
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
 from snakemake_executor_plugin_mantik.config.reading import LoadedConfig
 from snakemake_executor_plugin_mantik.jobs.reasons import FAILURES, Reason, parse_reasons
-from snakemake_executor_plugin_mantik.jobs.resources import suggest_resource
+from snakemake_executor_plugin_mantik.jobs.resources import foreign_resource, suggest_resource
 from snakemake_executor_plugin_mantik.jobs.segments import (
     CHECKPOINT_PATHS,
     CONTINUE,
@@ -212,8 +212,8 @@ def refuse_misspelt(names: Iterable[str]) -> None:
                 )
 
 
-def refuse_unknown(jobs: Iterable[Job], limits: Collection[str]) -> None:
-    """Refuse resources that have no meaning at a site and look like one that has.
+def refuse_slips(jobs: Iterable[Job], limits: Collection[str]) -> None:
+    """Refuse resources whose names are one slip away from one that sites get.
 
     The job would run without what the rule requests. Resources in `limits`, which Snakemake itself
     limits (`--resources`), are the workflow's own.
@@ -236,6 +236,26 @@ def refuse_unknown(jobs: Iterable[Job], limits: Collection[str]) -> None:
             do="Rename them. One that the workflow limits itself needs a limit, as in --resources"
             " NAME=100",
         )
+
+
+def foreign_resources(jobs: Iterable[Job], limits: Collection[str]) -> str:
+    """Return a line about resources that sites do not get, though their names say that they should.
+
+    Many workflows have them for other systems (`mem_gb`), or beside the one that is meant. Empty if
+    there are none, apart from `limits`.
+    """
+    rules: dict[tuple[str, str], dict[str, None]] = {}
+    for job in jobs:
+        given = given_resources(job)
+        for name in given:
+            meant = foreign_resource(name)
+            if meant and meant not in given and name not in limits:
+                rules.setdefault((name, meant), {})[job.rule.name] = None
+    listed = [
+        f"{name} of {', '.join(shorten_list(of))} (sites get {meant})"
+        for (name, meant), of in sorted(rules.items())
+    ]
+    return f"Sites do not get these resources: {'; '.join(listed)}." if listed else ""
 
 
 def _letters(name: str) -> str:

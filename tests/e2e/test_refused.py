@@ -284,7 +284,8 @@ def test_resources_that_no_site_would_get_are_refused(project: Project) -> None:
 
         rule open:
             output: "open"
-            resources: slurm_partitoin="batch", mem_gb=4, walltime=60, licenses=1, downloads=2
+            resources: slurm_partitoin="batch", mem_gb=4, walltime=60, cores=1, cpus_per_task=1,
+                licenses=1, downloads=2
             shell: "touch {output}"
 
         rule own:
@@ -298,11 +299,11 @@ def test_resources_that_no_site_would_get_are_refused(project: Project) -> None:
         said,
         "nothing submitted: sites would not get these resources:",
         "rule open: there is no resource slurm_partitoin (did you mean slurm_partition?)",
-        "rule open: there is no resource mem_gb (did you mean mem_mb?)",
-        "rule open: there is no resource walltime (did you mean runtime?)",
+        "Sites do not get these resources: mem_gb of open (sites get mem_mb); walltime of open"
+        " (sites get runtime).",
         "--resources NAME=100",
     )
-    for name in ("licenses", "downloads", "ram"):
+    for name in ("licenses", "downloads", "ram", "mem_gb", "walltime", "cores"):
         assert f"no resource {name}" not in said
 
 

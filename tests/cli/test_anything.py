@@ -161,7 +161,7 @@ def test_apptainer_gets_the_words_of_its_options(
         told = Path(folder, "words")
         path = f"{programs}:{os.environ['PATH']}"
         subprocess.run(
-            ["bash", "-c", script], env={"PATH": path, "WORDS": str(told)}, check=True, timeout=60
+            ["bash", "-c", script], env={"PATH": path, "WORDS": str(told)}, check=True, timeout=600
         )
         seen = told.read_bytes().decode().split("\0")[:-1]
         assert seen == ["--first", *(word for word, _ in words), "a  b*/x"]
@@ -190,7 +190,7 @@ def test_a_process_sees_what_the_file_says(variables: dict[str, str]) -> None:
         shown = render_preview(report.loaded, [], Path(folder), "cat /proc/self/environ")
         assert shown.variables == variables
         subprocess.run(
-            ["bash", "-c", shown.script], env={"PATH": os.environ["PATH"]}, check=True, timeout=60
+            ["bash", "-c", shown.script], env={"PATH": os.environ["PATH"]}, check=True, timeout=600
         )
         log = workspace / ".mantik/work/0" / TRY / "log"
         pairs = (item.partition(b"=") for item in log.read_bytes().split(b"\0"))
@@ -224,7 +224,9 @@ def test_a_process_sees_any_name_that_is_not_refused(tmp_path: Path) -> None:
     report = examine(str(tmp_path / "config.json"), tmp_path)
     assert report.loaded is not None, report.mistakes
     script = render_preview(report.loaded, [], tmp_path, "cat /proc/self/environ").script
-    subprocess.run(["bash", "-c", script], env={"PATH": os.environ["PATH"]}, check=True, timeout=60)
+    subprocess.run(
+        ["bash", "-c", script], env={"PATH": os.environ["PATH"]}, check=True, timeout=600
+    )
     log = (workspace / ".mantik/work/0" / TRY / "log").read_bytes()
     seen = dict(item.decode().partition("=")[::2] for item in log.split(b"\0") if item)
     assert {name: seen.get(name) for name in variables} == variables

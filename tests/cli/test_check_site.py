@@ -169,7 +169,7 @@ def test_a_real_server_is_asked(unicorex: UnicoreX, tmp_path: Path) -> None:
         done = asked(config, variables)
         return done if "does not report its queues" not in done.stdout else None
 
-    done = wait_for(told, 60)  # a server that has just started tells none for a while
+    done = wait_for(told)  # a server that has just started tells none for a while
     assert done is not None
     assert done.exit_code == 0, done.output
     found = findings(done)

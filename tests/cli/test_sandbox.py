@@ -63,7 +63,7 @@ sys.exit(23)
     )
     variables = {"MANTIK_SANDBOX_DIR": str(tmp_path / "box"), "MANTIK_HPC1_SECRET": "x"}
     process = start("run", "--", sys.executable, "-c", body, environment=variables)
-    output, errors = process.communicate(timeout=60)
+    output, errors = process.communicate(timeout=600)
     assert process.returncode == 23, errors
     pid, leaked, account = output.split()
     assert (leaked, account) == ("False", "sandbox")
@@ -88,7 +88,7 @@ assert os.path.exists(f"{directory}/hpc1.yaml")
     arguments = ("run", "--site", "hpc1=unicore", "--site", "hpc2=firecrest", "--token-lifetime=60")
     variables = {"MANTIK_SANDBOX_DIR": str(tmp_path / "box")}
     process = start(*arguments, "--", sys.executable, "-c", body, environment=variables)
-    output, errors = process.communicate(timeout=60)
+    output, errors = process.communicate(timeout=600)
     assert output.split() == ["hpc2", "hpc2", "60"], errors
     assert process.returncode == 0
 
@@ -99,9 +99,9 @@ def test_signals_reach_the_command(tmp_path: Path, number: signal.Signals) -> No
         "while :; do sleep 0.05; done"
     )
     process = start("run", "--", "bash", "-c", body, environment={"MANTIK_SANDBOX_DIR": ""})
-    wait_for((tmp_path / "on").exists, 60)
+    wait_for((tmp_path / "on").exists)
     process.send_signal(number)
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=600)
     assert process.returncode == 9
     # A directory of the sandbox's own goes with it.
     assert not Path(output.strip()).exists()
@@ -110,7 +110,7 @@ def test_signals_reach_the_command(tmp_path: Path, number: signal.Signals) -> No
 def test_a_command_that_a_signal_ended(tmp_path: Path) -> None:
     variables = {"MANTIK_SANDBOX_DIR": str(tmp_path)}
     process = start("run", "--", "bash", "-c", "kill -9 $$", environment=variables)
-    process.communicate(timeout=60)
+    process.communicate(timeout=600)
     assert process.returncode == 137
 
 
@@ -133,7 +133,7 @@ def test_up_prints_what_another_terminal_needs(tmp_path: Path) -> None:
     ):
         assert f"export {name}=" in text
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=60)
+    process.communicate(timeout=600)
     assert process.returncode == 0
 
 
@@ -157,13 +157,13 @@ def test_sites_that_cannot_be(text: str, words: str) -> None:
 
 def test_schedulers_that_cannot_be(tmp_path: Path) -> None:
     box = start("run", "--scheduler", "pbs", "--", "true", environment={})
-    assert "there is no scheduler 'pbs'" in box.communicate(timeout=60)[1]
+    assert "there is no scheduler 'pbs'" in box.communicate(timeout=600)[1]
 
     programs = tmp_path / "bin"
     programs.mkdir()
     (programs / "true").symlink_to("/bin/true")
     box = start("run", "--scheduler", "slurm", "--", "true", environment={"PATH": str(programs)})
-    assert "this machine has no sbatch" in box.communicate(timeout=60)[1]
+    assert "this machine has no sbatch" in box.communicate(timeout=600)[1]
 
 
 def test_one_directory_serves_one_sandbox(sandbox: Sandbox) -> None:

@@ -21,7 +21,7 @@ from tests.support.proxy import Rule
 from tests.support.turns import FIRECREST_FIRST, UNICORE_FIRST
 from tests.support.workflows import FILES_STAY, Place, place_in
 
-pytestmark = pytest.mark.timeout(1200)
+pytestmark = pytest.mark.timeout(1800)
 
 SOURCE = "source"
 SIZES = {"unicore": 16_700_000, "firecrest": 140_000}

@@ -94,7 +94,7 @@ def test_a_workspace_that_is_gone_is_left_alone(trial: Trial) -> None:
     spec = trial.spec(COUNT)
     trial.tries.rmdir()
     process = trial.start(spec)
-    output, _ = process.communicate(timeout=30)
+    output, _ = process.communicate(timeout=600)
     assert (process.returncode, output) == (0, "")
     assert [path.name for path in trial.workspace.rglob("*")] == [".mantik", "tries"]
 

@@ -83,7 +83,7 @@ class Node:
 
 
 def ended(process: "subprocess.Popen[str]") -> tuple[int, str, str]:
-    output, errors = process.communicate(timeout=60)
+    output, errors = process.communicate(timeout=600)
     return process.returncode, output, errors
 
 

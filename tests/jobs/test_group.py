@@ -18,7 +18,7 @@ from snakemake_executor_plugin_mantik.jobs.group import (
 )
 from tests.support.trial import NASTY
 
-WAIT_S = 60
+WAIT_S = 600
 
 
 class Place:

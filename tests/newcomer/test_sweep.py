@@ -15,7 +15,7 @@ SWEEP = Path(__file__).parents[2] / "workflows" / "sweep"
 WAIT_S = 600.0
 """How long one command may take, seconds: a job here begins with an import of scikit-learn."""
 
-pytestmark = pytest.mark.timeout(1500)
+pytestmark = pytest.mark.timeout(1800)
 
 
 @pytest.fixture

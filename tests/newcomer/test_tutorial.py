@@ -20,7 +20,7 @@ from tests.support.workflows import FOREIGN, tells
 PAGE = (Path(__file__).parents[2] / "docs/tutorial.md").read_text()
 WAIT_S = 800.0
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(1800)
 
 
 def typed() -> Iterator[str]:

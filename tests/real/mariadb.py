@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 PROGRAMS = ("mariadbd", "mariadb-install-db")
-INSTALL_S = 180.0
+INSTALL_S = 600.0
 """How long an empty database may take to be made, seconds."""
 
 

@@ -27,7 +27,7 @@ DATA = Path(__file__).parent / "slurmconf"
 PROGRAMS = (
     "munged", "slurmctld", "slurmd", "slurmdbd", "sbatch", "srun", *mariadb.PROGRAMS, "setpriv",
 )  # fmt: skip
-START_S = 180.0
+START_S = 600.0
 """How long a daemon may take until it answers, seconds."""
 STOP_S = 10.0
 """How long jobs may take to end before the daemons do, seconds."""

@@ -23,7 +23,7 @@ from tests.real.centre.firecrest import Firecrest
 from tests.support.unicoreserver import UnicoreX
 from tests.support.workflows import Place
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(1800)
 
 SOFTWARE = {"unicore": tsi.SOFTWARE, "firecrest": firecrest.SOFTWARE}
 REACHING = [

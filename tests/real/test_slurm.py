@@ -13,7 +13,7 @@ import pytest
 from tests.real.centre import USER, Centre, firecrest, tsi
 from tests.support.workflows import UNTRACKED, Project, tells, until
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(1800)
 
 SITES = [
     pytest.param("unicore_centre_place", marks=pytest.mark.software(tsi.SOFTWARE)),
@@ -42,7 +42,7 @@ class Operator:
         """What one of Slurm's commands says."""
         return subprocess.run(
             command, env={**os.environ, **self.centre.environment}, capture_output=True,
-            text=True, check=True, timeout=100,
+            text=True, check=True, timeout=600,
         ).stdout  # fmt: skip
 
     @contextmanager

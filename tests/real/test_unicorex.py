@@ -14,9 +14,9 @@ from tests.support.unicoreserver import OwnUnicoreX, UnicoreX
 from tests.support.unicorex import OWN_SLOTS, SLOTS, SOFTWARE, own_unicorex
 from tests.support.workflows import UNTRACKED, Project, Running, until
 
-pytestmark = [pytest.mark.software(SOFTWARE), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.software(SOFTWARE), pytest.mark.timeout(1800)]
 
-LONG_S = 400.0
+LONG_S = 800.0
 """How long what is much may take, seconds."""
 
 Make = Callable[[UnicoreX], Project]

@@ -141,7 +141,7 @@ def test_full_jobs_make_environments_one_at_a_time(
     def make() -> None:
         running[0] += 1
         most[0] = max(most[0], running[0])
-        go.wait(10)
+        go.wait(600)
         running[0] -= 1
 
     threads = [threading.Thread(target=one_at_a_time(make)) for _ in range(4)]
@@ -150,5 +150,5 @@ def test_full_jobs_make_environments_one_at_a_time(
     wait_until(lambda: running[0])
     go.set()
     for thread in threads:
-        thread.join(10)
+        thread.join(600)
     assert most == [1]

@@ -190,7 +190,7 @@ def test_nobody_is_interrupted_whom_an_earlier_holder_has_named(run: LocalRun) -
             lock.write(json.dumps(holder).encode())
             lock.flush()
             controller.interrupt_controller(run.directory)
-            assert other.wait(60) == -signal.SIGINT
+            assert other.wait(600) == -signal.SIGINT
     assert not controller.is_alive(run.directory)
 
 

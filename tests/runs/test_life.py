@@ -14,7 +14,7 @@ from tests.support.command import smk_mantik
 from tests.support.workflows import tells
 
 # A run takes half a dozen starts of Python, and MLflow's import in three of them.
-pytestmark = [pytest.mark.software("MLflow in a file"), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.software("MLflow in a file"), pytest.mark.timeout(1800)]
 
 
 def test_a_run(runs: Runs, sandbox: Sandbox) -> None:

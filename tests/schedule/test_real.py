@@ -23,8 +23,8 @@ from tests.support.workflows import until
 __all__ = ["empty_store", "runs", "sandbox", "store_uri"]
 
 # Half a dozen imports of MLflow, beside other tests.
-WAIT_S = 300.0
-pytestmark = [pytest.mark.software("MLflow in a file"), pytest.mark.timeout(900)]
+WAIT_S = 600.0
+pytestmark = [pytest.mark.software("MLflow in a file"), pytest.mark.timeout(1800)]
 
 
 class Scheduling:

@@ -98,7 +98,7 @@ def test_a_job_that_is_told_to_end_may_say_its_last_words(
         os.kill(own, signal.SIGTERM)
         wait_until(lambda: not Path(f"/proc/{own}").exists())
         os.kill(job, signal.SIGTERM)
-    assert batch.wait(250) == 143
+    assert batch.wait(600) == 143
     assert (tmp_path / "late").exists()
     assert not (tmp_path / "code").exists()
 

@@ -28,7 +28,7 @@ OTHER_ACCOUNT = "other"
 PARTITIONS = (Partition(CLOSED, up=False), Partition(FRAGILE, nodes=1))
 """The queues as the sandbox has them."""
 
-_WAIT_S = 100.0
+_WAIT_S = 600.0
 
 
 class Cluster(Protocol):

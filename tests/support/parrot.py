@@ -40,7 +40,7 @@ class Parrot:
                 parrot.asked.append((self.command, self.path, dict(self.headers)))
                 say = parrot.answers.pop(0) if len(parrot.answers) > 1 else parrot.answers[0]
                 if self.command in parrot.held:
-                    parrot.held[self.command].wait(100)
+                    parrot.held[self.command].wait(600)
                 time.sleep(say.delay_s)
                 self.send_response(say.status)
                 for name, value in {"Content-Type": "application/json", **say.headers}.items():

@@ -26,7 +26,7 @@ import h11
 import httpx
 
 READ_BYTES = 1 << 16
-PATIENCE_S = 120.0
+PATIENCE_S = 600.0
 """Seconds that the server behind has to answer, and the proxy itself to start or end."""
 
 _OF_ONE_CONNECTION = {

@@ -18,7 +18,7 @@ SOFTWARE = "S3"
 """What the marks `software` call a real S3 server."""
 RCLONE = Path(__file__).parents[2] / ".cache" / "real" / "rclone" / "bin" / "rclone"
 """As tests/real/install brings it."""
-START_S = 180.0
+START_S = 600.0
 """How long the server may take until it answers, seconds."""
 
 

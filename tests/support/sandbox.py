@@ -57,7 +57,7 @@ def faulty(sandbox: Sandbox) -> Iterator[Sandbox]:
     sandbox.faults.clear()
 
 
-def wait_for(condition: Callable[[], T], deadline: float = 100.0) -> T:
+def wait_for(condition: Callable[[], T], deadline: float = 600.0) -> T:
     """Call `condition` until it is true, and return what it returned."""
     end = time.monotonic() + deadline
     while not (found := condition()):
@@ -72,7 +72,7 @@ class RestClient:
     def __init__(self, box: Sandbox, name: str = "hpc1") -> None:
         self.url = box.url(name)
         self.http = httpx.Client(
-            auth=box.credentials(name), headers={"Accept": "application/json"}, timeout=100
+            auth=box.credentials(name), headers={"Accept": "application/json"}, timeout=600
         )
 
     def submit(self, description: dict[str, Any]) -> str:
@@ -120,7 +120,7 @@ class FirecrestClient:
         self.home = str(site.home)
         self.machine = site.machine
         self.http = httpx.Client(
-            base_url=site.url, headers={"Authorization": f"Bearer {self.token()}"}, timeout=100
+            base_url=site.url, headers={"Authorization": f"Bearer {self.token()}"}, timeout=600
         )
 
     def token(self, lifetime: float | None = None) -> str:

@@ -106,7 +106,7 @@ class Trial:
 
     def end(self, spec: JobSpec, process: "subprocess.Popen[str]") -> Ended:
         """Wait for a started script, also for all that holds its output open."""
-        output, _ = process.communicate(timeout=250)
+        output, _ = process.communicate(timeout=600)
         entries = tuple(sorted(path.name for path in self.tries.iterdir()))
         marker = None
         for name in entries:

@@ -33,9 +33,9 @@ PASSWORD = "pässwörd:1"
 """Not ASCII, with a colon: both are allowed in a password and break naive clients."""
 KEY_USER = "keyuser"
 
-FETCH_S = 300.0
+FETCH_S = 600.0
 """How long Maven may take to bring the jars, seconds."""
-START_S = 180.0
+START_S = 600.0
 """How long the server may take until it answers, seconds."""
 
 _SALT = "salt"
@@ -86,7 +86,7 @@ class UnicoreX:
         """A client with the user's credentials."""
         return httpx.Client(
             verify=ssl.create_default_context(cafile=str(self.ca_file)),
-            auth=(USER.encode(), PASSWORD.encode()), timeout=100, trust_env=False,
+            auth=(USER.encode(), PASSWORD.encode()), timeout=600, trust_env=False,
             headers={"Accept": "application/json"},
         )  # fmt: skip
 

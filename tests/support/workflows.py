@@ -25,7 +25,7 @@ from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, read_hi
 from tests.support import forkserver
 from tests.support.forkserver import Fork
 
-WAIT_S = 250.0
+WAIT_S = 600.0
 """How long one command may take, seconds: many times what it does take."""
 
 FOREIGN = ("MANTIK_", "MLFLOW_", "SNAKEMAKE_", "OMP_", "XDG_")

@@ -25,7 +25,7 @@ from tests.support.ports import free_port
 from tests.support.sandbox import FAST
 from tests.support.workflows import Place, Project, place_in, until
 
-START_S = 180.0
+START_S = 600.0
 PASSWORD = "s3cret-of-the-tracking-server"
 """Never leaves this machine; the server here does not ask for it."""
 

@@ -188,9 +188,9 @@ def test_a_run_is_made_once_by_those_who_make_several(directory: Directory) -> N
     # Its tag names the run of the try before, which is made for that.
     again = threading.Thread(target=make, args=(TRIED_AGAIN,))
     again.start()
-    assert client.begun.wait(60)
+    assert client.begun.wait(600)
     make(FAILED)
-    again.join(60)
+    again.join(600)
 
     runs = directory.runs()
     assert set(runs) == {"churn", FAILED, TRIED_AGAIN, "member"}

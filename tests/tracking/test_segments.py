@@ -164,7 +164,7 @@ rule train:
 """
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_the_loss_of_a_long_training_has_each_step_once(tracked: Tracked, tmp_path: Path) -> None:
     """Three controllers die, a walltime ends in the middle of an epoch that was logged."""
     project = tracked.project

@@ -44,7 +44,7 @@ LOG = "import mlflow\nwith mlflow.start_run():\n    mlflow.log_metric('m', 1)\n"
 FAILS_ONCE = "test -e {once} || (touch {once}; seq 1 100000 | sha256sum; exit 4)"
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(1800)
 def test_all_of_a_workflow(elsewhere: Tracked) -> None:
     project = elsewhere.project
     project.write("log.py", LOG)

@@ -69,7 +69,7 @@ class Centre:
         """
         asked = subprocess.run(
             ["squeue", "--noheader", "--format=%i %Z"], env={**os.environ, **self.environment},
-            capture_output=True, text=True, check=True, timeout=100,
+            capture_output=True, text=True, check=True, timeout=600,
         )  # fmt: skip
         known = set(site_jobs)
         lines = [line.split(" ", 1) for line in asked.stdout.splitlines()]

@@ -39,7 +39,7 @@ PROBE, PROBE_SECRET = "a-health-check", "its-secret"
 CONFIGURATION, LOG, LOGIN_NODE = "config.yaml", "console.log", "login"
 """Names in the directory of a server."""
 _REQUEST = re.compile(r'"(?P<method>[A-Z]+) (?P<path>\S+) HTTP/')
-START_S = 180.0
+START_S = 600.0
 """How long the server may take until it answers, seconds."""
 
 CONFIG = """\

@@ -21,7 +21,7 @@ from tests.support.shared import Told, keep, session_directory, shared
 from tests.support.unicoreserver import UnicoreX
 from tests.support.workflows import Place, Project
 
-START_S = 600.0
+START_S = 900.0
 """How long all servers of a centre may take to start, seconds."""
 CHECKOUT = Path(__file__).parents[3]
 

@@ -32,7 +32,7 @@ AllowUsers {user}
 SetEnv {environment}
 """
 
-START_S = 60.0
+START_S = 600.0
 """How long the server may take until it listens, seconds."""
 MAX_SESSIONS = 10
 """Channels of one connection; OpenSSH's own default, which firecREST's users share."""

@@ -26,7 +26,7 @@ SOFTWARE = "UNICORE/X with TSI"
 DATA = Path(__file__).parent / "unicore"
 PATH = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
 """Where the TSI finds Slurm's commands, and jobs their programs."""
-START_S = 60.0
+START_S = 600.0
 """How long the TSI may take until it answers, seconds."""
 
 

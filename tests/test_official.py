@@ -97,6 +97,7 @@ class TestFirecrest(WithFiles):
     site = "hpc2"
 
 
+@pytest.mark.nightly
 class TestUnicoreWithS3(WithS3):
     __test__ = True
     site = "hpc1"

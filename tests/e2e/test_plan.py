@@ -1,13 +1,13 @@
 """`smk-mantik plan` tells what `snakemake` would send, and does nothing at all."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import pytest
 
+from tests.support import forkserver
 from tests.support.workflows import WAIT_S, Place, Project, Ran, tells
 
 SNAKEFILE = """
@@ -54,17 +54,16 @@ def plan(project: Project, *arguments: str, credentials: bool = False) -> Ran:
     if not credentials:
         for name in project.place.environment:
             environment.pop(name)
-    ended = subprocess.run(
-        [sys.executable, "-m", "snakemake_executor_plugin_mantik", "plan", *arguments],
-        cwd=project.directory,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=WAIT_S,
-        check=False,
-    )
-    return Ran(ended.returncode, ended.stderr + "\n=====\n" + ended.stdout)
+    with TemporaryFile("w+") as output, TemporaryFile("w+") as errors:
+        process = forkserver.run(
+            ["plan", *arguments], cwd=project.directory, environment=environment,
+            output=output.fileno(), errors=errors.fileno(),
+            module="snakemake_executor_plugin_mantik",
+        )  # fmt: skip
+        code = process.wait(WAIT_S)
+        output.seek(0)
+        errors.seek(0)
+        return Ran(code, errors.read() + "\n=====\n" + output.read())
 
 
 def of(ran: Ran) -> dict[str, Any]:
@@ -124,7 +123,7 @@ def test_everything_that_would_be_sent_is_told_and_nothing_is_done(planned: Proj
     assert one["gpu_hours"] == 1.5 * 4
     assert one["without_runtime"] == 3
     assert 3_000_004 < one["uploads"]["bytes"] < 3_010_000, "data.bin goes up once, with sources"
-    assert made["sources"]["hpc1"]["files"] == 3, "Snakefile, profile and script"
+    assert made["sources"]["hpc1"]["files"] == 2, "Snakefile and script"
 
     told = plan(planned, "--details", *options(planned), "--quiet", "-n", "-j1").ok().output
     said, _, shown = told.partition("=====")
@@ -279,9 +278,10 @@ def test_sources_and_what_is_none_are_listed_with_the_reason(planned: Project) -
     config = planned.place.config.replace("Site:", "Site:\n  SourceFileLimit: 1MiB")
     planned.config.write_text(f"{config}Exclude: [old/]\n")
     sources, left = (
-        {"Snakefile", "script.py", "profiles/default/config.yaml"},
+        {"Snakefile", "script.py"},
         {
             ".hidden": "hidden",
+            "profiles/default/config.yaml": "a profile of Snakemake",
             "big.csv": "larger than Site: SourceFileLimit, 1.0 MiB",
             "old/": "in Exclude of the backend config",
         },

@@ -1,5 +1,6 @@
 """`smk-mantik run`: one entry point without a Snakefile, through the real command."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -38,14 +39,38 @@ def churn(project: Project) -> Project:
 
 
 def run(project: Project, *arguments: str, site: bool = True) -> Ran:
-    words = [sys.executable, "-m", "snakemake_executor_plugin_mantik", "run", *arguments[:1]]
-    words += ["--site", f"hpc1={project.config}"] if site else []
-    done = subprocess.run(
-        [*words, *arguments[1:]], cwd=project.directory, env=project.environment,
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        timeout=WAIT_S, check=False,
+    """Run the command; a fork stands for the Snakemake that takes its place."""
+    given = ("--site", f"hpc1={project.config}") if site else ()
+    became: list[str] = []
+
+    def execv(_program: str, words: list[str]) -> None:
+        became.extend(words)
+        raise SystemExit
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "execv", execv)
+        said = smk_mantik(project, "run", *arguments[:1], *given, *arguments[1:])
+    assert became, said.output
+    assert became[:4] == [sys.executable, "-P", "-m", "snakemake"]
+    return project.run(*became[4:], plain=True)
+
+
+def test_it_becomes_snakemake(churn: Project) -> None:
+    words = (
+        "-m",
+        "snakemake_executor_plugin_mantik",
+        "run",
+        "it's churn",
+        "-P",
+        "data=data set.csv",
+    )
+    ran = subprocess.run(
+        [sys.executable, *words, "--site", f"hpc1={churn.config}", "--", "-n"],
+        cwd=churn.directory, env=churn.environment, stdin=subprocess.DEVNULL, text=True,
+        capture_output=True, timeout=WAIT_S, check=False,
     )  # fmt: skip
-    return Ran(done.returncode, done.stdout)
+    assert ran.returncode == 0, ran.stderr
+    tells(ran.stdout + ran.stderr, "rule run_main:", "This was a dry-run")
 
 
 def test_named_inputs_and_outputs(churn: Project) -> None:

@@ -1,4 +1,4 @@
-"""Runs `python -m snakemake` without its imports, which take most of a second of CPU each time.
+"""Runs `python -m snakemake`, or our own command, without its imports: most of a second of CPU.
 
 One process per test worker imports Snakemake and the executor once; each run is a fork of it, a
 session of its own with the directory, environment, arguments and streams that it was asked for.
@@ -36,6 +36,7 @@ _PRELOADED = (
     "snakemake.profiles",
     "snakemake.report",
     "snakemake.storage",
+    "snakemake_executor_plugin_mantik.adapter.dryrun",
     "snakemake_executor_plugin_mantik.adapter.startup",
     "snakemake_executor_plugin_mantik.sites.firecrest.site",
     "snakemake_executor_plugin_mantik.sites.unicore.site",
@@ -105,7 +106,13 @@ def can_run(environment: Mapping[str, str]) -> bool:
 
 
 def run(
-    arguments: Sequence[str], *, cwd: Path, environment: Mapping[str, str], output: int
+    arguments: Sequence[str],
+    *,
+    cwd: Path,
+    environment: Mapping[str, str],
+    output: int,
+    errors: int | None = None,
+    module: str = "snakemake",
 ) -> Fork:
     """Start `python -m snakemake` with `arguments`.
 
@@ -114,12 +121,18 @@ def run(
         cwd: its working directory.
         environment: its environment, one that it `can_run` with.
         output: descriptor of its stdout and stderr; stdin is empty.
+        errors: descriptor of its stderr, if that is another one.
+        module: what runs instead of `snakemake`.
     """
     here, there = socket.socketpair()
     with there, open(os.devnull, "rb") as nothing:
-        descriptors = [nothing.fileno(), output, output, there.fileno()]
+        errors = output if errors is None else errors
+        descriptors = [nothing.fileno(), output, errors, there.fileno()]
         socket.send_fds(_server(), [b"."], descriptors)
-    wanted = {"arguments": list(arguments), "cwd": str(cwd), "environment": dict(environment)}
+    wanted = {
+        "arguments": list(arguments), "cwd": str(cwd), "environment": dict(environment),
+        "module": module,
+    }  # fmt: skip
     here.sendall(json.dumps(wanted).encode())
     here.shutdown(socket.SHUT_WR)
     return Fork(here, _read_number(here))
@@ -162,8 +175,8 @@ def _read_number(channel: socket.socket) -> int:
     return number
 
 
-def _serve(control: socket.socket) -> bool:
-    """Fork for each request until there is nobody left to ask; True in a fork."""
+def _serve(control: socket.socket) -> str:
+    """Fork for each request until there is nobody left to ask; in a fork, the module to run."""
     selector = selectors.DefaultSelector()
     selector.register(control, selectors.EVENT_READ)
     channels: dict[int, tuple[int, socket.socket]] = {}
@@ -172,7 +185,7 @@ def _serve(control: socket.socket) -> bool:
             if key.fileobj is control:
                 asked, descriptors, _, _ = socket.recv_fds(control, 1, 4)
                 if not asked:
-                    return False
+                    return ""
                 pid = os.fork()
                 if pid == 0:
                     for ended, (_, channel) in channels.items():
@@ -180,8 +193,7 @@ def _serve(control: socket.socket) -> bool:
                         channel.close()
                     control.close()
                     selector.close()
-                    _become(descriptors)
-                    return True
+                    return _become(descriptors)
                 for descriptor in descriptors[:3]:
                     os.close(descriptor)
                 ended = os.pidfd_open(pid)
@@ -195,8 +207,8 @@ def _serve(control: socket.socket) -> bool:
                     _notify(channel, os.waitpid(pid, 0)[1])
 
 
-def _become(descriptors: list[int]) -> None:
-    """Make of this fork what was asked for."""
+def _become(descriptors: list[int]) -> str:
+    """Make of this fork what was asked for, all but the module, which is returned."""
     from snakemake.workflow import Workflow
 
     os.setsid()
@@ -217,6 +229,7 @@ def _become(descriptors: list[int]) -> None:
         # The one thing that Snakemake takes from the process when it is imported.
         Workflow._rundir = wanted["cwd"]
         _notify(channel, os.getpid())
+    return str(wanted["module"])
 
 
 def _notify(channel: socket.socket, number: int) -> None:
@@ -233,8 +246,8 @@ def main(descriptor: int) -> None:
     assert len(threads) == 1, f"a fork would lack these threads: {threads}"
     gc.collect()
     gc.freeze()
-    if _serve(socket.socket(fileno=descriptor)):
-        runpy.run_module("snakemake", run_name="__main__", alter_sys=True)
+    if module := _serve(socket.socket(fileno=descriptor)):
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":

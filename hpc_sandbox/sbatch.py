@@ -276,8 +276,12 @@ def parse_sbatch_memory(text: str, option: str) -> int | None:
 def _checked(
     request: BatchRequest, partitions: Sequence[Partition], rules: SlurmVariant
 ) -> BatchRequest:
-    partition = next((p for p in partitions if p.name == request.partition), None)
-    if partition is None:
+    names = request.partition.split(",")
+    found = {p.name: p for p in partitions if p.name in names}
+    # The first one that is up stands for whichever would start the job first.
+    able = [p for p in found.values() if p.up and request.time_s <= p.max_time]
+    partition = next(iter([*able, *found.values()]), None)
+    if partition is None or len(found) < len(set(names)):
         raise SbatchError(
             f"sbatch: error: invalid partition specified: {request.partition}\n"
             f"{_REFUSED}Invalid partition name specified"
@@ -313,4 +317,6 @@ def _checked(
             f"sbatch: error: Memory specification can not be satisfied\n{unavailable}",
             name=request.name,
         )
-    return replace(request, time_s=request.time_s or partition.default_time)
+    return replace(
+        request, partition=partition.name, time_s=request.time_s or partition.default_time
+    )

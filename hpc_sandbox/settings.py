@@ -24,6 +24,7 @@ class Partition:
         default_time: walltime of a job that requests none.
         cpus, memory_mib, gpus: resources of each node.
         up: whether jobs start; otherwise they wait.
+        hidden: whether it is not listed unless somebody asks for hidden ones (Slurm's `Hidden`).
     """
 
     name: str
@@ -34,6 +35,7 @@ class Partition:
     memory_mib: int = 512 * 1024
     gpus: int = 4
     up: bool = True
+    hidden: bool = False
 
 
 PARTITIONS = (Partition("batch"), Partition("devel", max_time=2 * 3600, nodes=2))

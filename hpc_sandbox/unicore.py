@@ -266,6 +266,7 @@ class UnicoreServer:
                     name: f"{low}-{high}" for name, (low, high) in ranges(partition).items()
                 }
                 for partition in self.scheduler.partitions
+                if not partition.hidden
             },
             "acl": [],
             "tags": [],

@@ -17,7 +17,7 @@ from ..sbatch import SlurmVariant
 from ..schedulers import scheduler_of
 from ..settings import SandboxSettings
 from . import status
-from .answers import Failure, failed
+from .answers import Failure, failed, flag
 from .compute import Compute, no_answer
 from .operations import Operations
 from .shell import (
@@ -177,7 +177,7 @@ class FirecrestServer:
                 raise Failure(404, "System not found")
             match area, parts[2:]:
                 case "status", [kind] if request.method == "GET":
-                    return await self._status(kind)
+                    return await self._status(kind, hidden=flag(request, "show_hidden"))
                 case "compute", ["jobs", *rest]:
                     return await self._compute.handle(request, rest)
                 case "filesystem", ["ops", name]:
@@ -196,14 +196,14 @@ class FirecrestServer:
     def _system(self) -> dict[str, Any]:
         return status.system(self.machine, self._roots, self._own, self._store.url, self._since)
 
-    async def _status(self, kind: str) -> Response:
+    async def _status(self, kind: str, *, hidden: bool) -> Response:
         partitions = self.scheduler.partitions
         found: Any
         match kind:
             case "nodes":
                 found = {"nodes": status.nodes(partitions)}
             case "partitions":
-                found = {"partitions": status.partitions_shown(partitions)}
+                found = {"partitions": status.partitions_shown(partitions, hidden=hidden)}
             case "reservations":
                 found = {"reservations": []}
             case "userinfo":

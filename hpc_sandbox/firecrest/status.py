@@ -118,8 +118,8 @@ def nodes(partitions: Sequence[Partition]) -> list[dict[str, Any]]:
     ]
 
 
-def partitions_shown(partitions: Sequence[Partition]) -> list[dict[str, Any]]:
-    """Return the partitions; the key `partition` holds the state."""
+def partitions_shown(partitions: Sequence[Partition], *, hidden: bool) -> list[dict[str, Any]]:
+    """Return the partitions, also `hidden` ones; the key `partition` holds the state."""
     return [
         {
             "name": partition.name,
@@ -128,6 +128,7 @@ def partitions_shown(partitions: Sequence[Partition]) -> list[dict[str, Any]]:
             "partition": "UP" if partition.up else "DOWN",
         }
         for partition in partitions
+        if hidden or not partition.hidden
     ]
 
 

@@ -83,14 +83,19 @@ def plan_workflow(
         sources = {site: forecaster.sources(site, found.paths) for site, found in chosen.items()}
         for site, total in totals.items():
             total.uploads = forecaster.all(site)
+    warnings: dict[str, None] = {}
     for at, job in enumerate(jobs):
         if job.site in limits and job.resources is not None:
             facts = limits[job.site]
-            misfits = [f"{m.what}. {m.do}." for m in find_misfits(job.resources, facts)]
+            found = list(find_misfits(job.resources, facts))
+            misfits = [f"{m.what}. {m.do}." for m in found if m.certain]
             jobs[at] = replace(job, mistake=" ".join([job.mistake, *misfits]).strip())
-            queue = facts.queues.get(job.resources.queue or "", QueueLimits())
+            warnings |= {f"{job.site}: {m.what}. {m.do}.": None for m in found if not m.certain}
+            queue = facts.queues.get(next(iter(job.resources.queues), ""), QueueLimits())
             left = totals[job.site].unchecked
             left += [name for name in unchecked_resources(job.resources, queue) if name not in left]
+    for warning in warnings:
+        logger.warning(warning)
     ahead = forecast_ahead(workflow, checked, options.ahead, units)
     return JobPlan(
         jobs,

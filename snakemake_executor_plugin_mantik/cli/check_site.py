@@ -204,15 +204,17 @@ def _facts(facts: SiteFacts, loaded: LoadedConfig, resources: Resources) -> Iter
     found = [misfit for misfit in find_misfits(resources, facts) if misfit.key != ACCOUNT]
     for misfit in found:
         text = f"Resources.{misfit.key}: {misfit.what}. {misfit.do}."
-        yield Finding("resources", "wrong", text)
+        yield Finding("resources", "wrong" if misfit.certain else "warning", text)
     if not facts.queues:
         yield Finding("queue", "note", "the site does not report its queues")
         return
     yield Finding("queues", "ok", ", ".join(facts.queues))
-    limits = facts.queues.get(resources.queue or "")
-    if limits is not None:
+    for queue in resources.queues:
+        limits = facts.queues.get(queue)
+        if limits is None:
+            continue
         allowed, left = _limits(limits), unchecked_resources(resources, limits)
-        text = f"{resources.queue} allows {allowed}" if allowed else f"{resources.queue} exists"
+        text = f"{queue} allows {allowed}" if allowed else f"{queue} exists"
         yield Finding("queue", "ok", text)
         if not found and allowed:
             yield Finding("resources", "ok", "are within the queue's reported limits")

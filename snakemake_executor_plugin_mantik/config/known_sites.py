@@ -112,7 +112,8 @@ def node_cores(config: BackendConfig, queue: str | None) -> int | None:
     site = find_known_site(config)
     if site is None:
         return None
-    return site.cores.get(queue or "", site.cores.get(""))
+    cores = {site.cores.get(name, site.cores.get("")) for name in (queue or "").split(",")}
+    return cores.pop() if len(cores) == 1 else None
 
 
 def find_known_site(config: BackendConfig) -> KnownSite | None:

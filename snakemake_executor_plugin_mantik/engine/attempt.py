@@ -181,6 +181,8 @@ class Attempt:
             waited, ended = state.starts_after, None
             if waited is None and state.started is not None and self.sent_at is not None:
                 waited = max(0.0, state.started - self.sent_at)
+            if waited is None and end.began is not None:
+                waited = self._times(end.began, end.began + state.ran).waited
             if waited is not None:
                 ended = min(time.time(), self.submitted_at + waited + state.ran)
             return Times(waited, state.ran, ended, SCHEDULER)

@@ -99,6 +99,7 @@ class Engine:
             notify(printable(text))
 
         self._notify = notify_printable
+        self._warned: set[tuple[str, str]] = set()
         self._journal = journal
         self._meter = meter or TransferMeter()
         self._state = state
@@ -161,7 +162,11 @@ class Engine:
             UserError: it does not.
         """
         runner = self._runners[site]
-        runner.planner.fits(runner.planner.resources(resources, threads), runner.facts)
+        asked = runner.planner.resources(resources, threads)
+        for warning in runner.planner.fits(asked, runner.facts):
+            if (site, warning) not in self._warned:
+                self._warned.add((site, warning))
+                self._notify(f"{site}: {warning}")
         runner.planner.mounts_fit(environment, runner.facts)
 
     def workspace(self, site: str) -> str:

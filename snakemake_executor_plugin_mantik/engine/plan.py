@@ -87,14 +87,19 @@ class Planner:
             )
         return resources
 
-    def fits(self, resources: Resources, facts: SiteFacts) -> None:
+    def fits(self, resources: Resources, facts: SiteFacts) -> list[str]:
         """Check that the queue allows the resources, as far as the site reports its limits.
 
+        Return warnings: a site may have queues that it does not list.
+
         Raises:
-            UserError: it does not, there is no such queue, or the user has no such account.
+            UserError: it does not, or the user has no such account.
         """
-        for misfit in find_misfits(resources, facts):
-            raise UserError(misfit.what, do=misfit.do)
+        misfits = list(find_misfits(resources, facts))
+        for misfit in misfits:
+            if misfit.certain:
+                raise UserError(misfit.what, do=misfit.do)
+        return [f"{misfit.what}. {misfit.do}." for misfit in misfits]
 
     def mounts_fit(self, environment: str, facts: SiteFacts) -> None:
         """Check that the container of an environment sees the workspace, as far as is known here.
@@ -225,11 +230,13 @@ class Misfit:
         key: the key of the config's Resources that requests it, or `ACCOUNT`.
         what: the request and what the site allows, for messages.
         do: advice, for messages.
+        certain: whether the site would refuse it, as far as it shows all that it has.
     """
 
     key: str
     what: str
     do: str
+    certain: bool = True
 
 
 def find_misfits(resources: Resources, facts: SiteFacts) -> Iterator[Misfit]:
@@ -242,16 +249,30 @@ def find_misfits(resources: Resources, facts: SiteFacts) -> Iterator[Misfit]:
             f"you have no account {account!r} there, only {', '.join(facts.accounts)}",
             "Correct MANTIK_COMPUTE_BUDGET_ACCOUNT or the rule's resource slurm_account",
         )
-    if not facts.queues or resources.queue is None:
+    if not facts.queues:
         return
-    limits = facts.queues.get(resources.queue)
-    if limits is None:
+    unknown = [queue for queue in resources.queues if queue not in facts.queues]
+    if unknown:
         yield Misfit(
             "Queue",
-            f"there is no queue {resources.queue!r}; the site has {', '.join(facts.queues)}",
-            "Correct Resources: Queue or the rule's resource",
+            f"the site lists no queue {', '.join(map(repr, unknown))}, only"
+            f" {', '.join(facts.queues)}",
+            "Correct Resources: Queue or the rule's resource, unless it is a queue that the site"
+            " does not show",
+            certain=False,
         )
-        return
+    # Slurm starts a job in any of its queues that allows it.
+    misfits = [
+        list(_beyond(resources, queue, facts.queues[queue]))
+        for queue in resources.queues
+        if queue in facts.queues
+    ]
+    if misfits and all(misfits):
+        yield from (replace(misfit, certain=not unknown) for misfit in misfits[0])
+
+
+def _beyond(resources: Resources, queue: str, limits: QueueLimits) -> Iterator[Misfit]:
+    """Yield the requests that a queue does not allow."""
     for asked in _limited(resources, limits):
         low, high = asked.allowed or (asked.number, asked.number)
         if not low <= asked.number <= high:
@@ -259,8 +280,8 @@ def find_misfits(resources: Resources, facts: SiteFacts) -> Iterator[Misfit]:
             limit = f"most {asked.words(high)}" if too_much else f"least {asked.words(low)}"
             yield Misfit(
                 asked.key,
-                f"{asked.name}: {asked.words(asked.number)} requested; queue {resources.queue}"
-                f" allows at {limit}",
+                f"{asked.name}: {asked.words(asked.number)} requested; queue {queue} allows at"
+                f" {limit}",
                 f"Request {'less' if too_much else 'more'}, or choose another queue",
             )
     for key, name, attribute, value in _chosen(resources):
@@ -268,7 +289,7 @@ def find_misfits(resources: Resources, facts: SiteFacts) -> Iterator[Misfit]:
         if value not in allowed:
             yield Misfit(
                 key,
-                f"{name} {value!r} requested; queue {resources.queue} allows {', '.join(allowed)}",
+                f"{name} {value!r} requested; queue {queue} allows {', '.join(allowed)}",
                 "Request one of these, or choose another queue",
             )
 

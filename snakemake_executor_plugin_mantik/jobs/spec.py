@@ -12,7 +12,7 @@ class Resources:
     """The resources that a job requests, normalised; None means not requested.
 
     Attributes:
-        queue: queue or partition.
+        queue: queue or partition; several of Slurm, separated by commas: whichever starts it first.
         runtime_s: walltime in seconds.
         nodes: number of nodes.
         tasks: number of tasks of an MPI-like job, over all nodes; None: one task per node.
@@ -42,6 +42,11 @@ class Resources:
     reservation: str | None = None
     constraint: str | None = None
     qos: str | None = None
+
+    @property
+    def queues(self) -> tuple[str, ...]:
+        """The names in `queue`."""
+        return tuple(filter(None, (self.queue or "").split(",")))
 
 
 @dataclass(frozen=True)

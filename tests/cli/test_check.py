@@ -184,10 +184,15 @@ def test_a_site_is_asked(sandbox: Sandbox, tmp_path: Path) -> None:
     assert left == []
 
 
+def test_a_queue_that_is_not_listed_is_a_warning(sandbox: Sandbox, tmp_path: Path) -> None:
+    done = connected(sandbox, tmp_path, Queue="nowhere")
+    assert done.exit_code == 0, done.output
+    assert "Resources.Queue: the site lists no queue 'nowhere'" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"Queue": "nowhere"}, "Resources.Queue: there is no queue 'nowhere'"),
         ({"Queue": "batch\n  Nodes: 999"}, "Resources.Nodes: nodes: 999 requested"),
         ({"Queue": "batch\n  GPUsPerNode: 99\n  Runtime: 99d"}, "Resources.GPUsPerNode"),
         (

@@ -72,5 +72,5 @@ def test_a_job_without_a_report_ran_until_its_last_heartbeat() -> None:
 
 
 def test_what_the_scheduler_counts_is_what_a_site_bills() -> None:
-    assert ended(ran=17.0) == Times(ran=17.0, told_by="scheduler")
+    assert ended(ran=17.0) == Times(20.0, 17.0, told_by="scheduler")
     assert ended(ran=17.0, starts_after=19.0) == Times(19.0, 17.0, told_by="scheduler")

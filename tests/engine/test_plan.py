@@ -78,6 +78,19 @@ def test_what_a_queue_has() -> None:
         planner("slurm").fits(asked, FACTS)
 
 
+def test_one_of_several_queues_has_to_allow_a_job() -> None:
+    """Slurm takes whichever starts it first."""
+    fits = planner("slurm").fits
+    assert fits(Resources(queue="batch,free", runtime_s=259_200), FACTS) == []
+    with pytest.raises(UserError, match="queue batch allows at most 24 h"):
+        fits(Resources(queue="batch", runtime_s=259_200), FACTS)
+
+
+def test_a_queue_that_a_site_does_not_list_may_exist() -> None:
+    [warning] = planner("slurm").fits(Resources(queue="batch,secret"), FACTS)
+    assert "the site lists no queue 'secret', only batch, free" in warning
+
+
 def test_what_cannot_be_checked_is_named() -> None:
     asked = Resources(queue="batch", runtime_s=60, nodes=2, qos="short", reservation="mine")
     assert unchecked_resources(asked, LIMITS) == ["nodes", "reservation"]

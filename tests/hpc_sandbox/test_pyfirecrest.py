@@ -71,7 +71,7 @@ def test_the_system(client: Any) -> None:
     assert system["ssh"]["timeout"]["commandExecution"] == FAST.firecrest.command_timeout
     assert all(service["healthy"] for service in system["servicesHealth"])
     assert [p["name"] for p in client.partitions(SYSTEM)] == ["batch", "devel", "closed", "fragile"]
-    assert client.nodes(SYSTEM)[0]["partitions"] == ["batch", "devel", "closed", "fragile"]
+    assert client.nodes(SYSTEM)[0]["partitions"][:2] == ["batch", "devel"]
     assert client.reservations(SYSTEM) == []
     assert client.userinfo(SYSTEM)["accounts"][0] == {"name": "sandbox", "default": True}
 

@@ -23,9 +23,15 @@ CLOSED = "closed"
 """The queue whose jobs never start."""
 FRAGILE = "fragile"
 """The queue of a node that a test may take down. A real one runs one job at a time there."""
+HIDDEN = "hidden"
+"""A queue that no site lists unless it is asked for hidden ones."""
 OTHER_ACCOUNT = "other"
 
-PARTITIONS = (Partition(CLOSED, up=False), Partition(FRAGILE, nodes=1))
+PARTITIONS = (
+    Partition(CLOSED, up=False),
+    Partition(FRAGILE, nodes=1),
+    Partition(HIDDEN, hidden=True),
+)
 """The queues as the sandbox has them."""
 
 _WAIT_S = 600.0

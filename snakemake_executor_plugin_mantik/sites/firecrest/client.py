@@ -70,6 +70,13 @@ class FirecrestClient(AsyncFirecrest):  # type: ignore[misc] # pyfirecrest is no
         self._check_response(response, 200, return_json=False)
         return answer_body(response), str(response.headers.get("f7t-appversion", ""))
 
+    async def all_partitions(self, system: str) -> Any:
+        """Return the partitions, hidden ones too, which servers since 2.5.4 leave out otherwise."""
+        response = await self._get_request(
+            endpoint=f"/status/{system}/partitions", params={"show_hidden": "true"}
+        )
+        return self._check_response(response, 200)["partitions"]
+
     async def store(self, system: str, directory: str, name: str, content: bytes) -> None:
         """Write a file directly, replace an old one; pyfirecrest's upload() needs a local file."""
         # Sent piece by piece, and closed: requests are part of cycles, and live on for long.

@@ -205,7 +205,7 @@ def list_known_defects(system: FirecrestSystem) -> Iterator[str]:
 
 async def read_partitions(connection: FirecrestConnection, system: str) -> dict[str, QueueLimits]:
     """Read the system's partitions; of their limits firecREST reports the number of nodes only."""
-    answer = await connection.ask("partitions", lambda client: client.partitions(system))
+    answer = await connection.ask("partitions", lambda client: client.all_partitions(system))
     queues = {}
     for found in answer if isinstance(answer, list) else []:
         if isinstance(found, Mapping) and found.get("name"):

@@ -153,7 +153,7 @@ def _found_details(text: str) -> dict[str, str]:
 
 
 def _starts_after(details: Mapping[str, str]) -> float | None:
-    """Return the seconds between a job's submission and its expected start, if there is one.
+    """Return the seconds between a job's submission and its start, if both are told.
 
     Slurm's times have no time zone, but the same one.
     """
@@ -162,7 +162,7 @@ def _starts_after(details: Mapping[str, str]) -> float | None:
         wait = start - datetime.fromisoformat(details.get("SubmitTime", ""))
     except (ValueError, TypeError):
         return None
-    return wait.total_seconds() if wait.total_seconds() > 0 else None
+    return wait.total_seconds() if wait.total_seconds() >= 0 else None
 
 
 def _ran(details: Mapping[str, str]) -> float | None:
@@ -192,7 +192,7 @@ def slurm_state(details: Mapping[str, str], state: JobState) -> JobState:
         waits, never = pending_obstacle(pending)
         return replace(
             state, phase=Phase.WAITING, waits=waits, never=never, pending=pending,
-            starts_after=_starts_after(details),
+            starts_after=_starts_after(details) or None,  # 0: it expects none
         )  # fmt: skip
     if given_up and word in SLURM_RUNNING:
         return replace(state, phase=Phase.RUNNING)

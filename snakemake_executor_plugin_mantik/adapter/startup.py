@@ -23,7 +23,7 @@ from snakemake_executor_plugin_mantik.adapter.workflow_metadata import (
     describe_run,
     describe_workflow,
 )
-from snakemake_executor_plugin_mantik.common.errors import MantikError
+from snakemake_executor_plugin_mantik.common.errors import MantikError, UserError
 from snakemake_executor_plugin_mantik.common.humanize import humanize_count, humanize_duration
 from snakemake_executor_plugin_mantik.config.exclude import Exclude, Include
 from snakemake_executor_plugin_mantik.connections.connect import (
@@ -76,7 +76,7 @@ def start_run(workflow: Any, dag: Any, logger: Any, meter: TransferMeter) -> Act
         for name in used:
             credentials[name].login()
         sites = make_sites(
-            configs, credentials, planners, workspace_name(workdir, journal.workflow)
+            configs, credentials, planners, workspace_name(journal.home, journal.workflow)
         )
     except BaseException:
         journal.close()
@@ -112,6 +112,7 @@ def start_run(workflow: Any, dag: Any, logger: Any, meter: TransferMeter) -> Act
         engine.open(used, partial(collect_sources, checked, find_products(dag), logger))
         check_jobs(units, planners, engine)
         if uses_provider(workflow):
+            _refuse_to_forget(engine)
             catalog_of(workdir).try_again()
             look_up_datasets((j for j in dag.needrun_jobs() if not j.is_local), catalog_of(workdir))
         engine.end_unneeded(lambda: {job_identity(j) for j in dag.jobs if not dag.needrun(j)})
@@ -126,6 +127,20 @@ def start_run(workflow: Any, dag: Any, logger: Any, meter: TransferMeter) -> Act
     limit = workflow.executor_settings.ahead * len(configs)
     ahead = LookAhead(workflow, checked, limit)
     return ActiveRun(engine, checked, states, tracker, dag, logger.info, ahead)
+
+
+def _refuse_to_forget(engine: Engine) -> None:
+    """Check that Snakemake knew all stored outputs when it decided what to run.
+
+    Raises:
+        UserError: the journal knew less than its spare, or than a site.
+    """
+    if learned := sorted(engine.learned):
+        raise UserError(
+            f"the journal did not know of {humanize_count(len(learned), 'output')} at the sites,"
+            f" {learned[0]} for example; now it does (nothing submitted)",
+            do="Start again: what is there is not made again",
+        )
 
 
 def collect_facts(checked: CheckedWorkflow) -> dict[str, SiteFacts]:

@@ -109,12 +109,11 @@ def make_sites(
     return sites
 
 
-def workspace_name(workdir: Path, workflow: str) -> str:
+def workspace_name(home: Path, workflow: str) -> str:
     """Return the name of the workflow's own workspace: readable, and unique to each directory.
 
-    `workflow` is the name in its journal (`Journal.workflow`). A copy of the directory, journal
-    included, is another workflow.
+    `home` and `workflow` are those of its journal (`Journal`).
     """
-    readable = re.sub(r"[^A-Za-z0-9_.-]+", "-", workdir.name).strip("-.")[:40] or "workflow"
-    identity = f"{workflow}\0{workdir.resolve()}"
+    readable = re.sub(r"[^A-Za-z0-9_.-]+", "-", home.name).strip("-.")[:40] or "workflow"
+    identity = f"{workflow}\0{home.resolve()}"
     return f"{readable}-{hashlib.sha256(identity.encode(errors='surrogateescape')).hexdigest()[:8]}"

@@ -115,7 +115,7 @@ async def reach_sites(
             name: Planner(c.config, find_account(name, os.environ), workdir)
             for name, c in configs.items()
         }
-        name = workspace_name(workdir, journal.workflow)
+        name = workspace_name(journal.home, journal.workflow)
         sites = make_sites(configs, credentials, planners, name)
         tracker: Tracker | None = None
         if (workdir / TRACKING / OUTBOX).exists():

@@ -47,7 +47,9 @@ async def visit_site(
     known = read_stored(workdir / STATE)
     if not known.workflow:
         raise UserError(
-            "the workflow has no journal", where=str(workdir), do="Start snakemake there once"
+            "no job has been submitted from here yet",
+            where=str(workdir),
+            do="Run snakemake first, or name the workflow's working directory with -d",
         )
     site = await open_site_again(
         name, loaded, workdir, known,
@@ -87,7 +89,7 @@ async def open_site_again(
     workspace = (
         PurePosixPath(before.workspace).name  # also if the directory was moved since
         if before is not None
-        else workspace_name(workdir, known.workflow)
+        else workspace_name(known.home, known.workflow)
     )
     planner = Planner(loaded.config, account, workdir)
     site, _ = make_sites({name: loaded}, credentials, {name: planner}, workspace)[name]

@@ -4,11 +4,12 @@ import asyncio
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from snakemake_executor_plugin_mantik.common.errors import SiteNotFound, SiteRejected
 from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
 from snakemake_executor_plugin_mantik.jobs.paths import parse_marker_name
-from snakemake_executor_plugin_mantik.journal import TryRecord
+from snakemake_executor_plugin_mantik.journal import TryRecord, decode_identity
 from snakemake_executor_plugin_mantik.sites.base import Entry, JobState, Site
 from snakemake_executor_plugin_mantik.staging.transfers import read_file
 
@@ -110,15 +111,32 @@ def _failed(task: asyncio.Task[ClaimSeen]) -> bool:
     return task.done() and (task.cancelled() or task.exception() is not None)
 
 
+async def read_beginning(site: Site, path: str) -> bytes:
+    """Read the lines of a claim that its job wrote when it made it.
+
+    Raises:
+        SiteNotFound: there is no claim, or the try is revoked.
+    """
+    return await read_file(site, path, _CLAIM_BYTES)
+
+
+def _fields(content: bytes) -> dict[str, str] | None:
+    """Return the lines of a claim by their names; None if they are not all there.
+
+    A slow file system may show a part of it.
+    """
+    *lines, _ = content.decode(errors="replace").split("\n")
+    fields = dict(line.split("=", 1) for line in lines if "=" in line)
+    return fields if "host" in fields else None  # its last line
+
+
 async def read_owner(site: Site, record: TryRecord) -> ClaimOwner | None:
     """Read the owner of a try's claim; return None if there is no claim, or no owner in it."""
     try:
-        content = await read_file(site, record.paths.claim, _CLAIM_BYTES)
+        fields = _fields(await read_beginning(site, record.paths.claim))
     except SiteNotFound:
         return None
-    *lines, _ = content.decode(errors="replace").split("\n")
-    fields = dict(line.split("=", 1) for line in lines if "=" in line)
-    if "host" not in fields:  # its last line: a slow file system does not show all of it yet
+    if fields is None:
         return None
     began = re.fullmatch(r"[0-9]+(\.[0-9]+)?", fields.get("began", ""))
     found = ClaimOwner(
@@ -127,6 +145,12 @@ async def read_owner(site: Site, record: TryRecord) -> ClaimOwner | None:
         float(began[0]) if began else None,
     )
     return found if found.site_job or found.scheduler_job else None
+
+
+def read_identity(content: bytes) -> dict[str, Any] | None:
+    """Return what a claim says of its try (`journal.encode_identity`); None if it does not."""
+    fields = _fields(content)
+    return decode_identity(fields["identity"]) if fields and "identity" in fields else None
 
 
 async def revoke_try(site: Site, record: TryRecord) -> bool:

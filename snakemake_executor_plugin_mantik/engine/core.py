@@ -8,7 +8,7 @@ import asyncio
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable, Container, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
@@ -53,6 +53,8 @@ _DRAIN_S = 10.0
 """Most seconds to submit jobs ahead before a run ends that leaves its jobs running."""
 _UNREQUESTED_S = 20.0
 """Seconds to wait for jobs to end that Snakemake has not requested."""
+_SPARE_S = 5.0
+"""Most seconds for writing the places' spares at the end of a run."""
 _LET_GO_S = 1.0
 """Seconds for tasks that still run then to stop."""
 
@@ -265,6 +267,11 @@ class Engine:
                     self._journal.end_run(ending, pipeline)
             self._journal.close()
 
+    @property
+    def learned(self) -> Collection[str]:
+        """Paths of stored outputs that the journal did not know when this process opened it."""
+        return self._journal.learned
+
     # In the engine's thread
 
     async def _open_all(self, names: Sequence[str]) -> None:
@@ -312,7 +319,7 @@ class Engine:
                 f" {known.workspace}, but this run would use {workspace} (nothing submitted)",
                 where=f"site {name}",
                 do=f"Set Site: Workspace to {known.workspace} in the backend config; a working"
-                " directory that was moved or copied needs it, too. To make the outputs again"
+                " directory that was copied needs it, too. To make the outputs again"
                 " instead, remove that workspace",
             )
 
@@ -360,6 +367,7 @@ class Engine:
         self._watching.append(asyncio.create_task(runner.watcher.run()))
         if all(other.place is not place for other in self._runners.values()):
             self._watching.append(asyncio.create_task(place.lead.keep()))
+            self._watching.append(asyncio.create_task(place.spare.keep()))
         self._runners[name] = runner
         return runner
 
@@ -542,6 +550,11 @@ class Engine:
             await asyncio.gather(*(canceller.settle() for canceller in cancellers))
             await asyncio.gather(*(place.tidy() for place in self._places))
         await asyncio.gather(*(canceller.close() for canceller in cancellers))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_SPARE_S):
+                await asyncio.gather(
+                    *(place.spare.write() for place in self._places), return_exceptions=True
+                )
         await asyncio.gather(*(place.lead.close() for place in self._places))
         clients = {id(site): site for site, _ in self._sites.values()}.values()
         await asyncio.gather(*(site.close() for site in clients), return_exceptions=True)

@@ -15,13 +15,14 @@ class Leadership:
     """This controller's lead of a place, from `Leases.take` to the end of the run.
 
     Attributes:
+        lease: its lease.
         deposed: the error to raise once another controller has taken over; None before.
     """
 
     def __init__(self, lease: Lease, leases: Leases) -> None:
         self.deposed: PlaceTaken | None = None
-        self._lease = lease
-        self._leases = leases
+        self.lease = lease
+        self.leases = leases
         self._clock = asyncio.get_running_loop().time
         self._seen = self._clock()
         self._answering: set[asyncio.Task[None]] = set()
@@ -30,7 +31,7 @@ class Leadership:
     @property
     def term(self) -> int:
         """Return the term of the lease, which job scripts contain."""
-        return self._lease.term
+        return self.lease.term
 
     def on_deposed(self, act: Callable[[PlaceTaken], None]) -> None:
         """Register `act` to be called if another controller takes over."""
@@ -45,7 +46,7 @@ class Leadership:
         self._seen = self._clock()
         for entry in entries:
             asker = entry.name.removeprefix(ASK_PREFIX)
-            if asker not in (entry.name, self._lease.instance) and not self._answering:
+            if asker not in (entry.name, self.lease.instance) and not self._answering:
                 task = asyncio.create_task(self._answer(asker, directory))
                 self._answering.add(task)
                 task.add_done_callback(self._answering.discard)
@@ -53,7 +54,7 @@ class Leadership:
     async def _answer(self, asker: str, directory: str) -> None:
         with suppress(SiteError, PlaceTaken):
             await self._look()
-            await self._leases.answer(asker, directory)
+            await self.leases.answer(asker, directory)
 
     async def assure(self) -> None:
         """Check that this controller leads; without an answer of the site, conclude nothing.
@@ -63,21 +64,22 @@ class Leadership:
         Raises:
             PlaceTaken: another controller has taken over.
         """
-        if self.deposed is None and self._clock() - self._seen > self._lease.wait_s / 2:
+        if self.deposed is None and self._clock() - self._seen > self.lease.wait_s / 2:
             with suppress(SiteError):  # the caller's next request reports it
                 await self._look()
         if self.deposed is not None:
             raise self.deposed
 
     async def _look(self) -> None:
-        leases, entries = await self._leases.look()
-        last = max((o for o in leases if o.workflow == self._lease.workflow),
-                   key=lambda o: o.term, default=self._lease)  # fmt: skip
-        if last.term > self._lease.term:
-            raise self._depose(self._leases.deposed_by(last))
-        if not any(lease.instance == self._lease.instance for lease in leases):
+        leases, entries = await self.leases.look()
+        last = max((o for o in leases if o.workflow == self.lease.workflow),
+                   key=lambda o: o.term, default=self.lease)  # fmt: skip
+        own = [lease for lease in leases if lease.instance == self.lease.instance]
+        if last.term > self.lease.term or any(o.number > self.lease.number for o in own):
+            raise self._depose(self.leases.deposed_by(last))
+        if not own:
             try:  # our lease was purged, and another controller may have come
-                await self._leases.settle(self._lease)
+                await self.leases.settle(self.lease)
             except PlaceTaken as error:
                 raise self._depose(error) from None
         self.saw(PLACE, entries.values())
@@ -91,8 +93,8 @@ class Leadership:
     async def keep(self) -> None:
         """Answer other controllers' questions even without jobs, until cancelled or deposed."""
         while self.deposed is None:
-            await asyncio.sleep(self._lease.wait_s / 4)
-            if self._clock() - self._seen > self._lease.wait_s / 3:
+            await asyncio.sleep(self.lease.wait_s / 4)
+            if self._clock() - self._seen > self.lease.wait_s / 3:
                 with suppress(SiteError, PlaceTaken):
                     await self._look()
 

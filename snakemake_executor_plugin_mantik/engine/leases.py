@@ -7,17 +7,22 @@ all controllers compute alike (`Leases.settle`). A controller is identified by i
 runs of a journal keep the lease from one to the next, and the journal's lock allows one run at a
 time.
 
+Each run takes the next number at the place, which is in its lease and in the journal. A journal
+whose number is less than the place's does not know what was done there since: it is new, or an
+older copy was put back. Then it learns of that from the place (`engine.catch_up`).
+
 Another controller of the same workflow has a copy of the journal. It writes a question, a file, to
 the directories that a leader lists anyway; a live leader answers. Without an answer the other
-controller takes over, with a lease of a greater term. Jobs read the terms, too: a job that a former
-controller submitted starts only if the present one knows it.
+controller takes over. No question is needed if the leader's journal lay in the same directory,
+which is locked: it is lost. Either way the new lease has a greater term. Jobs read the terms, too:
+a job that a former controller submitted starts only if the present one knows it.
 """
 
 import asyncio
 import math
 import re
 import uuid
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from snakemake_executor_plugin_mantik.common.errors import (
@@ -28,8 +33,14 @@ from snakemake_executor_plugin_mantik.common.errors import (
     printable,
 )
 from snakemake_executor_plugin_mantik.common.humanize import humanize_duration
+from snakemake_executor_plugin_mantik.engine.catch_up import CatchingUp, number_of_spare
 from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
-from snakemake_executor_plugin_mantik.jobs.paths import PLACE, TRIES, parse_marker_name
+from snakemake_executor_plugin_mantik.jobs.paths import (
+    PLACE,
+    TRIES,
+    is_try_id,
+    parse_marker_name,
+)
 from snakemake_executor_plugin_mantik.journal import Journal
 from snakemake_executor_plugin_mantik.sites.base import Entry, Site
 from snakemake_executor_plugin_mantik.staging.transfers import read_file
@@ -48,8 +59,9 @@ _TEXT_BYTES = 4096
 
 _LEASE = re.compile(
     r"([0-9]{1,9})\.([0-9a-f]{1,64})\.([0-9a-f]{1,64})\.([0-9a-f]{1,64})\.([0-9]{1,9})"
+    r"\.([0-9]{1,9})"
 )
-_TRY = re.compile(r"[0-9a-f-]{36}")
+_SEAT = re.compile(r"^seat=([0-9a-f]+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -62,6 +74,7 @@ class Lease:
         place: the identity of the place.
         instance: the controller (`Journal.instance`).
         wait_s: seconds within which the controller answers a question if it is alive.
+        number: of the controller's run: how many numbers were taken at the place before, plus one.
     """
 
     term: int
@@ -69,11 +82,14 @@ class Lease:
     place: str
     instance: str
     wait_s: int
+    number: int = 0
 
     @property
     def path(self) -> str:
         """Return the path of its file in the workspace."""
-        parts = (self.term, self.workflow, self.place, self.instance, self.wait_s)
+        parts = (
+            self.term, self.workflow, self.place, self.instance, self.wait_s, self.number
+        )  # fmt: skip
         return f"{PLACE}/{'.'.join(map(str, parts))}"
 
     @classmethod
@@ -81,7 +97,8 @@ class Lease:
         """Parse the name of a lease's file; return None for other files."""
         if (match := _LEASE.fullmatch(name)) is None:
             return None
-        return cls(int(match[1]), match[2], match[3], match[4], int(match[5]))
+        term, wait_s, number = (int(match[n]) for n in (1, 5, 6))
+        return cls(term, match[2], match[3], match[4], wait_s, number)
 
 
 class Leases:
@@ -107,15 +124,23 @@ class Leases:
         return [lease for name in entries if (lease := Lease.of(name))], entries
 
     async def take(
-        self, wait_s: int, known: str, mine: Sequence[str], *, fresh: bool
+        self,
+        wait_s: int,
+        known: str,
+        mine: Callable[[str], Sequence[str]],
+        *,
+        fresh: bool,
+        held: Collection[Lease] = (),
     ) -> tuple[Lease, str]:
         """Lead the place; return the lease and a message for the user, which may be empty.
 
         Args:
             wait_s: seconds within which this controller sees a question.
             known: the place's identity according to the journal; empty if it has none.
-            mine: the ids of tries that were submitted there and are open according to the journal.
+            mine: returns the ids of tries that were submitted to a place and are open according to
+                the journal.
             fresh: whether the journal has no record of the workspace.
+            held: the leases that this process has already.
 
         Raises:
             PlaceTaken: another workflow owns it, another controller leads it, or tries are there
@@ -124,47 +149,107 @@ class Leases:
         """
         journal = self._journal
         async with asyncio.timeout(_FIRST_LOOK_S):
-            leases, _ = await self.look()
+            leases, entries = await self.look()
         ours = [lease for lease in leases if lease.workflow == journal.workflow]
         foreign = [lease for lease in leases if lease.workflow != journal.workflow]
         if foreign and not ours:
             raise await self._foreign(max(foreign, key=_rank))
-        new = Lease(1, journal.workflow, known or uuid.uuid4().hex[:16], journal.instance, wait_s)
         if not ours:
-            if fresh:
-                await self._unused()
-            elif known and await self._buckets(journal.buckets(known)):
-                # Claims are younger than a lease, so a purge may have left them.
-                await self._ask(new, "its lease was removed from there")
-            return await self.settle(new), ""
+            return await self._take_first(wait_s, known, entries, fresh=fresh)
         last = max(ours, key=_rank)
-        new = replace(new, term=last.term, place=last.place)
-        if last.instance == journal.instance:
-            if foreign and not known:  # two began at once; unknown who withdrew
-                return await self.settle(last), ""
-            if wait_s > last.wait_s:
-                await self._write(new)
-                await self._remove(last.path)
-            return max(last, new, key=lambda lease: lease.wait_s), ""
-        about = await self._description(last)
-        replaced = last.instance == journal.predecessor
-        if not replaced:
-            await self._ask(last, about)
-        new = replace(new, term=last.term + 1)
-        if mine:
-            content = "".join(f"{try_id}\n" for try_id in mine).encode()
-            await self._retry(lambda: self._site.put(f"{PLACE}/known.{new.term}", content))
-        await self.settle(new)
+        if last in held:  # a site of another name sees the same place
+            return last, ""
+        taken, message = await self._take_next(wait_s, last, entries, mine)
         for lease in ours:
             await self._remove(lease.path)
+        return taken, message
+
+    async def _take_first(
+        self, wait_s: int, known: str, entries: Collection[str], *, fresh: bool
+    ) -> tuple[Lease, str]:
+        """Lead a place that has no lease; see `take`."""
+        journal = self._journal
+        new = Lease(1, journal.workflow, known or _new_identity(), journal.instance, wait_s)
+        if fresh:
+            await self._unused()
+        elif await self._buckets(journal.buckets(known)):
+            # Claims are younger than a lease, so a purge may have left them.
+            await self._ask(new, "its lease was removed from there")
+        taken = await self._settle_next(new, entries)
+        catching_up = self._catching_up(new.place)
+        unknown = not fresh and await catching_up.find_unknown()
+        return taken, await catching_up.take_up(self._where) if unknown else ""
+
+    async def _take_next(
+        self,
+        wait_s: int,
+        last: Lease,
+        entries: Collection[str],
+        mine: Callable[[str], Sequence[str]],
+    ) -> tuple[Lease, str]:
+        """Follow the holder of a lease, which may be an earlier run of this journal; see `take`."""
+        journal = self._journal
+        numbers = [last.number, *map(number_of_spare, entries)]
+        new = replace(last, instance=journal.instance, wait_s=wait_s)
+        catching_up = self._catching_up(new.place)
+        own, message = last.instance == journal.instance, ""
+        if own:
+            new = replace(new, wait_s=max(wait_s, last.wait_s))
+        else:
+            message = await self._ask_to_follow(last)
+        behind = max(numbers) > journal.number(new.place) or bool(await catching_up.find_unknown())
+        if own and not behind and not journal.was_restored(new.place):
+            return await self._settle_next(new, entries, alone=True), ""
+        # What starts under the new term ends at once unless it is known.
+        new = replace(new, term=last.term + 1)
+        journal.doubt(new.place)
+        if behind:
+            await catching_up.read_spare(entries)
+        if ids := mine(new.place):
+            content = "".join(f"{try_id}\n" for try_id in ids).encode()
+            await self._retry(lambda: self._site.put(f"{PLACE}/known.{new.term}", content))
+        taken = await self._settle_next(new, entries)
         await self._remove(f"{PLACE}/{ASK_PREFIX}{journal.instance}")
-        if replaced:
-            return new, ""
-        return new, (
+        if behind:
+            message += " " * bool(message) + await catching_up.take_up(self._where)
+        return taken, message
+
+    async def _ask_to_follow(self, last: Lease) -> str:
+        """Ask the leader, unless its journal lay here; return what to tell the user.
+
+        Nobody else can lead from the journal's directory, which is locked. Where a file system has
+        no such locks, a leader whose journal was removed under it finds the question, and out.
+        """
+        about, seat = await self._description(last)
+        if seat == self._journal.seat:
+            for directory in await self._buckets():
+                await self._put_question(directory)
+            return ""
+        await self._ask(last, about)
+        return (
             f"Another controller of this workflow ({about}) has led {self._where} and does not"
-            f" answer: this one has taken over. Jobs that the other one submitted and that are"
-            " not known here will no longer start."
+            " answer: this one has taken over. Jobs that the other one submitted and that are not"
+            " known here will no longer start."
         )
+
+    def _catching_up(self, place: str) -> CatchingUp:
+        return CatchingUp(self._site, self._retry, self._journal, place)
+
+    async def _settle_next(
+        self, lease: Lease, entries: Iterable[str], *, alone: bool = False
+    ) -> Lease:
+        """Take the next number at a place, and settle for the lease.
+
+        The journal has the number first: if this fails, it is the one that knows more. If this
+        controller is `alone`, as it has a lease of this term there already, nobody is looked for.
+        """
+        numbers = [lease.number, self._journal.number(lease.place), *map(number_of_spare, entries)]
+        lease = replace(lease, number=max(numbers) + 1)
+        self._journal.take_number(lease.place, lease.number)
+        if alone:
+            await self._write(lease)
+            return lease
+        return await self.settle(lease)
 
     async def _unused(self) -> None:
         """Check that the workspace holds no tries of a journal that is not here.
@@ -241,8 +326,7 @@ class Leases:
                 begun = clock()
                 for directory in [PLACE, *await self._buckets()]:
                     if directory not in asked:
-                        path = f"{directory}/{ASK_PREFIX}{me}"
-                        await self._retry(lambda path=path: self._site.put(path, b"?\n"))  # type: ignore[misc]
+                        await self._put_question(directory)
                         asked.add(directory)
                     if directory != PLACE:
                         growing = await self._grows(directory, sizes) or growing
@@ -268,6 +352,10 @@ class Leases:
             await self._remove(f"{PLACE}/{HERE_PREFIX}{me}")
             raise
 
+    async def _put_question(self, directory: str) -> None:
+        path = f"{directory}/{ASK_PREFIX}{self._journal.instance}"
+        await self._retry(lambda: self._site.put(path, b"?\n"))
+
     async def _buckets(self, known: Collection[int] = ()) -> list[str]:
         entries = await self._list(TRIES)
         names = [entry.name for entry in entries.values() if entry.directory]
@@ -283,7 +371,7 @@ class Leases:
         entries = await self._list(directory)
         over = {marker[0] for name in entries if (marker := parse_marker_name(name)) is not None}
         names = [
-            n for n, e in entries.items() if _TRY.fullmatch(n) and not e.directory and n not in over
+            n for n, e in entries.items() if is_try_id(n) and not e.directory and n not in over
         ]
         known = {record.id for record in self._journal.tries(names) if record.may_run}
         growing = False
@@ -305,29 +393,36 @@ class Leases:
             return {}
 
     async def _write(self, lease: Lease) -> None:
-        await self._retry(lambda: self._site.put(lease.path, f"{self._about}\n".encode()))
+        content = f"{self._about}\nseat={self._journal.seat}\n".encode()
+        await self._retry(lambda: self._site.put(lease.path, content))
 
     async def _remove(self, path: str) -> None:
         await self._retry(lambda: self._site.remove(path))
 
-    async def _description(self, lease: Lease) -> str:
-        """Return how the holder of a lease describes itself, or that its lease cannot be read."""
+    async def _description(self, lease: Lease) -> tuple[str, str]:
+        """Return how the holder of a lease describes itself, or that its lease cannot be read.
+
+        The second text names the directory of its journal; it is empty if it is unknown.
+        """
         try:
             content = await read_file(self._site, lease.path, _TEXT_BYTES)
         except SiteError:
-            return "its lease cannot be read"
-        return " ".join(printable(content.decode(errors="replace")).split())[:300] or "?"
+            return "its lease cannot be read", ""
+        text = content.decode(errors="replace")
+        seat = _SEAT.search(text)
+        about = " ".join(printable(_SEAT.sub("", text)).split())[:300] or "?"
+        return about, seat[1] if seat is not None else ""
 
     async def _foreign(self, lease: Lease) -> PlaceTaken:
         return PlaceTaken(
-            f"another workflow owns this workspace: {await self._description(lease)}",
+            f"another workflow owns this workspace: {(await self._description(lease))[0]}",
             where=self._where,
             do="Set Site: Workspace to another path; or type smk-mantik clean there, which removes"
             f" that workflow's workspace; or, if that workflow is gone, remove {PLACE} in it",
         )
 
     async def _led(self, lease: Lease) -> PlaceTaken:
-        return self.deposed_by(lease, await self._description(lease))
+        return self.deposed_by(lease, (await self._description(lease))[0])
 
     def deposed_by(self, lease: Lease, about: str = "") -> PlaceTaken:
         """Return the error saying that another controller of the same workflow leads."""
@@ -339,5 +434,9 @@ class Leases:
         )
 
 
-def _rank(lease: Lease) -> tuple[int, str]:
-    return lease.term, lease.instance
+def _new_identity() -> str:
+    return uuid.uuid4().hex[:16]
+
+
+def _rank(lease: Lease) -> tuple[int, str, int]:
+    return lease.term, lease.instance, lease.number

@@ -13,6 +13,7 @@ from urllib.parse import quote
 
 from snakemake_executor_plugin_mantik.common.errors import MantikError, SiteError, UserError
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
+from snakemake_executor_plugin_mantik.engine.catch_up import PlaceSpare
 from snakemake_executor_plugin_mantik.engine.imports import Importer, Share
 from snakemake_executor_plugin_mantik.engine.leadership import Leadership
 from snakemake_executor_plugin_mantik.engine.leases import Lease, Leases
@@ -59,6 +60,7 @@ class Place:
         lead: this controller's lead of it.
         stager: uploads missing files.
         cleanup: removes files there that no longer exist here.
+        spare: what a lost journal knew of it.
         conflicts: ends tries of earlier runs that could overwrite files of this run.
         sources: checksums of the uploaded sources, by path.
         leftovers: an observer's directories there, removed at the end of the run.
@@ -91,6 +93,7 @@ class Place:
             left.unlink()  # left by a killed run
         self.scratch = scratch
         self.retry = retry = make_retry(site, workflow.notify)
+        self.spare = PlaceSpare(site, journal, self.id, retry, self.lead.assure)
         self._importer = importer = Importer(
             site,
             journal.files,
@@ -206,20 +209,19 @@ class Places:
     async def _open(self, site: Site, facts: SiteFacts, settings: SiteSettings, url: str) -> Place:
         journal = self.workflow.journal
         same = [s for s in journal.sites().values() if s.workspace == facts.workspace]
-        # Versions without places left only the directory in the journal.
-        known = next((s.place for s in same if s.place and s.url == url), "")
-        leases = Leases(
-            site, facts.workspace, journal, make_retry(site, self.workflow.notify),
-            self.workflow.about,
-        )  # fmt: skip
-        names = {s.site for s in same}
-        # What was only planned, the former controller may have planned and submitted, too.
-        mine = sent_try_ids(
-            r for r in journal.all_open_tries()
-            if r.site in names and r.place in ("", *(s.place for s in same))
-        )  # fmt: skip
-        old = known or ("old" if any(not s.place for s in same) else "")
-        lease, message = await leases.take(takeover_wait_s(settings), known, mine, fresh=not old)
+        known = next((s.place for s in same if s.url == url), "")
+        retry = make_retry(site, self.workflow.notify, settings.marker_grace_s)
+        leases = Leases(site, facts.workspace, journal, retry, self.workflow.about)
+
+        def mine(place: str) -> list[str]:
+            # What was only planned, the former controller may have planned and submitted, too.
+            places = {place, *(s.place for s in same)}
+            return sent_try_ids(r for r in journal.all_open_tries() if r.place in places)
+
+        held = [place.lead.lease for place in self._known.values()]
+        lease, message = await leases.take(
+            takeover_wait_s(settings), known, mine, fresh=not known, held=held
+        )
         if message:
             self.workflow.notify(message)
         if (place := self._known.get(lease.place)) is None:

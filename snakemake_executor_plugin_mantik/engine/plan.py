@@ -36,7 +36,7 @@ from snakemake_executor_plugin_mantik.jobs.resources import (
     with_tasks_of,
 )
 from snakemake_executor_plugin_mantik.jobs.spec import JobSpec, Predecessor, Resources
-from snakemake_executor_plugin_mantik.journal import TryRecord
+from snakemake_executor_plugin_mantik.journal import TryRecord, encode_identity
 from snakemake_executor_plugin_mantik.sites.base import QueueLimits, SiteFacts
 
 
@@ -198,6 +198,7 @@ class Planner:
             inline=staged.inline,
             numbers=staged.numbers,
             term=term,
+            identity=encode_identity(record, request.members),
             after=tuple(after),
             storage_link=request.storage_link,
             datasets=request.datasets,

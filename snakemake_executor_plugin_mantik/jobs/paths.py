@@ -18,7 +18,8 @@ The workspace mirrors the workflow's working directory; the executor's own files
     .mantik/bundles/<bucket>/<id>.tar.gz    bundle of uploaded files
     .mantik/bundles/<bucket>/<id>.done      exists when the bundle has been unpacked
     .mantik/bundles/kept/<id>.tar.gz        bundle that stays until a job unpacks it
-    .mantik/place/                          who owns the workspace (`engine.leases`)
+    .mantik/place/                          who owns the workspace (`engine.leases`), and what a
+                                            lost journal knew of it (`engine.catch_up`)
     .mantik/newer/<path>.n                  number of the newest content for a path, if it has one
     .mantik/known/<path>.k                  checksum of a large file, and what changes with it
 
@@ -57,6 +58,7 @@ IMPORTED = "imported"
 MAX_PATH_DEPTH = 200
 """Maximum depth of a path that a job makes: Python's own tools recurse once per directory."""
 
+_TRY_ID = re.compile(r"[0-9a-f-]{36}")
 _MARKER_NAME = re.compile(r"(?P<try>[0-9a-f-]{36})\.(?P<code>[0-9]{1,3})")
 
 
@@ -169,6 +171,11 @@ def local_path(path: str, workdir: Path) -> Path:
 def display_path(path: str) -> str:
     """Return a path of the workspace as the user knows it."""
     return path.removeprefix(OUTSIDE) if path.startswith(f"{OUTSIDE}/") else path
+
+
+def is_try_id(name: str) -> bool:
+    """Return whether a name in a bucket is that of a claim, or of a directory that revokes one."""
+    return _TRY_ID.fullmatch(name) is not None
 
 
 def parse_marker_name(name: str) -> tuple[str, int] | None:

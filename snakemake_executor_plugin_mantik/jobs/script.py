@@ -130,6 +130,7 @@ def render_script(spec: JobSpec) -> str:
             (shell_quote(path_argument(p), "an input"), n) for p, n in sorted(spec.numbers.items())
         ],
         term=spec.term,
+        identity=shell_quote(spec.identity, "the job's identity"),
         predecessors=[
             (
                 one.code,

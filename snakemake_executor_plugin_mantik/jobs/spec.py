@@ -288,6 +288,7 @@ class JobSpec:
         numbers: by path, the number of the content in `bundles` or `inline`, if it has one: an
             older content never replaces a newer one.
         term: term of the controller that submits the try (`engine.leases`); 0 for none.
+        identity: a line that tells which job it is (`journal.encode_identity`), for its claim.
         secrets: names of the variables that the file of secrets sets.
         benchmark: how to measure the command, if at all; `command` is then that of the first run.
         umask: file mode mask of the command; None for the site's own.
@@ -318,6 +319,7 @@ class JobSpec:
     inline: bytes = b""
     numbers: Mapping[str, int] = field(default_factory=dict)
     term: int = 0
+    identity: str = ""
     secrets: tuple[str, ...] = ()
     benchmark: Benchmark | None = None
     umask: int | None = None

@@ -8,6 +8,7 @@ queried from the site again. A spare file holds the facts that must survive a da
 Readers (`smk-mantik jobs`) may read at any time.
 """
 
+from snakemake_executor_plugin_mantik.journal.backup import has_backup
 from snakemake_executor_plugin_mantik.journal.database import JOURNAL_FILE, JournalCopy
 from snakemake_executor_plugin_mantik.journal.files import (
     MADE,
@@ -40,6 +41,8 @@ from snakemake_executor_plugin_mantik.journal.records import (
     TryState,
     Used,
     content_name,
+    decode_identity,
+    encode_identity,
     is_checksum,
     is_utf8,
     job_name,
@@ -72,6 +75,9 @@ __all__ = [
     "WorkflowHistory",
     "WriteConflict",
     "content_name",
+    "decode_identity",
+    "encode_identity",
+    "has_backup",
     "is_checksum",
     "is_controlled",
     "is_utf8",

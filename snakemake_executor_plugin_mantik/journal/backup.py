@@ -27,7 +27,9 @@ class BackupContents:
     Attributes:
         workflow: the workflow's name; empty if it is lost.
         instance: the name of the journal's file (`Database.instance`).
-        seat: where that file was, as a digest.
+        seat: where that file was, as JSON (`journal.database.Seat`).
+        home: the directory that its workspaces are named after.
+        numbers: by place, the last number that it has taken there (`engine.leases`).
         sites: the columns of the table `sites`, by site.
         tries: by id, for the tries not known to be over: the columns of `tries` that are settled
             before submission, and `members`.
@@ -37,6 +39,8 @@ class BackupContents:
     workflow: str = ""
     instance: str = ""
     seat: str = ""
+    home: str = ""
+    numbers: dict[str, int] = field(default_factory=dict)
     sites: dict[str, dict[str, Any]] = field(default_factory=dict)
     tries: dict[str, dict[str, Any]] = field(default_factory=dict)
     stored: dict[str, StoredOutput | None] = field(default_factory=dict)
@@ -54,7 +58,7 @@ class JournalBackup:
         path = directory / _FILE
         new = directory / f"{_FILE}.new"
         with new.open("wb") as file:
-            file.writelines(map(_line, facts))
+            file.writelines(map(as_line, facts))
             file.flush()
             os.fsync(file.fileno())
         new.replace(path)
@@ -67,7 +71,7 @@ class JournalBackup:
             OSError: it cannot be written.
         """
         # A line that a full disk cut off before spoils only itself.
-        self._file.write(b"\n" + _line(fact))
+        self._file.write(b"\n" + as_line(fact))
         if lasting:
             os.fsync(self._file.fileno())
 
@@ -111,20 +115,41 @@ def _stored_output(columns: Mapping[str, Any]) -> StoredOutput:
     return StoredOutput(**{**columns, "files": files, "links": links})
 
 
-def workflow_fact(name: str, instance: str, seat: str) -> Fact:
+def workflow_fact(name: str, instance: str, seat: str, home: str) -> Fact:
     """Make the fact that names the workflow and this journal of it."""
-    return {"workflow": name, "instance": instance, "seat": seat}
+    return {"workflow": name, "instance": instance, "seat": seat, "home": home}
+
+
+def number_fact(place: str, number: int) -> Fact:
+    """Make the fact that a run has taken a number at a place."""
+    return {"number": number, "place": place}
 
 
 def read_backup(directory: Path) -> BackupContents:
     """Read the spare in `directory`, without damaged lines; empty if it cannot be read."""
+    try:
+        return read_facts((directory / _FILE).read_bytes())
+    except OSError:
+        return BackupContents()
+
+
+def has_backup(directory: Path) -> bool:
+    """Return whether there is a spare in `directory` from which a journal can be restored."""
+    return bool(read_backup(directory).workflow)
+
+
+def read_facts(content: bytes) -> BackupContents:
+    """Read the facts in a spare, without damaged lines."""
     known = BackupContents()
     over: set[str] = set()
-    for fact in _facts(directory / _FILE):
+    for fact in _facts(content):
         try:
             if "workflow" in fact:
                 known.workflow = str(fact["workflow"])
-                known.instance, known.seat = fact.get("instance", ""), fact.get("seat", "")
+                known.instance, known.seat = str(fact["instance"]), str(fact["seat"])
+                known.home = str(fact["home"])
+            elif "number" in fact:
+                known.numbers[str(fact["place"])] = int(fact["number"])
             elif "site" in fact:
                 known.sites[str(fact["site"]["site"])] = dict(fact["site"])
             elif "stored" in fact:
@@ -144,11 +169,7 @@ def read_backup(directory: Path) -> BackupContents:
     return known
 
 
-def _facts(path: Path) -> Iterator[dict[str, Any]]:
-    try:
-        content = path.read_bytes()
-    except OSError:
-        return
+def _facts(content: bytes) -> Iterator[dict[str, Any]]:
     for line in content.split(b"\n"):
         try:
             fact = json.loads(line)
@@ -158,5 +179,6 @@ def _facts(path: Path) -> Iterator[dict[str, Any]]:
             yield fact
 
 
-def _line(fact: Fact) -> bytes:
+def as_line(fact: Fact) -> bytes:
+    """Return a fact as a line of a spare."""
     return json.dumps(fact).encode() + b"\n"

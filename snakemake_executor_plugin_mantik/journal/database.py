@@ -2,14 +2,14 @@
 
 import hashlib
 import itertools
+import json
 import os
 import platform
-import shutil
 import sqlite3
 import uuid
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -20,41 +20,40 @@ from snakemake_executor_plugin_mantik.common.state_directory import STATE, make_
 from snakemake_executor_plugin_mantik.journal import backup
 from snakemake_executor_plugin_mantik.journal.records import LOST, StoredOutput, TryState
 
-JOURNAL_VERSION = 18
+JOURNAL_VERSION = 1
 JOURNAL_FILE = "journal.sqlite"
 JOURNAL_LOCK = "lock"
 
 _SCHEMA = """
 CREATE TABLE workflow (
-    id TEXT NOT NULL, instance TEXT NOT NULL DEFAULT '', seat TEXT NOT NULL DEFAULT ''
+    id TEXT NOT NULL, instance TEXT NOT NULL, seat TEXT NOT NULL, home TEXT NOT NULL
 );
-INSERT INTO workflow (id) VALUES (lower(hex(randomblob(16))));
 CREATE TABLE runs (
     began REAL NOT NULL, ended REAL, ending TEXT NOT NULL DEFAULT '', about TEXT NOT NULL,
     pipeline TEXT NOT NULL DEFAULT ''
 );
 CREATE TABLE sites (
     site TEXT PRIMARY KEY, url TEXT NOT NULL, workspace TEXT NOT NULL,
-    config TEXT NOT NULL DEFAULT '', place TEXT NOT NULL DEFAULT ''
+    config TEXT NOT NULL DEFAULT '', place TEXT NOT NULL
 );
-CREATE TABLE places (place TEXT PRIMARY KEY, bucket INTEGER);
+CREATE TABLE places (
+    place TEXT PRIMARY KEY, bucket INTEGER, number INTEGER NOT NULL DEFAULT 0,
+    restored INTEGER NOT NULL DEFAULT 0
+);
 CREATE TABLE buckets (
     place TEXT NOT NULL, bucket INTEGER NOT NULL, PRIMARY KEY (place, bucket)
 );
-
 CREATE TABLE tries (
-    id TEXT PRIMARY KEY, site TEXT NOT NULL, bucket INTEGER NOT NULL,
+    id TEXT PRIMARY KEY, site TEXT NOT NULL, place TEXT NOT NULL, bucket INTEGER NOT NULL,
     job TEXT NOT NULL, rule TEXT NOT NULL, name TEXT NOT NULL, fingerprint TEXT NOT NULL,
-    state TEXT NOT NULL, outcome TEXT NOT NULL DEFAULT '',
-    queue TEXT NOT NULL DEFAULT '', log TEXT NOT NULL DEFAULT '',
-    created REAL NOT NULL, submitted REAL, finished REAL, waited REAL, ran REAL,
-    reason TEXT NOT NULL DEFAULT '', made_of TEXT NOT NULL DEFAULT '', sent REAL,
-    waits TEXT NOT NULL DEFAULT '', place TEXT NOT NULL DEFAULT '',
-    after TEXT NOT NULL DEFAULT '', started REAL, runtime REAL,
-    pending TEXT NOT NULL DEFAULT '', logs TEXT NOT NULL DEFAULT '',
+    made_of TEXT NOT NULL DEFAULT '', state TEXT NOT NULL, outcome TEXT NOT NULL DEFAULT '',
+    reason TEXT NOT NULL DEFAULT '', queue TEXT NOT NULL DEFAULT '', log TEXT NOT NULL DEFAULT '',
+    logs TEXT NOT NULL DEFAULT '', created REAL NOT NULL, submitted REAL, sent REAL, started REAL,
+    finished REAL, waited REAL, ran REAL, runtime REAL, waits TEXT NOT NULL DEFAULT '',
+    pending TEXT NOT NULL DEFAULT '', expected REAL, after TEXT NOT NULL DEFAULT '',
     segment INTEGER NOT NULL DEFAULT 0, segments INTEGER NOT NULL DEFAULT 0,
     follows TEXT NOT NULL DEFAULT '', goes_on TEXT NOT NULL DEFAULT '',
-    asked TEXT NOT NULL DEFAULT '', used TEXT NOT NULL DEFAULT '', expected REAL
+    asked TEXT NOT NULL DEFAULT '', used TEXT NOT NULL DEFAULT ''
 );
 CREATE INDEX tries_job ON tries (job);
 CREATE INDEX tries_name ON tries (name);
@@ -79,8 +78,6 @@ CREATE TABLE kept (
     try TEXT NOT NULL, path TEXT NOT NULL, size INTEGER NOT NULL, sha256 TEXT NOT NULL,
     PRIMARY KEY (try, path)
 );
-
-CREATE TABLE links (path TEXT PRIMARY KEY, target TEXT NOT NULL);
 CREATE TABLE local_files (
     path TEXT PRIMARY KEY, size INTEGER NOT NULL, mtime_ns INTEGER NOT NULL,
     ctime_ns INTEGER NOT NULL, inode INTEGER NOT NULL, sha256 TEXT NOT NULL
@@ -89,6 +86,15 @@ CREATE TABLE remote_files (
     place TEXT NOT NULL, path TEXT NOT NULL, size INTEGER NOT NULL, sha256 TEXT NOT NULL,
     source INTEGER NOT NULL DEFAULT 0, modified REAL NOT NULL DEFAULT 0,
     mode INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (place, path)
+);
+CREATE TABLE links (path TEXT PRIMARY KEY, target TEXT NOT NULL);
+CREATE TABLE stored (
+    path TEXT PRIMARY KEY, place TEXT NOT NULL, directory INTEGER NOT NULL,
+    files INTEGER NOT NULL, made REAL NOT NULL, job TEXT NOT NULL
+);
+CREATE TABLE undeclared (
+    path TEXT NOT NULL, place TEXT NOT NULL, size INTEGER NOT NULL, modified REAL NOT NULL,
+    mode INTEGER NOT NULL, job TEXT NOT NULL, PRIMARY KEY (path, place)
 );
 CREATE TABLE numbered (
     place TEXT NOT NULL, path TEXT NOT NULL, number INTEGER NOT NULL, sha256 TEXT NOT NULL,
@@ -109,14 +115,6 @@ CREATE TABLE uploads (
 CREATE TABLE imports (
     bundle TEXT NOT NULL, path TEXT NOT NULL, name TEXT NOT NULL,
     site TEXT NOT NULL, import_id TEXT NOT NULL, PRIMARY KEY (bundle, path)
-);
-CREATE TABLE stored (
-    path TEXT PRIMARY KEY, place TEXT NOT NULL, directory INTEGER NOT NULL,
-    files INTEGER NOT NULL, made REAL NOT NULL, job TEXT NOT NULL
-);
-CREATE TABLE undeclared (
-    path TEXT NOT NULL, place TEXT NOT NULL, size INTEGER NOT NULL, modified REAL NOT NULL,
-    mode INTEGER NOT NULL, job TEXT NOT NULL, PRIMARY KEY (path, place)
 );
 """
 
@@ -149,8 +147,7 @@ class Tables:
             raise JournalError(
                 f"the journal has version {version}; this executor reads {JOURNAL_VERSION}",
                 where=str(self.path),
-                do="Use the snakemake-executor-plugin-mantik that wrote it, or move it away:"
-                " running jobs are then not adopted",
+                do="Use the version of snakemake-executor-plugin-mantik that wrote it",
             )
         if not version:
             self.db.executescript(
@@ -219,26 +216,80 @@ class JournalCopy(Tables):
             raise self._damaged(str(error)) from error
 
 
+@dataclass(frozen=True)
+class Seat:
+    """Where a journal lies: what tells a project's directory from a copy of it.
+
+    Attributes:
+        machine: the machine's name and identity.
+        inode: of the directory. It survives a renaming, and the removal of `.snakemake`.
+        path: of the directory, absolute.
+    """
+
+    machine: str
+    inode: int
+    path: str
+
+    @classmethod
+    def of(cls, home: Path) -> "Seat":
+        return cls(_machine(), os.stat(home).st_ino, str(home.resolve()))
+
+    @classmethod
+    def read(cls, text: str) -> "Seat":
+        """Return the seat in a journal; nowhere if it has none, or a damaged one."""
+        try:
+            return cls(**json.loads(text))
+        except (TypeError, ValueError):
+            return cls("", 0, "")
+
+    @property
+    def digest(self) -> str:
+        """Return a name of it that tells nothing about it."""
+        return _digest(self.machine, self.inode, self.path)
+
+    @property
+    def workflow(self) -> str:
+        """Return the name of the workflow that begins here.
+
+        It depends on nothing that can be lost with the journal, so that a new one finds the
+        workspace of the lost one.
+        """
+        return _digest(self.machine, self.path)[:32]
+
+    def is_same(self, now: "Seat") -> bool:
+        """Return whether the directory `now` is the one that was here: it may have been moved."""
+        if (self.machine, self.inode) != (now.machine, now.inode):
+            return False
+        with suppress(OSError):
+            return os.stat(self.path).st_ino != self.inode or os.path.samefile(self.path, now.path)
+        return True
+
+    def is_left(self, now: "Seat") -> bool:
+        """Return whether nothing is here any more: it was moved, maybe to another file system."""
+        return self.machine == now.machine and not os.path.lexists(self.path)
+
+
 class Database(Tables):
     """An open and locked journal file.
 
     Attributes:
         instance: random name of this file; a copy of it gets another one.
-        seat: a digest of where the journal lies: the machine, its directory, and the inode of the
-            lock file.
-        predecessor: the instance of the damaged journal that was just replaced by this one; empty
-            if none was, or if that one lay elsewhere and may be in use there.
+        seat: where the journal lies.
+        home: the directory that its workspaces are named after: its own, or, if that was moved, the
+            one in which it began.
         remark: a notice for the user; may be empty.
+        learned: paths of stored outputs that the spare knew and the journal did not.
     """
 
     remark = ""
-    predecessor = ""
+    learned: Collection[str] = ()
 
     def __init__(self, directory: Path, *, shared: bool = False) -> None:
         """Open or create the journal in `directory` and take its lock.
 
-        A new directory is closed to others, unless it is `shared` with its group. A damaged journal
-        is restored from its spare, and the damaged file is kept under another name.
+        A new directory is closed to others, unless it is `shared` with its group. What the spare
+        knows and the journal does not is restored: it is damaged, empty or missing, or it is an
+        older one. A damaged file is kept under another name.
 
         Raises:
             JournalError: another controller holds it, it has another version, it cannot be locked
@@ -248,21 +299,24 @@ class Database(Tables):
         make_private(directory, shared=shared)
         self.path = directory / JOURNAL_FILE
         self._locks = _locked(directory)
-        self.seat = _seat(directory)
+        self.seat = Seat.of(home_of(directory))
+        known = backup.read_backup(directory)
         try:
+            what = "empty" if self.path.exists() else "missing"
             try:
-                self._open(self.path)
+                self._open()
             except sqlite3.DatabaseError as error:
-                self._anew(error)
-            self.instance = self._instance()
+                what = self._replace_damaged(error, known)
+            self._restore(known, what)
+            self._take_seat()
         except BaseException as error:
             self.close()
             if isinstance(error, sqlite3.DatabaseError | OSError):
                 raise self._damaged(str(error)) from error
             raise
 
-    def _open(self, path: Path) -> None:
-        self.db = _connect(path)
+    def _open(self) -> None:
+        self.db = _connect(self.path)
         found = self.db.execute("PRAGMA quick_check(1)").fetchone()[0]
         if found != "ok":
             error = sqlite3.DatabaseError(" ".join(str(found).split()))
@@ -270,52 +324,81 @@ class Database(Tables):
             raise error
         self._prepare()
 
-    def _anew(self, error: sqlite3.DatabaseError) -> None:
-        """Replace a damaged journal by a new one with the facts of the spare.
+    def _replace_damaged(self, error: sqlite3.DatabaseError, known: backup.BackupContents) -> str:
+        """Replace a damaged journal by an empty one; return what was wrong, in words.
 
         Raises:
-            JournalError: it is not damaged but inaccessible, its spare names no workflow, or the
-                new one cannot be written.
-            sqlite3.DatabaseError, OSError: the new one cannot replace it. The damaged one is still
-                there, or kept under another name.
+            JournalError: it is not damaged but inaccessible, or its spare names no workflow.
         """
-        known = backup.read_backup(self.path.parent)
         if getattr(error, "sqlite_errorcode", None) not in _DAMAGE or not known.workflow:
             raise self._damaged(str(error)) from error
         if hasattr(self, "db"):
             self.db.close()
-        new = self.path.with_name(f"{JOURNAL_FILE}.new")
-        new.unlink(missing_ok=True)
-        self._open(new)
-        self.predecessor = known.instance if known.seat == self.seat else ""
-        with self.write() as db:
-            _fill(db, known)
-        self.db.close()
         kept = _set_aside(self.path)
-        new.replace(self.path)
-        self._open(self.path)
-        count = sum(output is not None and not output.here for output in known.stored.values())
-        stored = f"Outputs that stay there: {count}. " if count else ""
-        self.remark = (
-            f"The journal was damaged ({error}). It has been restored from its spare; the damaged"
-            f" one is kept as {kept}. Jobs to look for at the sites: {len(known.tries)}."
-            f" {stored}Files are uploaded again."
+        self._open()
+        return f"damaged ({error}; it is kept as {kept})"
+
+    def _restore(self, known: backup.BackupContents, what: str) -> None:
+        """Take over from the spare what the journal does not know.
+
+        `what` is wrong with the journal if it is new although there is a spare.
+        """
+        row = self.db.execute("SELECT id FROM workflow").fetchone()
+        if row is None:
+            with self.write() as db:
+                db.execute(
+                    "INSERT INTO workflow VALUES (?, ?, ?, ?)",
+                    (known.workflow or self.seat.workflow, known.instance, known.seat, known.home),
+                )
+                if known.workflow:
+                    _fill_again(db, known)
+        else:
+            what = "older than its spare"
+            if row["id"] != known.workflow or not self._lags(known):
+                return
+            with self.write() as db:
+                _fill_again(db, known)
+        if known.workflow:
+            count = sum(output is not None and not output.here for output in known.stored.values())
+            self.learned = [path for path, output in known.stored.items() if output is not None]
+            stored = f" Outputs that stay there: {count}." if count else ""
+            self.remark = (
+                f"The journal was {what}. It has been restored from its spare. Jobs to look for at"
+                f" the sites: {len(known.tries)}.{stored} Files are uploaded again."
+            )
+
+    def _lags(self, known: backup.BackupContents) -> bool:
+        """Return whether the spare knows of submissions or runs that the journal does not know."""
+        sent = "SELECT id FROM tries WHERE state <> 'planned'"
+        numbers = self.db.execute("SELECT place, number FROM places")
+        mine = {row["place"]: row["number"] for row in numbers}
+        return bool(known.tries.keys() - {row["id"] for row in self.db.execute(sent)}) or any(
+            number > mine.get(place, 0) for place, number in known.numbers.items()
         )
 
-    def _instance(self) -> str:
-        """Return the name of this file; choose a new one if it is a copy.
-
-        A copy is on another machine, at another path, or beside another lock file.
-        """
-        row = self.db.execute("SELECT instance, seat FROM workflow").fetchone()
-        if row["instance"] and row["seat"] == self.seat:
-            return str(row["instance"])
-        instance = uuid.uuid4().hex[:16]
+    def _take_seat(self) -> None:
+        """Find out whether this is the journal's directory, the same one moved, or a copy."""
+        row = self.db.execute("SELECT instance, seat, home FROM workflow").fetchone()
+        self.instance, self.home = row["instance"], row["home"] or self.seat.path
+        before = Seat.read(row["seat"])
+        if self.instance and before == self.seat:
+            return
+        copied = bool(self.instance) and not before.is_same(self.seat)
+        if copied and before.path != self.seat.path and not before.is_left(self.seat):
+            self.home = self.seat.path
+            self.remark += (
+                f"{' ' * bool(self.remark)}This directory is a copy of {before.path}. It uses"
+                " workspaces of its own; jobs and outputs at the sites belong to the original."
+            )
+        if copied or not self.instance:
+            self.instance = uuid.uuid4().hex[:16]
         with self.write() as db:
-            db.execute("UPDATE workflow SET instance = ?, seat = ?", (instance, self.seat))
-            # The original may continue to fill its buckets.
-            db.execute("UPDATE places SET bucket = NULL")
-        return instance
+            db.execute(
+                "UPDATE workflow SET instance = ?, seat = ?, home = ?",
+                (self.instance, json.dumps(asdict(self.seat)), self.home),
+            )
+            if copied:  # the original may continue to fill its buckets
+                db.execute("UPDATE places SET bucket = NULL")
 
     def close(self) -> None:
         if hasattr(self, "db"):
@@ -323,11 +406,16 @@ class Database(Tables):
         self._locks.close()
 
 
-def _seat(directory: Path) -> str:
-    """A digest of where the journal in `directory` lies."""
-    inode = os.stat(directory / JOURNAL_LOCK).st_ino
-    where = f"{_machine()} {inode} {directory.resolve()}".encode(errors="replace")
-    return hashlib.sha256(where).hexdigest()
+def home_of(directory: Path) -> Path:
+    """Return the workflow's directory, for its state directory; that itself if it is elsewhere."""
+    if directory.parts[-len(STATE.parts) :] == STATE.parts:
+        return directory.parents[len(STATE.parts) - 1]
+    return directory
+
+
+def _digest(*parts: object) -> str:
+    text = "\0".join(map(str, parts))
+    return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()
 
 
 def _machine() -> str:
@@ -355,8 +443,8 @@ def _locked(directory: Path) -> ExitStack:
     lock = locks.enter_context((directory / JOURNAL_LOCK).open("a+"))
     try:
         taken = take_lock(lock)
-        if taken and directory.parts[-len(STATE.parts) :] == STATE.parts:
-            taken = _take_directory(directory.parents[len(STATE.parts) - 1], locks)
+        if taken and (home := home_of(directory)) != directory:
+            taken = _take_directory(home, locks)
     except OSError as error:
         locks.close()
         raise JournalError(
@@ -412,13 +500,19 @@ def _rows_of(path: str, output: StoredOutput | None) -> Iterator[tuple[str, dict
         yield "links", {"path": link, "target": target}
 
 
-def _fill(db: sqlite3.Connection, known: backup.BackupContents) -> None:
-    """Fill empty tables from a spare; each of its tries counts as possibly known to the site."""
-    db.execute("UPDATE workflow SET id = ?", (known.workflow,))
+def fill(db: sqlite3.Connection, known: backup.BackupContents) -> None:
+    """Add facts to tables that do not know them.
+
+    Each try counts as possibly known to its site. What was uploaded since is unknown, and so is
+    what runs have done since: the place is asked (`engine.leases`).
+    """
     rows = [("sites", columns) for columns in known.sites.values()]
     for columns in known.tries.values():
         settled = {name: value for name, value in columns.items() if name != "members"}
-        rows.append(("tries", {**settled, "state": TryState.SUBMITTING}))
+        db.execute("DELETE FROM tries WHERE id = ? AND state = 'planned'", (columns["id"],))
+        if db.execute("SELECT 1 FROM tries WHERE id = ?", (columns["id"],)).fetchone():
+            continue
+        rows.append(("tries", {"state": TryState.SUBMITTING, **settled}))
         rows += [
             ("members", {"try": columns["id"], "job": job, "name": name})
             for job, name in columns["members"].items()
@@ -435,15 +529,23 @@ def _fill(db: sqlite3.Connection, known: backup.BackupContents) -> None:
         )
 
 
+def _fill_again(db: sqlite3.Connection, known: backup.BackupContents) -> None:
+    """Add the facts of the journal's own spare."""
+    fill(db, known)
+    for place, number in known.numbers.items():
+        db.execute("INSERT OR IGNORE INTO places (place) VALUES (?)", (place,))
+        db.execute("UPDATE places SET number = MAX(number, ?) WHERE place = ?", (number, place))
+    db.execute("UPDATE places SET restored = 1, bucket = NULL")
+
+
 def _set_aside(path: Path) -> Path:
-    """Copy a damaged journal to another name, and move its WAL there; the original stays."""
+    """Move a damaged journal and its WAL to another name."""
     kept = next(
         name
         for number in itertools.count(1)
         if not (name := path.with_name(f"{path.name}.damaged-{number}")).exists()
     )
-    shutil.copyfile(path, kept)
-    for beside in ("-wal", "-shm"):
+    for beside in ("", "-wal", "-shm"):
         with suppress(FileNotFoundError):
             path.with_name(f"{path.name}{beside}").replace(kept.with_name(f"{kept.name}{beside}"))
     return kept

@@ -84,9 +84,13 @@ class FileLedger:
 
     # Stored outputs
 
-    def stored_facts(self) -> Iterator[Fact]:
-        """Yield what the spare has to hold of the stored outputs."""
-        for row in self._db.execute("SELECT * FROM stored ORDER BY path").fetchall():
+    def stored_facts(self, place: str | None = None) -> Iterator[Fact]:
+        """Yield what the spare has to hold of the stored outputs, at all places or at one."""
+        rows = self._db.execute(
+            "SELECT * FROM stored WHERE ?1 IS NULL OR place IN (?1, ?2) ORDER BY path",
+            (place, LOST),
+        ).fetchall()
+        for row in rows:
             output = _whole(self._db, row)
             yield stored_fact(output) if output is not None else lost_fact(row["path"])
 
@@ -225,7 +229,7 @@ class FileLedger:
         return bundles
 
     def loose_bundles(self, place: str) -> list[str]:
-        """Return the kept bundles that are unpacked: those in no bucket's directory."""
+        """Return the kept bundles that are unpacked."""
         rows = self._db.execute(
             "SELECT id FROM bundles WHERE place = ? AND state = 'unpacked' AND id LIKE ?",
             (place, f"{KEPT}%"),

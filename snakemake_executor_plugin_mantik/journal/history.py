@@ -57,13 +57,15 @@ def journal_path(directory: Path) -> Path:
 class StoredOutputs:
     """The stored outputs of a workflow, its sites by name, and its own name in the journal.
 
-    `lost` are the paths of outputs that do not exist, whatever lies here under their names.
+    `lost` are the paths of outputs that do not exist, whatever lies here under their names; `home`
+    is the directory that its workspaces are named after.
     """
 
     outputs: tuple[StoredOutput, ...] = ()
     lost: frozenset[str] = frozenset()
     sites: Mapping[str, SiteRecord] = field(default_factory=dict)
     workflow: str = ""
+    home: Path = Path()
 
 
 def read_stored(directory: Path) -> StoredOutputs:
@@ -79,15 +81,18 @@ def read_stored(directory: Path) -> StoredOutputs:
         return StoredOutputs()
     try:
         with closing(_connect(path)) as db:
-            if not db.execute("PRAGMA user_version").fetchone()[0]:
+            begun = db.execute("PRAGMA user_version").fetchone()[0]
+            known = begun and db.execute("SELECT id, home FROM workflow").fetchone()
+            if not known:
                 return StoredOutputs()  # its first controller is about to fill it
             rows = db.execute("SELECT site, url, workspace, config, place FROM sites")
             sites = {row["site"]: SiteRecord(**row) for row in rows}
-            workflow = db.execute("SELECT id FROM workflow").fetchone()["id"]
             outputs = tuple(all_stored(db))
             there = {output.path for output in outputs}
             paths = {row["path"] for row in db.execute("SELECT path FROM stored")}
-            return StoredOutputs(outputs, frozenset(paths - there), sites, workflow)
+            return StoredOutputs(
+                outputs, frozenset(paths - there), sites, known["id"], Path(known["home"])
+            )
     except sqlite3.DatabaseError as error:
         raise _unreadable(path, error) from error
 

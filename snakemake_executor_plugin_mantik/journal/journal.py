@@ -5,21 +5,25 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 
 from snakemake_executor_plugin_mantik.common.errors import JournalError
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.journal import backup
 from snakemake_executor_plugin_mantik.journal.backup import JournalBackup
-from snakemake_executor_plugin_mantik.journal.database import Database
+from snakemake_executor_plugin_mantik.journal.database import Database, fill
 from snakemake_executor_plugin_mantik.journal.files import FileLedger, mark_landed
 from snakemake_executor_plugin_mantik.journal.history import read_tries
 from snakemake_executor_plugin_mantik.journal.records import (
+    IDENTITY,
     LEFT,
+    LOST,
     UNTIMED,
     Asked,
     FileRecord,
     SiteRecord,
+    StoredOutput,
     Times,
     TryRecord,
     TryState,
@@ -45,6 +49,9 @@ class Journal:
     Attributes:
         path: the journal's file.
         remark: a notice for the user; may be empty.
+        learned: paths of stored outputs that the journal did not know when it was opened: its
+            spare, or the place, did.
+        noted: how many facts it has noted in its spare since it was opened.
         files: its part on files.
         segments: its part on jobs that go on past their walltime.
     """
@@ -63,9 +70,11 @@ class Journal:
         self._db = self._database.db
         self.path = self._database.path
         self.remark = self._database.remark
+        self.learned = set(self._database.learned)
         self.files = FileLedger(self._database, self._note)
         self.segments = SegmentLedger(self._database)
         self.undeclared = UndeclaredLedger(self._database)
+        self.noted = 0
         self._spared: set[str] = set()
         try:
             self._forget_made()
@@ -81,9 +90,12 @@ class Journal:
     # The spare
 
     def _facts(self) -> Iterator[backup.Fact]:
-        yield backup.workflow_fact(self.workflow, self.instance, self._database.seat)
+        seat = json.dumps(asdict(self._database.seat))
+        yield backup.workflow_fact(self.workflow, self.instance, seat, self._database.home)
         for site in self.sites():
             yield self._site_fact(site)
+        for row in self._db.execute("SELECT place, number FROM places").fetchall():
+            yield backup.number_fact(row["place"], row["number"])
         yield from self._try_facts("state NOT IN ('planned', 'done', 'abandoned')")
         yield from self.files.stored_facts()
 
@@ -99,11 +111,95 @@ class Journal:
         found = f"SELECT try, job, name FROM members WHERE try IN ({these})"  # noqa: S608
         for row in self._db.execute(found, values):
             members.setdefault(row["try"], {})[row["job"]] = row["name"]
-        columns = "id, site, place, bucket, job, rule, name, fingerprint, made_of, created, after"
-        columns += ", segment, segments, follows"
+        columns = "id, place, bucket, " + ", ".join(IDENTITY)
         found = f"SELECT {columns} FROM tries WHERE {which} ORDER BY created"  # noqa: S608
         for row in self._db.execute(found, values):
             yield backup.try_fact(dict(row), members.get(row["id"], {}))
+
+    # What the place knows
+
+    def number(self, place: str) -> int:
+        """Return the last number that was taken at a place; 0 if none is known.
+
+        A greater one there shows that runs have been there of which this journal knows nothing: it
+        is new, or an older copy was put back in place.
+        """
+        row = self._db.execute("SELECT number FROM places WHERE place = ?", (place,)).fetchone()
+        return int(row["number"]) if row is not None else 0
+
+    def was_restored(self, place: str) -> bool:
+        """Return whether what was uploaded to a place is unknown, since only the spare was left.
+
+        It is so until the next number is taken there.
+        """
+        row = self._db.execute("SELECT restored FROM places WHERE place = ?", (place,)).fetchone()
+        return bool(row is not None and row["restored"])
+
+    def take_number(self, place: str, number: int) -> None:
+        """Record that a number is about to be taken. On disk when the method returns."""
+        self._note(backup.number_fact(place, number), lasting=True)
+        with self._database.lasting(), self._database.write() as db:
+            db.execute(
+                "INSERT INTO places (place, number) VALUES (?, ?)"
+                " ON CONFLICT (place) DO UPDATE SET number = excluded.number, restored = 0",
+                (place, number),
+            )
+
+    def spare_of(self, place: str) -> bytes:
+        """Return the facts that the place itself keeps, so that a lost journal is no loss."""
+        sent = "state NOT IN ('planned', 'done', 'abandoned') AND place = ?"
+        facts = [*self._try_facts(sent, place), *self.files.stored_facts(place)]
+        return b"".join(map(backup.as_line, facts))
+
+    def doubt(self, place: str) -> None:
+        """Forget what was uploaded to a place: it may have been replaced or removed meanwhile."""
+        with self._database.write() as db:
+            db.execute("DELETE FROM remote_files WHERE place = ? AND modified = 0", (place,))
+            for table in ("bundle_files", "imports"):
+                db.execute(
+                    f"DELETE FROM {table} WHERE bundle IN"  # noqa: S608
+                    " (SELECT id FROM bundles WHERE place = ? AND state <> 'carried')",
+                    (place,),
+                )
+            db.execute("DELETE FROM bundles WHERE place = ? AND state <> 'carried'", (place,))
+            db.execute("DELETE FROM uploads WHERE place = ?", (place,))
+
+    def catch_up(self, place: str, spare: bytes) -> None:
+        """Learn what the place's own spare (`spare_of`) knows."""
+        known = backup.read_facts(spare)
+        stored: dict[str, StoredOutput | None] = {}
+        for path, output in known.stored.items():
+            row = self._db.execute("SELECT place, made FROM stored WHERE path = ?", (path,))
+            mine = row.fetchone()
+            newer = output is not None and mine is not None and output.made > mine["made"]
+            if mine is None or mine["place"] in (LOST, place) or newer:
+                stored[path] = output
+        self.learned |= {p for p, o in stored.items() if o and self.files.stored(p) != o}
+        tries = {i: {**facts, "place": place} for i, facts in known.tries.items()}
+        with self._database.write() as db:
+            fill(db, backup.BackupContents(tries=tries, stored=stored))
+            db.execute(
+                "INSERT OR IGNORE INTO buckets SELECT place, bucket FROM tries WHERE place = ?"
+                " AND state = 'submitting'",
+                (place,),
+            )
+
+    def find_out(self, tries: Iterable[backup.Fact]) -> list[TryRecord]:
+        """Learn of tries that were found at a place; return them.
+
+        Each has the columns of `identity`, with `place`, `bucket` and `id`.
+        """
+        known = backup.BackupContents(tries={str(facts["id"]): dict(facts) for facts in tries})
+        with self._database.write() as db:
+            fill(db, known)
+            db.executemany(
+                "INSERT OR IGNORE INTO buckets VALUES (?, ?)",
+                [(facts["place"], facts["bucket"]) for facts in known.tries.values()],
+            )
+        for try_id in known.tries:
+            for fact in self._try_facts("id = ?", try_id):
+                self._note(fact)
+        return self.tries(known.tries)
 
     def _full(self, error: OSError) -> JournalError:
         return JournalError(
@@ -142,26 +238,24 @@ class Journal:
 
     @property
     def workflow(self) -> str:
-        """A random name of the workflow, made with the journal.
-
-        A new journal does not know the jobs of a lost one that may still run. Its name makes it use
-        other workspaces, so that the jobs of the two do not meet.
-        """
+        """The workflow's name: that of the machine and the directory in which it began."""
         name: str = self._db.execute("SELECT id FROM workflow").fetchone()["id"]
         return name
 
     @property
     def instance(self) -> str:
         """A random name of this journal file; a copy, wherever it is, gets another when opened."""
-        return self._database.instance
+        return str(self._database.instance)
 
     @property
-    def predecessor(self) -> str:
-        """The instance of the damaged journal that was just replaced by this one.
+    def seat(self) -> str:
+        """A name of the directory in which the journal lies: nobody else can lead from there."""
+        return self._database.seat.digest
 
-        Empty if none was replaced now, or if that one lay elsewhere and may be in use there.
-        """
-        return self._database.predecessor
+    @property
+    def home(self) -> Path:
+        """The directory that the workflow's workspaces are named after."""
+        return Path(self._database.home)
 
     def set_site(
         self, site: str, url: str, workspace: str, place: str, config: str = ""
@@ -197,33 +291,21 @@ class Journal:
                 (site, url, workspace, config, place),
             )
             db.execute("INSERT OR IGNORE INTO places (place) VALUES (?)", (place,))
-            db.execute(
-                "UPDATE tries SET place = ? WHERE place = '' AND state = 'abandoned'"
-                " AND outcome = ?",
-                (place, f"{LEFT}{workspace}"),
-            )
         self._note(self._site_fact(site))
         return left
 
     def _unite(self, known: SiteRecord, place: str) -> None:
         """Record that `place` identifies a site's workspace, under all names it was known by."""
         with self._database.write() as db:
-            names = db.execute(
-                "SELECT site FROM sites WHERE place = ? AND workspace = ?",
-                (known.place, known.workspace),
-            ).fetchall()
-            for name in [row["site"] for row in names]:
+            db.execute(
+                "UPDATE tries SET place = ? WHERE place = ? AND outcome NOT LIKE ?",
+                (place, known.place, f"{LEFT}%"),
+            )
+            for table in ("sites", "remote_files", "bundles", "numbered"):
                 db.execute(
-                    "UPDATE tries SET place = ? WHERE site = ? AND place = ?"
-                    " AND outcome NOT LIKE ?",
-                    (place, name, known.place, f"{LEFT}%"),
+                    f"UPDATE OR REPLACE {table} SET place = ? WHERE place = ?",  # noqa: S608
+                    (place, known.place),
                 )
-                db.execute("UPDATE sites SET place = ? WHERE site = ?", (place, name))
-                for table in ("remote_files", "bundles", "numbered"):
-                    db.execute(
-                        f"UPDATE OR REPLACE {table} SET place = ? WHERE place = ?",  # noqa: S608
-                        (place, known.place),
-                    )
             db.execute(
                 "INSERT OR IGNORE INTO buckets SELECT DISTINCT place, bucket FROM tries"
                 " WHERE place = ? AND state NOT IN ('planned', 'done', 'abandoned')",
@@ -249,7 +331,11 @@ class Journal:
                 return int(row["bucket"])
         bucket = uuid.uuid4().int >> 88
         with self._database.write() as db:
-            db.execute("INSERT OR REPLACE INTO places VALUES (?, ?)", (place, bucket))
+            db.execute(
+                "INSERT INTO places (place, bucket) VALUES (?, ?)"
+                " ON CONFLICT (place) DO UPDATE SET bucket = excluded.bucket",
+                (place, bucket),
+            )
             db.execute("INSERT INTO buckets VALUES (?, ?)", (place, bucket))
         return bucket
 
@@ -502,6 +588,7 @@ class Journal:
         self._spared.discard(try_id)
 
     def _note(self, fact: backup.Fact, *, lasting: bool = False) -> None:
+        self.noted += 1
         try:
             self._backup.add(fact, lasting=lasting)
         except OSError as error:

@@ -236,6 +236,37 @@ class TryRecord:
         return TryPaths(self.bucket, self.id)
 
 
+IDENTITY = (
+    "site", "job", "rule", "name", "fingerprint", "made_of", "created", "after", "logs",
+    "segment", "segments", "follows",
+)  # fmt: skip
+"""What a place has to know of a try, so that a journal that does not can take it up."""
+_IDENTITY_BYTES = 16 << 10
+
+
+def encode_identity(record: TryRecord, members: Mapping[str, str]) -> str:
+    """Return a try's identity as one line of JSON, for its claim.
+
+    What changed since its submission cannot be told later if that line would be too long for a
+    script; empty if it is too long even so.
+    """
+    facts = {name: getattr(record, name) for name in IDENTITY} | {"members": dict(members)}
+    for left_out in ({}, {"made_of": ""}):
+        if len(line := json.dumps(facts | left_out)) <= _IDENTITY_BYTES:
+            return line
+    return ""
+
+
+def decode_identity(line: str) -> dict[str, Any] | None:
+    """Return the columns in a line of `encode_identity`; None if it is damaged."""
+    try:
+        facts = json.loads(line)
+        known = {name: facts[name] for name in IDENTITY}
+        return {**known, "members": dict(facts["members"])}
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
 def encode_fields(values: Asked | Used) -> str:
     """Return the known fields of a value as JSON, for the journal."""
     return json.dumps(

@@ -26,6 +26,7 @@ from snakemake_executor_plugin_mantik.journal import (
     Journal,
     StoredOutput,
     StoredOutputs,
+    has_backup,
     read_stored,
 )
 from snakemake_executor_plugin_mantik.sites.base import Entry
@@ -378,15 +379,15 @@ def catalog_of(workdir: Path) -> Catalog:
 
 
 def _read(state: Path, notify: Callable[[str], None]) -> StoredOutputs:
-    """Read what is stored; restore a damaged journal first.
+    """Read what is stored; restore a journal first that is damaged, empty or missing.
 
     Raises:
         JournalError: it cannot be restored.
     """
-    try:
-        return read_stored(state)
-    except JournalError:
-        journal = Journal(state)
-        notify(journal.remark)
-        journal.close()
-        return read_stored(state)
+    with suppress(JournalError):
+        if (found := read_stored(state)).workflow or not has_backup(state):
+            return found
+    journal = Journal(state)
+    notify(journal.remark)
+    journal.close()
+    return read_stored(state)

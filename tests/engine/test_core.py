@@ -68,9 +68,9 @@ def make(world: World, workdir: Path, notify: Callable[[str], None] = lambda _: 
     planner = SimulatedPlanner(QUICK, None, workdir, world)
     return Engine(
         {"sim": (site, planner)},
-        journal=Journal(workdir / ".state"),
+        journal=Journal(workdir / ".snakemake/mantik"),
         workdir=workdir,
-        state=workdir / ".state",
+        state=workdir / ".snakemake/mantik",
         notify=notify,
     )
 
@@ -104,17 +104,21 @@ def outcomes(engine: Engine, *requests: JobRequest) -> dict[JobNumber, Outcome]:
 
 def answered(workdir: Path) -> None:
     """Wait for the answers to all submissions."""
-    wait_until(lambda: {r.state for r in read_history(workdir / ".state")} == {TryState.SUBMITTED})
+    wait_until(
+        lambda: (
+            {r.state for r in read_history(workdir / ".snakemake/mantik")} == {TryState.SUBMITTED}
+        )
+    )
 
 
 def test_each_job_has_its_outcome(start: Start, tmp_path: Path) -> None:
     engine = start()
     found = outcomes(engine, *(request(n) for n in range(50)))
     assert all(outcome.succeeded for outcome in found.values()), found
-    assert {r.state for r in read_history(tmp_path / ".state")} == {TryState.ENDED}
+    assert {r.state for r in read_history(tmp_path / ".snakemake/mantik")} == {TryState.ENDED}
     for outcome in found.values():
         engine.commit(outcome)
-    assert {r.state for r in read_history(tmp_path / ".state")} == {TryState.DONE}
+    assert {r.state for r in read_history(tmp_path / ".snakemake/mantik")} == {TryState.DONE}
 
 
 def test_collected_but_not_committed_is_taken_up(
@@ -308,7 +312,7 @@ def test_cancel_ends_all(start: Start, world: World, tmp_path: Path, started: bo
 
     assert engine.cancel() == []
 
-    assert {r.outcome for r in read_history(tmp_path / ".state")} == {"cancelled"}
+    assert {r.outcome for r in read_history(tmp_path / ".snakemake/mantik")} == {"cancelled"}
     world.advance(world.now + 2000)
     assert all(run.how == "exit 143" for run in world.runs)
     assert len(world.runs) == (10 if started else 0)
@@ -348,7 +352,7 @@ def test_cancel_tells_what_does_not_confirm(
 
     assert [record.name for record in left] == ["job-1"]
     engine.close(tidy=False)
-    with_journal = Journal(tmp_path / ".state")
+    with_journal = Journal(tmp_path / ".snakemake/mantik")
     assert len(with_journal.all_open_tries()) == 1, "the next run takes it up"
     with_journal.close()
 
@@ -396,7 +400,7 @@ def test_what_nobody_asks_for_any_more_is_told(start: Start, world: World, tmp_p
     again = make(world, tmp_path, said.append)
     again.open(["sim"], lambda _: Sources((), 0, ()))
     again.submit(request(0))
-    wait_until(lambda: "0" in "".join(r.job for r in read_history(tmp_path / ".state")))
+    wait_until(lambda: "0" in "".join(r.job for r in read_history(tmp_path / ".snakemake/mantik")))
     again.close()
 
     [line] = [line for line in said if "does not need" in line]
@@ -416,14 +420,14 @@ def test_what_is_left_at_another_site_may_still_run(
     other = World(at_once, lambda spec: 0.1)
     said: list[str] = []
     again = Engine(
-        at({"else": (other, "/else")}, tmp_path), journal=Journal(tmp_path / ".state"),
-        workdir=tmp_path, state=tmp_path / ".state", notify=said.append,
+        at({"else": (other, "/else")}, tmp_path), journal=Journal(tmp_path / ".snakemake/mantik"),
+        workdir=tmp_path, state=tmp_path / ".snakemake/mantik", notify=said.append,
     )  # fmt: skip
     again.open(["else"], lambda _: Sources((), 0, ()))
     assert outcomes(again, replace(request(1), site="else"))[1].succeeded
     again.close()
 
-    left, _ = read_history(tmp_path / ".state")
+    left, _ = read_history(tmp_path / ".snakemake/mantik")
     assert (left.may_run, left.left_where) == (True, "/ws")
     assert any(f"smk-mantik cancel {left.id}" in line for line in said)
 
@@ -442,13 +446,13 @@ def test_a_workspace_under_another_name_runs_one_try_at_a_time(
 
     elsewhere = World(at_once, lambda spec: 0.1)
     if between:
-        with closing(Journal(tmp_path / ".state")) as journal:
+        with closing(Journal(tmp_path / ".snakemake/mantik")) as journal:
             journal.set_site("sim", CONFIG.api_url, "/else", "else")
     named = {"new": (world, "/ws")} | ({"sim": (elsewhere, "/else")} if swapped else {})
     world.duration = lambda spec: 0.1
     again = Engine(
-        at(named, tmp_path), journal=Journal(tmp_path / ".state"),
-        workdir=tmp_path, state=tmp_path / ".state", notify=lambda _: None,
+        at(named, tmp_path), journal=Journal(tmp_path / ".snakemake/mantik"),
+        workdir=tmp_path, state=tmp_path / ".snakemake/mantik", notify=lambda _: None,
     )  # fmt: skip
     again.open(["new"], lambda _: Sources((), 0, ()))
     try:
@@ -459,7 +463,7 @@ def test_a_workspace_under_another_name_runs_one_try_at_a_time(
     first, second = world.runs
     assert first.ended is not None
     assert first.ended <= second.begun
-    assert not any(record.may_run for record in read_history(tmp_path / ".state"))
+    assert not any(record.may_run for record in read_history(tmp_path / ".snakemake/mantik"))
 
 
 @pytest.mark.parametrize("one_client", [False, True])
@@ -484,8 +488,9 @@ def test_names_of_one_place_keep_their_own_settings(
         )
         client = clients["small"] if one_client else clients[name]
         sites[name] = (client, SimulatedPlanner(config, None, tmp_path, world))
+    state = tmp_path / ".snakemake/mantik"
     engine = Engine(
-        sites, journal=Journal(tmp_path / ".state"), workdir=tmp_path, state=tmp_path / ".state",
+        sites, journal=Journal(state), workdir=tmp_path, state=state,
         notify=lambda _: None,
     )  # fmt: skip
     try:
@@ -499,7 +504,7 @@ def test_names_of_one_place_keep_their_own_settings(
     assert [limits[f"job-{n}"].grace_s for n in (0, 1)] == [5, 6]
     bundled = {spec.name: bool(spec.bundles) for spec in world.specs.values()}
     assert bundled["job-0"], "its script is too small for it"
-    with closing(Journal(tmp_path / ".state")) as journal:
+    with closing(Journal(tmp_path / ".snakemake/mantik")) as journal:
         assert len({site.place for site in journal.sites().values()}) == 1
 
 

@@ -147,7 +147,7 @@ def play(site: Importing, tmp_path: Path) -> Player:
 
     def run(scenario: Play) -> None:
         async def with_run() -> None:
-            journal = Journal(tmp_path / ".state")
+            journal = Journal(tmp_path / ".snakemake/mantik")
             try:
                 await scenario(Run(site, journal))
             finally:

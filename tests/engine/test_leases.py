@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -22,7 +23,14 @@ from snakemake_executor_plugin_mantik.engine.request import Outcome
 from snakemake_executor_plugin_mantik.engine.site_runner import SiteRunner
 from snakemake_executor_plugin_mantik.engine.workflow_context import WorkflowContext
 from snakemake_executor_plugin_mantik.jobs.paths import NEWER, PLACE, TRIES
-from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, TryState
+from snakemake_executor_plugin_mantik.journal import (
+    FileRecord,
+    Journal,
+    StoredOutput,
+    TryRecord,
+    TryState,
+    database,
+)
 from snakemake_executor_plugin_mantik.sites.base import Entry
 from tests.support import virtualtime
 from tests.support.controller import CONFIG, request
@@ -38,11 +46,11 @@ class Seat:
 
     def __init__(self, world: World, workdir: Path, name: str = "sim", url: str = "url") -> None:
         self.world, self.workdir, self.name, self.url = world, workdir, name, url
-        self.journal = Journal(workdir / ".state")
+        self.journal = Journal(workdir / ".snakemake/mantik")
         self.said: list[str] = []
         self.tasks: list[asyncio.Task[None]] = []
         self.site = SimulatedSite(world, name)
-        state = workdir / ".state"
+        state = workdir / ".snakemake/mantik"
         self.places = Places(
             WorkflowContext(self.journal, workdir, state, self.said.append, self._none)
         )
@@ -150,7 +158,7 @@ def test_of_two_that_come_at_once_one_at_most_leads(
             names = [f"{step}-{n}" for n in "ab"]
             if copies:
                 (tmp_path / names[0]).mkdir()
-                with closing(Journal(tmp_path / names[0] / ".state")):
+                with closing(Journal(tmp_path / names[0] / ".snakemake/mantik")):
                     pass
                 copied(tmp_path / names[0], names[1])
             seats = [seat(name) for name in names]
@@ -216,21 +224,23 @@ def test_nobody_leads_where_no_listing_shows_a_lease(play: Play) -> None:
     play(scene, World())
 
 
-def test_next_run_asks_once(play: Play) -> None:
+def test_next_run_takes_the_next_number(play: Play) -> None:
     async def scene(seat: Callable[..., Seat]) -> None:
         first = seat("flow")
         place = await first.lead()
         first.die()
         again = seat("flow")
         assert (await again.lead()).id == place.id
-        assert again.site.calls == {"open": 1, "list": 1}
+        assert again.site.calls == {"open": 1, "list": 2, "put": 1, "remove": 1}
 
     play(scene, World())
 
 
 def spoil(workdir: Path) -> None:
     """Damage a project's journal."""
-    for path in (workdir / ".state").glob("journal.sqlite*"):  # what was written last lies beside
+    for path in (workdir / ".snakemake/mantik").glob(
+        "journal.sqlite*"
+    ):  # what was written last lies beside
         path.write_bytes(b"no journal" * 1000)
 
 
@@ -603,3 +613,115 @@ def test_a_place_is_found_by_any_of_its_sites(play: Play) -> None:
             await found._find(place.id)
 
     play(scene, World())
+
+
+STATE = ".snakemake/mantik"
+
+
+@pytest.mark.parametrize("how", ["removed", "restored", "restored from within the run"])
+def test_a_journal_that_knows_less_than_the_place_takes_up_what_runs_there(
+    play: Play, tmp_path: Path, how: str
+) -> None:
+    state, saved = tmp_path / "flow" / STATE, tmp_path / "saved"
+
+    async def scene(seat: Callable[..., Seat]) -> None:
+        flow = seat("flow")
+        await flow.lead()
+        assert (await flow.job(1)).succeeded
+        if how == "restored":
+            flow.die()
+            shutil.copytree(state, saved)
+            flow = seat("flow")
+            await flow.lead()
+        elif how != "removed":
+            shutil.copytree(state, saved)
+        job = asyncio.create_task(flow.job(2))
+        await asyncio.sleep(50.0)
+        job.cancel()
+        flow.die()
+        shutil.rmtree(state)
+        if how != "removed":
+            shutil.copytree(saved, state)
+        flow = seat("flow")
+        await flow.lead()
+        assert any("Their jobs are followed: job-2." in line for line in flow.said), flow.said
+        assert (await flow.job(2)).succeeded
+        assert [run.job for run in flow.world.runs] == ["job-1", "job-2"]
+        flow.die()
+        again = seat("flow")
+        await again.lead()
+        assert not again.said
+
+    play(scene, World(duration=lambda spec: LONG_S))
+
+
+@pytest.mark.parametrize("spare", [False, True])
+def test_a_job_that_waits_and_is_unknown_starts_only_if_the_place_tells_of_it(
+    play: Play, tmp_path: Path, spare: bool
+) -> None:
+    async def scene(seat: Callable[..., Seat]) -> None:
+        flow = seat("flow")
+        place = await flow.lead()
+        job = asyncio.create_task(flow.job(1))
+        await asyncio.sleep(50.0)
+        [before] = flow.journal.all_open_tries()
+        if spare:
+            await place.spare.write()
+        job.cancel()
+        flow.die()
+        shutil.rmtree(tmp_path / "flow" / STATE)
+        flow = seat("flow")
+        await flow.lead()
+        outcome = await flow.job(1)
+        assert outcome.succeeded
+        assert (outcome.try_id == before.id) == spare
+        await asyncio.sleep(LONG_S)
+        assert [run.try_id for run in flow.world.runs] == [outcome.try_id]
+
+    play(scene, World(lambda spec: Fate(starts=(1000.0,))))
+
+
+def test_the_place_tells_a_new_journal_of_the_outputs_that_stay_there(
+    play: Play, tmp_path: Path
+) -> None:
+    async def scene(seat: Callable[..., Seat]) -> None:
+        flow = seat("flow")
+        place = await flow.lead()
+        files = (FileRecord("big", 1, "sha", modified=2.5, mode=0o644),)
+        output = StoredOutput("big", place.id, False, 3.5, "make", files)
+        flow.journal.files.set_remote_files(place.id, files)
+        flow.journal.files.set_stored([output])
+        await place.spare.write()
+        flow.die()
+        shutil.rmtree(tmp_path / "flow" / STATE)
+        flow = seat("flow")
+        await flow.lead()
+        assert flow.journal.files.stored("big") == output
+        assert flow.journal.learned == {"big"}, "Snakemake did not know it"
+
+    play(scene, World())
+
+
+def test_a_run_whose_journal_was_removed_under_it_finds_out_that_another_one_leads(
+    play: Play, tmp_path: Path
+) -> None:
+    """Where directories cannot be locked, nothing else tells it."""
+
+    async def scene(seat: Callable[..., Seat]) -> None:
+        flow = seat("flow")
+        await flow.lead()
+        job = asyncio.create_task(flow.job(1))
+        await asyncio.sleep(50.0)
+        (tmp_path / "flow" / STATE).rename(tmp_path / "lost")
+        with mock.patch.object(database, "_take_directory", return_value=True):
+            other = Seat(flow.world, tmp_path / "flow")
+        await other.lead()
+        assert (await other.job(1)).succeeded
+        with pytest.raises(PlaceTaken):
+            await job
+        with pytest.raises(PlaceTaken):
+            await flow.job(2)
+        other.die()
+        assert [run.job for run in flow.world.runs] == ["job-1"]
+
+    play(scene, World(duration=lambda spec: LONG_S))

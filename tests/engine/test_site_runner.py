@@ -198,7 +198,7 @@ def test_repeated_submission_is_refused(tmp_path: Path, runs_after_all: bool) ->
     else:
         with pytest.raises(SiteRejected):
             simulate(tmp_path, world, play)
-        (record,) = read_history(tmp_path / ".state")
+        (record,) = read_history(tmp_path / ".snakemake/mantik")
         assert world.files[record.paths.claim] is None, "it is revoked"
     assert len(world.runs) == int(runs_after_all)
 
@@ -282,7 +282,9 @@ def test_full_queue_is_waited_for(tmp_path: Path) -> None:
 
     assert simulate(tmp_path, world, play).succeeded
     assert len(world.runs) == 1
-    assert [record.state for record in read_history(tmp_path / ".state")][-1] is TryState.DONE
+    assert [record.state for record in read_history(tmp_path / ".snakemake/mantik")][
+        -1
+    ] is TryState.DONE
 
 
 def test_refusal_that_stays_is_told(tmp_path: Path) -> None:

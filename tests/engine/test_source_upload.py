@@ -51,7 +51,7 @@ def sent(tmp_path: Path) -> Sent:
 
         for name in ("code.py", "notes"):
             (tmp_path / name).write_text("x")
-        with closing(Journal(tmp_path / ".state")) as journal:
+        with closing(Journal(tmp_path / ".snakemake/mantik")) as journal:
             return virtualtime.run(work()), said
 
     return send

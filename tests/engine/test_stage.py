@@ -80,7 +80,7 @@ def play(tmp_path: Path) -> Player[None]:
 
     def run(scenario: Play[None]) -> None:
         async def with_bench() -> None:
-            journal = Journal(tmp_path / ".state")
+            journal = Journal(tmp_path / ".snakemake/mantik")
             try:
                 await scenario(Bench(world, tmp_path, journal))
             finally:

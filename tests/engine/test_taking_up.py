@@ -174,7 +174,7 @@ def test_other_resources_and_unnamed_sources_are_told(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data/x").write_text("1")
     left_running(tmp_path, world, with_sources(BEFORE, resources={"mem_mb": 1000}))
-    (sent,) = read_history(tmp_path / ".state")
+    (sent,) = read_history(tmp_path / ".snakemake/mantik")
 
     async def play(controller: Controller) -> list[str]:
         play = with_sources(BEFORE | {"lib.py": "new"}, resources={"mem_mb": 2000, "runtime": 5})
@@ -228,7 +228,7 @@ def test_left_behind_and_come_back_to(tmp_path: Path) -> None:
     """Its site was not among those of a run in between, or had another workspace in it."""
     world = World(duration=lambda spec: 1000.0)
     killed_when(tmp_path, world, lambda c: bool(c.world.runs)).forget()
-    with closing(Journal(tmp_path / ".state")) as journal:
+    with closing(Journal(tmp_path / ".snakemake/mantik")) as journal:
         open_tries = journal.all_open_tries()
         assert len(journal.set_site("sim", "url", "/another", "else")) == 1
         journal.set_site("sim", "url", "/ws", open_tries[0].place)
@@ -238,14 +238,14 @@ def test_left_behind_and_come_back_to(tmp_path: Path) -> None:
     first, second = world.runs
     assert [r.how for r in world.runs] == ["exit 143", "exit 0"]
     assert (first.ended or 0.0) <= second.begun, "the two never ran at the same time"
-    assert not any(record.may_run for record in read_history(tmp_path / ".state"))
+    assert not any(record.may_run for record in read_history(tmp_path / ".snakemake/mantik"))
 
 
 def test_leftover_of_a_claim_is_no_end(tmp_path: Path) -> None:
     """A start that was killed between making and removing its own file beside the claim."""
     world = World(duration=lambda spec: 1000.0)
     killed_when(tmp_path, world, lambda c: bool(c.world.runs)).forget()
-    (record,) = read_history(tmp_path / ".state")
+    (record,) = read_history(tmp_path / ".snakemake/mantik")
     world.write(f"{record.paths.claim}.by-node-17", b"owner=x\n")
 
     assert run_one(tmp_path, world, command="another").succeeded
@@ -290,7 +290,7 @@ def test_revoked_but_not_written_down(tmp_path: Path) -> None:
     """A second Ctrl-C in the middle of the first: nobody wants the revoked try any more."""
     world = World(lambda spec: Fate(starts=(5000.0,)))
     killed_when(tmp_path, world, lambda c: c.site.calls["list"] > 3).forget()
-    (record,) = read_history(tmp_path / ".state")
+    (record,) = read_history(tmp_path / ".snakemake/mantik")
     world.make_directory(record.paths.claim)
 
     assert run_one(tmp_path, world).succeeded
@@ -319,7 +319,7 @@ def test_uploads_that_an_earlier_run_lost_cost_one_more_try(tmp_path: Path) -> N
     controller.forget()
 
     assert simulate(tmp_path, world, job).succeeded
-    assert len(read_history(tmp_path / ".state")) == 2
+    assert len(read_history(tmp_path / ".snakemake/mantik")) == 2
 
 
 STAYS = replace(request(1), outputs=(OutputFile("out/1", stored=True),))

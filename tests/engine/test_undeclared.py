@@ -27,7 +27,7 @@ class Bench:
 
     def __init__(self, folder: Path) -> None:
         self.workdir = folder
-        self.state = folder / ".state"
+        self.state = folder / ".snakemake/mantik"
         self.said: list[str] = []
         self.journal = Journal(self.state)
 

@@ -103,7 +103,7 @@ def play(tmp_path: Path) -> Player:
 
     def run(scenario: Play) -> None:
         async def with_run() -> None:
-            journal = Journal(tmp_path / ".state")
+            journal = Journal(tmp_path / ".snakemake/mantik")
             try:
                 await scenario(Run(there, elsewhere, tmp_path, journal))
             finally:
@@ -257,9 +257,9 @@ class TestFromAnotherPlace:
         content = os.urandom(SIZE)
 
         async def scenario(run: Run) -> None:
-            before = {path for path in tmp_path.rglob("*") if ".state" not in path.parts}
+            before = {path for path in tmp_path.rglob("*") if ".snakemake/mantik" not in path.parts}
             staged = await run.stage([run.stored(NASTY, content), run.stored("small", b"1")])
-            after = {path for path in tmp_path.rglob("*") if ".state" not in path.parts}
+            after = {path for path in tmp_path.rglob("*") if ".snakemake/mantik" not in path.parts}
             assert after == before
             assert run.job(staged) is None
             assert run.there.files[NASTY] == content

@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from snakemake_executor_plugin_mantik.common.errors import JournalError, JournalLocked
+from snakemake_executor_plugin_mantik.connections.connect import workspace_name
 from snakemake_executor_plugin_mantik.journal import (
     BUCKET_SIZE,
     FileRecord,
@@ -151,15 +153,66 @@ def test_the_same_workspace_under_another_url_is_the_same(journal: Journal) -> N
     assert journal.files.remote_file("p", "a") is not None
 
 
-def test_every_journal_is_another_workflow(tmp_path: Path) -> None:
+def test_every_directory_is_a_workflow_even_if_its_journal_is_lost(tmp_path: Path) -> None:
     names = []
     for folder in ("a", "a", "b"):
         with closing(Journal(tmp_path / folder)) as journal:
             names.append(journal.workflow)
     assert names[0] == names[1] != names[2]
-    (tmp_path / "a/journal.sqlite").unlink()
+    for path in (tmp_path / "a").glob("journal*"):
+        path.unlink()
     with closing(Journal(tmp_path / "a")) as journal:
-        assert journal.workflow not in names
+        assert journal.workflow == names[0]
+
+
+def test_a_moved_directory_is_the_same_workflow_and_a_copy_has_workspaces_of_its_own(
+    tmp_path: Path,
+) -> None:
+    def opened(name: str) -> tuple[str, str, str]:
+        with closing(Journal(tmp_path / name / ".snakemake/mantik")) as journal:
+            said = journal.remark
+            return journal.instance, workspace_name(journal.home, journal.workflow), said
+
+    made = opened("flow")
+    (tmp_path / "flow").rename(tmp_path / "renamed")
+    assert opened("renamed") == made
+    shutil.copytree(tmp_path / "renamed", tmp_path / "copy")
+    instance, workspace, said = opened("copy")
+    assert instance != made[0]
+    assert workspace != made[1]
+    assert f"is a copy of {tmp_path}/renamed" in said
+    assert opened("copy") == (instance, workspace, "")
+    shutil.rmtree(tmp_path / "renamed")  # it was moved to another file system, maybe
+    (tmp_path / "copy").rename(tmp_path / "moved")
+    shutil.copytree(tmp_path / "moved", tmp_path / "elsewhere")
+    shutil.rmtree(tmp_path / "moved")
+    other, same, said = opened("elsewhere")
+    assert other != instance, "it asks whether the first one is alive"
+    assert (same, said) == (workspace, "")
+
+
+@pytest.mark.parametrize("how", ["missing", "empty", "older than its spare"])
+def test_what_only_the_spare_knows_is_restored(tmp_path: Path, how: str) -> None:
+    """A power cut may leave a journal with nothing in it, or without what was written last."""
+    path = tmp_path / "journal.sqlite"
+    Journal(tmp_path).close()
+    old = path.read_bytes()
+    with closing(Journal(tmp_path)) as journal:
+        name = journal.workflow, journal.instance
+        journal.set_site("hpc1", "url", "/ws", "p", "/a/config.yaml")
+        journal.take_number("p", 7)
+        sent, _ = new_try(journal), new_try(journal, "planned")
+        journal.submitting(sent.id, "batch")
+    path.unlink()
+    if how != "missing":
+        path.write_bytes(b"" if how == "empty" else old)
+    with closing(Journal(tmp_path)) as journal:
+        assert f"The journal was {how}." in journal.remark
+        assert (journal.workflow, journal.instance) == name
+        assert [r.id for r in journal.all_open_tries()] == [sent.id]
+        assert (journal.number("p"), journal.was_restored("p")) == (7, True)
+    with closing(Journal(tmp_path)) as journal:
+        assert journal.remark == ""
 
 
 def test_groups_are_found_by_their_members(journal: Journal) -> None:
@@ -342,11 +395,10 @@ def test_survives_kill_9_of_a_writing_process(tmp_path: Path) -> None:
             assert all(states[try_id] is not TryState.PLANNED for try_id in whole)
 
 
-@pytest.mark.parametrize("difference", [-1, 1])
-def test_another_version_is_refused_and_left_alone(tmp_path: Path, difference: int) -> None:
+def test_other_version_is_refused_and_left_alone(tmp_path: Path) -> None:
     Journal(tmp_path).close()
     with closing(sqlite3.connect(tmp_path / "journal.sqlite")) as db:
-        db.execute(f"PRAGMA user_version = {JOURNAL_VERSION + difference}")
+        db.execute(f"PRAGMA user_version = {JOURNAL_VERSION + 1}")
     for _ in range(2):
         with pytest.raises(JournalError, match="has version"):
             Journal(tmp_path)

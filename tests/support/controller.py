@@ -48,7 +48,7 @@ class Controller:
         """Start at the world's time."""
         self.loop = VirtualLoop(self.world.now)
         self.site = SimulatedSite(self.world)
-        self.journal = Journal(self.workdir / ".state")
+        self.journal = Journal(self.workdir / ".snakemake/mantik")
         self._running: list[asyncio.Task[Any]] = []
         self._killed = False
 
@@ -73,7 +73,7 @@ class Controller:
     async def open(self) -> SiteRunner:
         """Open the site and watch it."""
         facts = await self.site.open()
-        state = self.workdir / ".state"
+        state = self.workdir / ".snakemake/mantik"
         places = Places(
             WorkflowContext(self.journal, self.workdir, state, self.said.append, self._give_up)
         )
@@ -176,4 +176,4 @@ def run_one(workdir: Path, world: World, number: int = 1, **values: object) -> O
 
 def states(workdir: Path) -> list[TryState]:
     """The states of all tries that the journal knows."""
-    return [record.state for record in read_history(workdir / ".state")]
+    return [record.state for record in read_history(workdir / ".snakemake/mantik")]

@@ -126,11 +126,11 @@ class Session:
         self.sites = {name: SimulatedSite(world, name) for name, world in worlds.items()}
         self.said: list[str] = []
         self.full: Callable[[], bool] = lambda: False
-        self._state = workdir / ".state"
+        self._state = workdir / ".snakemake/mantik"
         self._synced: dict[str, bytes] = {}
         self._left: float = float("inf")
         self._dead = self.died = False
-        self.journal = Journal(workdir / ".state")
+        self.journal = Journal(workdir / ".snakemake/mantik")
         self._write = self.journal._database.write
         self.journal._database.write = self._written  # type: ignore[method-assign]
         self._sync()
@@ -144,7 +144,7 @@ class Session:
             own = config.model_copy(update={"unicore_api_url": f"https://{site.name}.example"})
             sites[name] = (site, SimulatedPlanner(own, None, workdir, worlds[name]))
         self.engine = InPlace(
-            self.loop, sites, journal=self.journal, workdir=workdir, state=workdir / ".state",
+            self.loop, sites, journal=self.journal, workdir=workdir, state=self._state,
             notify=self.said.append, ahead=ahead,
         )  # fmt: skip
 

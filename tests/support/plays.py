@@ -130,6 +130,7 @@ class Play:
             one = self.schedule.world("sim") if kinds & {"one place", "two names"} else None
             self.worlds = {name: one or self.schedule.world(name) for name in self.schedule.names}
         self._copy: Play | None = None
+        self._outdated: set[str] = set()
         self._intruder: Play | None = None
         self._versions: dict[str, list[bytes]] = defaultdict(list)
         self._settled: dict[str, float] = {}
@@ -176,9 +177,11 @@ class Play:
                 self.schedule.heal(*self.worlds.values())
             self._run_once()
             self._pass(self.now + self.schedule.pause() + (2 * DAY_S if self.refused else 0.0))
+            self._note_outdated()
             if all(self._is_done(job) for job in self.jobs):
                 break
             self._edit()
+            self._mislay()
         assert all(self._is_done(job) for job in self.jobs), f"never done: {self.failures}"
         self._pass(self.now + 2 * DAY_S)  # what is still to start late starts now
         self._check_runs()
@@ -249,7 +252,7 @@ class Play:
 
     def _copied(self) -> "Play | None":
         """A copy of the project with its journal, in another directory or on another machine."""
-        there = (self.workdir / ".state" / "journal.sqlite").exists()
+        there = (self.workdir / ".snakemake/mantik" / "journal.sqlite").exists()
         # Nobody can know of the jobs of a copy that is removed, once its lease is swept, too.
         lasts = not there or "purges" in self.schedule.kinds
         if self._copy is None or (not lasts and self.schedule.has("copies", 0.3)):
@@ -297,8 +300,8 @@ class Play:
 
     def _clean(self) -> None:
         """The workflow's user removes what it has at the sites, as `smk-mantik clean` does."""
-        known = read_history(self.workdir / ".state")
-        with closing(Journal(self.workdir / ".state")) as journal:
+        known = read_history(self.workdir / ".snakemake/mantik")
+        with closing(Journal(self.workdir / ".snakemake/mantik")) as journal:
             workflow = journal.workflow
         for world in self.worlds.values():
             tags = {record.id for record in known}
@@ -307,6 +310,62 @@ class Play:
             gone = {record.paths.tries for record in known}
             for path in gone | {o.path for o in self._leases(world) if o.workflow == workflow}:
                 world.remove(path)
+
+    # The journal
+
+    @property
+    def _state(self) -> Path:
+        return self.workdir / ".snakemake/mantik"
+
+    def _back_up(self) -> None:
+        """Copy the journal, as a backup or a snapshot of the file system does."""
+        shutil.rmtree(self._saved, ignore_errors=True)
+        if self._state.exists():
+            shutil.copytree(self._state, self._saved)
+
+    @property
+    def _saved(self) -> Path:
+        return self.workdir.with_name(f"{self.workdir.name}-saved")
+
+    async def _back_ups(self) -> None:
+        """Copy it while jobs wait and run."""
+        chance = self.schedule.stream("journals")
+        while self.schedule.has("journals"):
+            await asyncio.sleep(10 ** chance.uniform(1, 4))
+            self._back_up()
+
+    def _mislay(self) -> None:
+        """Perhaps lose the journal, or all that was written to it lately."""
+        chance = self.schedule.stream("journals")
+        if not (self.schedule.has("journals", 0.5) and self._state.exists()):
+            return
+        journal = self._state / "journal.sqlite"
+        how = chance.choice(("removed", "emptied", "restored", "cut"))
+        if how in ("restored", "cut") and not (self._saved / journal.name).exists():
+            return
+        for path in self._state.glob(f"{journal.name}*"):
+            path.unlink()
+        match how:
+            case "removed":
+                shutil.rmtree(self._state)
+            case "emptied":
+                journal.touch()
+            case "restored":
+                shutil.rmtree(self._state)
+                shutil.copytree(self._saved, self._state)
+            case _:  # its spare is newer
+                for path in self._saved.glob(f"{journal.name}*"):
+                    shutil.copy(path, self._state)
+        self.schedule.happened[f"journals that were {how}"] += 1
+
+    def _note_outdated(self) -> None:
+        """What was made of a try's outputs is not wanted if that try is not, after all."""
+        there = (self._state / "journal.sqlite").exists()
+        self._outdated |= {
+            record.id
+            for record in (read_history(self._state) if there else ())
+            if record.after and record.state is TryState.ABANDONED
+        }
 
     # The user
 
@@ -361,7 +420,7 @@ class Play:
 
     def _named(self, job: Job, try_id: str) -> bytes:
         """What a try has to make: of the contents that its fingerprint names."""
-        [record] = [r for r in read_history(self.workdir / ".state") if r.id == try_id]
+        [record] = [r for r in read_history(self.workdir / ".snakemake/mantik") if r.id == try_id]
         made_of = json.loads(record.made_of)["made_of"]
         made_by = {
             _digest(name_of_maker(run.try_id)): content
@@ -396,7 +455,7 @@ class Play:
         return path.read_bytes() if path.exists() else None
 
     def _known(self) -> StoredOutputs:
-        return read_stored(self.workdir / ".state")
+        return read_stored(self.workdir / ".snakemake/mantik")
 
     def _at_place(self, output: StoredOutput) -> bytes | None:
         """A stored output's content if it is as it was made."""
@@ -461,14 +520,15 @@ class Play:
             job.number: session.loop.create_future() for job in self.jobs
         }
         tasks = [asyncio.create_task(self._job(session, job, ended)) for job in self.jobs]
-        editing = asyncio.create_task(self._edits())
+        beside = [asyncio.create_task(one) for one in (self._edits(), self._back_ups())]
         in_time = how in ("cancels", "detaches")
         done, going = await asyncio.wait(
             tasks,
             timeout=when if in_time else LOST_S,
             return_when=asyncio.FIRST_EXCEPTION,
         )
-        editing.cancel()
+        for one in beside:
+            one.cancel()
         for task in done:
             task.result()
         assert in_time or not going, f"it waits for ever: {self.failures} {session.said}"
@@ -582,7 +642,10 @@ class Play:
         assert runs[-1].how == "exit 0", f"misreported: {job} succeeded: {runs}"
         # Without claims, which the centre has removed, nothing holds a second start back; and what
         # a controller does not know to be over, it sends again.
-        assert len(runs) == 1 or self.schedule.kinds & {"purges", "copies"}, f"doubled: {runs}"
+        # Nor does an older journal know that it was over, and not taken.
+        again = "journals" in self.schedule.kinds and outcome.try_id in self._unwanted
+        again = again or bool(self.schedule.kinds & {"purges", "copies"})
+        assert len(runs) == 1 or again, f"doubled: {runs}"
         here = self.worlds[job.site]
         makers = [self.jobs[need - self.first] for need in job.needs]
         moved = sum(maker.stays and self.worlds[maker.site] is not here for maker in makers)
@@ -655,19 +718,16 @@ class Play:
             assert steps == list(range(1, len(steps) + 1)), f"steps were taken again: {runs}"
 
     def _check_runs(self) -> None:
-        # What was made of a try's outputs is not wanted if that try is not, after all.
-        outdated = {
-            record.id
-            for record in read_history(self.workdir / ".state")
-            if record.after and record.state is TryState.ABANDONED
-        }
+        self._note_outdated()
         # The journal may not know any more that a try was over whose output is needed again.
         forgotten = "power" in self.schedule.kinds and bool(self.schedule.kinds & SWEPT)
+        # Nor does an older journal; and what stays may be made again that no spare knows yet.
+        mislaid = "journals" in self.schedule.kinds
         stay = {job.request.name for job in self.jobs if job.stays}
         of_job: dict[str, list[PayloadRun]] = defaultdict(list)
         for run in self._runs():
             of_job[run.job].append(run)
-        for runs in of_job.values():
+        for job, runs in of_job.items():
             self._check_steps(runs)
             for run, following in pairwise(runs):
                 over = run.ended is not None and run.ended <= following.begun
@@ -676,17 +736,19 @@ class Play:
                 continue  # what one of them has done, another one does for itself
             wanted = [
                 r for r in runs
-                if r.how == "exit 0" and not self._excuses(r.try_id) and r.try_id not in outdated
+                if r.how == "exit 0" and not self._excuses(r.try_id)
+                and r.try_id not in self._outdated
             ]  # fmt: skip
             asked = [(run.site, run.found) for run in wanted]
-            if not ("changes" in self.schedule.kinds and self._one_place):
+            changed = "changes" in self.schedule.kinds and self._one_place
+            if not (changed or (mislaid and job in stay)):
                 assert len(asked) == len(set(asked)), f"doubled: {wanted}"
             for run in runs:
                 told = self._settled.get(run.try_id, LOST_S * SESSIONS)
-                again = forgotten and run.job in stay
+                again = mislaid or (forgotten and run.job in stay)
                 assert run.begun <= told or again, f"misreported: it was over, and it ran: {run}"
         left = [path for path in self.workdir.rglob("*.mantik-part") if path.exists()]
         assert not left, f"something half is left: {left}"
         if not self.schedule.kinds & {"copies", "two workflows"}:
-            ways = [*(self.workdir / ".state/transfers").glob("*/*")]
+            ways = [*(self._state / "transfers").glob("*/*")]
             assert not ways, f"something is left on its way: {ways}"

@@ -56,7 +56,9 @@ KINDS: Final = (
     "wrong listings",  # a directory is listed as empty or as not there, for a moment
 )
 
-REPEATING: Final = frozenset({"answers", "outages", "strays", "lost", "restarts", "deaf", "copies"})
+REPEATING: Final = frozenset(
+    {"answers", "outages", "strays", "lost", "restarts", "deaf", "copies", "journals"}
+)
 """What makes several starts of one try, or of one job. Nobody removes the claims then: what is
 changed each minute is not old, and without them there is no promise (see docs/architecture.md)."""
 
@@ -113,8 +115,8 @@ class Schedule:
         self._streams = {kind: random.Random(f"{seed} {kind}") for kind in (*KINDS, "plan")}
         self._names = random.Random(seed)
         plan = self.stream("plan")
-        some = [kind for kind in KINDS[:-3] if plan.random() < plan.choice((0.2, 0.5))]
-        some += [kind for kind in KINDS[-3:] if self.stream(kind).random() < 0.3]
+        some = [kind for kind in KINDS[:-4] if plan.random() < plan.choice((0.2, 0.5))]
+        some += [kind for kind in KINDS[-4:] if self.stream(kind).random() < 0.3]
         self.kinds = frozenset(some) - frozenset(without)
         if moving:
             self.kinds -= OTHERS | {"one place", "two names"}

@@ -480,7 +480,7 @@ class World:
         start.hangs = (self.now + after, self.now + after + seconds)
         text = (
             f"owner=x{start.number}\nbegan={self.clock}\nsite_job={job.id}\n"
-            f"scheduler_job={start.number}\nhost=n\n"
+            f"scheduler_job={start.number}\nidentity={job.spec.identity}\nhost=n\n"
         )
         self.written(paths.claim, text.encode())
         self._beats[paths.claim] = self.now

@@ -47,7 +47,7 @@ class Site:
 
     def __post_init__(self) -> None:
         self.workdir.mkdir()
-        self.journal = Journal(self.workdir / ".state")
+        self.journal = Journal(self.workdir / ".snakemake/mantik")
 
     def tracker(self, wait_s: float, pace: float = 10.0, **target: str) -> Tracker:
         where = TrackingTarget(f"http://127.0.0.1:{self.gate.port}", experiment=self.experiment)

@@ -28,7 +28,7 @@ def test_each_look_is_one_request_whatever_the_number_of_jobs(tmp_path: Path, la
     async def play(controller: Controller) -> None:
         jobs = [asyncio.create_task(controller.job(request(n))) for n in range(3)]
         await asyncio.sleep(500.0)
-        site, records = controller.site, read_history(tmp_path / ".state")
+        site, records = controller.site, read_history(tmp_path / ".snakemake/mantik")
         site.states_lag = lag
         looks = SiteLooks(site)
         phases: list[Counter[Phase]] = []
@@ -56,7 +56,7 @@ def test_a_claim_counts_more_than_a_list_of_jobs_that_lags(
     async def play(controller: Controller) -> None:
         job = asyncio.create_task(controller.job(request(1)))
         await asyncio.sleep(3.5)
-        records = read_history(tmp_path / ".state")
+        records = read_history(tmp_path / ".snakemake/mantik")
 
         async def lagging(ids: Sequence[str]) -> dict[str, JobState]:
             return {i: JobState(Phase.WAITING, pending="Priority") for i in ids}
@@ -81,7 +81,7 @@ def test_a_marker_counts_more_than_the_scheduler(tmp_path: Path) -> None:
         job = asyncio.create_task(controller.job(request(1)))
         await asyncio.sleep(3.5)
         job.cancel()  # nobody fetches what it makes, as without a controller
-        records = read_history(tmp_path / ".state")
+        records = read_history(tmp_path / ".snakemake/mantik")
         looks = SiteLooks(controller.site)
         for _ in range(2):
             await looks.look(records)

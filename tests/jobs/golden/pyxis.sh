@@ -9,6 +9,7 @@ _m_workspace=/p/scratch/me/flow
 _m_try=0b5e5b3e-5f0e-4c1e-9d55-0d3c2a1b4f60
 _m_tries=.mantik/tries/12
 _m_claim=.mantik/tries/12/0b5e5b3e-5f0e-4c1e-9d55-0d3c2a1b4f60
+_m_identity=''
 _m_work=.mantik/work/12/0b5e5b3e-5f0e-4c1e-9d55-0d3c2a1b4f60
 _m_heartbeat_s=10
 _m_grace_s=20
@@ -91,6 +92,7 @@ _m_make_claim() {
 began=$_m_time
 site_job=${_m_site_job//$'\n'/ }
 scheduler_job=${_m_scheduler_job//$'\n'/ }
+identity=$_m_identity
 host=${_m_host//$'\n'/ }"
   if printf '%s\n' "$text" > "$by"; then ln -T -- "$by" "$_m_claim" 2>/dev/null; fi
   if [ ! -e "$_m_claim" ]; then

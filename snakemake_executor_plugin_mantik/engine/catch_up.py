@@ -1,0 +1,217 @@
+"""Learn from a place what the journal does not know of it.
+
+The journal may be new, or an older copy of it was put back: then jobs of runs that it does not know
+may run at the place. Three things tell of them. The place has a spare of its own, like the
+journal's (`journal.backup`): it lists the tries that were open and the stored outputs when it was
+written last. Each claim holds its try's identity. And jobs that start after the lease with the new
+term end at once, unless the spare has named them.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
+from typing import Any
+
+from snakemake_executor_plugin_mantik.common.errors import (
+    PlaceTaken,
+    SiteError,
+    SiteNotFound,
+)
+from snakemake_executor_plugin_mantik.common.humanize import humanize_count
+from snakemake_executor_plugin_mantik.engine import claims
+from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
+from snakemake_executor_plugin_mantik.jobs.paths import (
+    PLACE,
+    TRIES,
+    TryPaths,
+    is_try_id,
+    parse_marker_name,
+)
+from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, TryState
+from snakemake_executor_plugin_mantik.sites.base import Entry, Site
+
+_SPARE = "spare."
+"""Prefix of the names of a place's spares; the number follows that was taken for it."""
+_LOOK_S = 3.0
+"""Seconds between two looks at a claim of which a part is seen."""
+_PAUSE_S = 60.0
+"""Least seconds between two spares of a place."""
+_BYTES_PER_S = 20_000
+"""Most bytes per second that a place's spares take on average."""
+_MOST_NAMED = 5
+
+
+def spare_path(number: int) -> str:
+    """Return the path of a place's spare, for which a number was taken."""
+    return f"{PLACE}/{_SPARE}{number}"
+
+
+def number_of_spare(name: str) -> int:
+    """Return the number in the name of a place's spare; 0 for other files."""
+    number = name.removeprefix(_SPARE)
+    return int(number) if number != name and number.isdecimal() else 0
+
+
+class CatchingUp:
+    """What one place knows, for a journal that knows less."""
+
+    def __init__(self, site: Site, retry: SiteRetry, journal: Journal, place: str) -> None:
+        self._site = site
+        self._retry = retry
+        self._journal = journal
+        self._place = place
+
+    async def find_unknown(self) -> dict[TryPaths, int | None]:
+        """Return the tries that have started there and are not in the journal.
+
+        The values are the exit codes of those that have ended.
+        """
+        buckets = await self._list(TRIES)
+        found: dict[TryPaths, int | None] = {}
+        for bucket in sorted(int(name) for name in buckets if name.isdecimal()):
+            entries = await self._list(f"{TRIES}/{bucket}")
+            codes = dict(filter(None, map(parse_marker_name, entries)))
+            started = {n for n, e in entries.items() if is_try_id(n) and not e.directory}
+            known = {record.id for record in self._journal.tries(started | codes.keys())}
+            for try_id in sorted((started | codes.keys()) - known):
+                found[TryPaths(bucket, try_id)] = codes.get(try_id)
+        return found
+
+    async def read_spare(self, names: Iterable[str]) -> None:
+        """Learn what the newest of the place's spares knows; `names` are its directory's."""
+        content = b""
+        if number := max(map(number_of_spare, names), default=0):
+            try:
+                content = await self._retry.found(lambda: self._read(spare_path(number)))
+            except SiteNotFound:  # whoever wrote a newer one has removed it
+                content = b""
+        self._journal.catch_up(self._place, content)
+
+    async def take_up(self, where: str) -> str:
+        """Learn of the tries that have started at the place, and name them to the user.
+
+        `where` describes the place.
+
+        Raises:
+            PlaceTaken: a job runs there that does not say which one it is.
+        """
+        seen_s = self._retry.missing_s  # so much later a file may be seen that a job has written
+        self._retry.note(
+            f"the journal here does not know what was done in this workspace last; looking for"
+            f" jobs that run there, for {seen_s:.0f} s"
+        )
+        await asyncio.sleep(seen_s)
+        known = {r.id for r in self._journal.all_open_tries() if r.place == self._place}
+        found = []
+        for paths, code in (await self.find_unknown()).items():
+            if code:
+                continue  # it has failed, which nobody was told
+            facts = await self._identity(paths, where)
+            if facts is not None:
+                end = {"state": TryState.ENDED, "outcome": "succeeded"} if code == 0 else {}
+                place = {"place": self._place, "bucket": paths.bucket, "id": paths.try_id}
+                found.append({**facts, **place, **end})
+        records = self._journal.find_out(found)
+        records += [r for r in self._journal.all_open_tries() if r.id in known and r.may_run]
+        return _message(where, records)
+
+    async def _identity(self, paths: TryPaths, where: str) -> Mapping[str, Any] | None:
+        """Return what a claim says of its try; None if it says nothing and its job does not run.
+
+        A claim is complete before it has its name: one that is not is seen in part.
+
+        Raises:
+            PlaceTaken: its job runs.
+        """
+        clock = asyncio.get_running_loop().time
+        end, sizes = clock() + self._retry.missing_s, set[int]()
+        while clock() < end:
+            try:
+                content = await self._retry.found(lambda: self._read(paths.claim), at_once=True)
+            except SiteNotFound:  # its job was not known, and has ended
+                return None
+            if (facts := claims.read_identity(content)) is not None:
+                return facts
+            sizes.add(len(content))
+            await asyncio.sleep(_LOOK_S)
+        if len(sizes) > 1:
+            raise PlaceTaken(
+                f"a job runs there that is not known here ({paths.try_id})",
+                where=where,
+                do="Start again when it has ended",
+            )
+        return None
+
+    async def _read(self, path: str) -> bytes:
+        return await claims.read_beginning(self._site, path)
+
+    async def _list(self, directory: str) -> Mapping[str, Entry]:
+        return await self._retry(lambda: claims.list_claims(self._site, self._retry, directory))
+
+
+class PlaceSpare:
+    """The place's own spare: written when something has changed, and at the end of a run."""
+
+    def __init__(
+        self,
+        site: Site,
+        journal: Journal,
+        place: str,
+        retry: SiteRetry,
+        assure: Callable[[], Awaitable[None]],
+    ) -> None:
+        """Make it; `assure` checks that this controller still leads the place."""
+        self._site = site
+        self._journal = journal
+        self._place = place
+        self._retry = retry
+        self._assure = assure
+        self._writing = asyncio.Lock()
+        self._noted = -1
+        self._size = 0
+
+    async def keep(self) -> None:
+        """Write it again and again, until cancelled."""
+        while True:
+            # A long one is written so seldom that it costs the site little.
+            await asyncio.sleep(max(_PAUSE_S, self._size / _BYTES_PER_S))
+            with suppress(SiteError, PlaceTaken):
+                await self.write()
+
+    async def write(self) -> None:
+        """Write it if the journal has noted something since.
+
+        Raises:
+            SiteError: the site does not answer, or refuses.
+            PlaceTaken: another controller leads the place.
+        """
+        async with self._writing:
+            if self._noted == self._journal.noted:
+                return
+            await self._assure()
+            noted, content = self._journal.noted, self._journal.spare_of(self._place)
+            names = await self._retry.found(lambda: self._site.list(PLACE), at_once=True)
+            before = [name for name in names if number_of_spare(name)]
+            if content:
+                number = max(self._journal.number(self._place), *map(number_of_spare, names)) + 1
+                self._journal.take_number(self._place, number)
+                await self._site.put(spare_path(number), content)
+            for name in before:
+                await self._site.remove(f"{PLACE}/{name}")
+            # Taking the number has noted something, too.
+            self._noted, self._size = noted + bool(content), len(content)
+
+
+def _message(where: str, records: list[TryRecord]) -> str:
+    running = [record.name for record in records if record.may_run]
+    more = f" and {len(running) - _MOST_NAMED} more" if len(running) > _MOST_NAMED else ""
+    told = [
+        f"Runs that the journal here does not know have used {where}: it is new, or an older copy"
+        " of it was put back."
+    ]
+    if running:
+        told.append(f"Their jobs are followed: {', '.join(running[:_MOST_NAMED])}{more}.")
+    if ended := len(records) - len(running):
+        told.append(f"{humanize_count(ended, 'job', 'jobs')} of theirs succeeded meanwhile.")
+    told.append("What still waits in a queue and is not named here ends without doing anything.")
+    return " ".join(told)

@@ -28,7 +28,7 @@ def left_alone(tmp_path: Path, world: World) -> Controller:
 
 
 def only_try(tmp_path: Path) -> TryRecord:
-    [record] = read_history(tmp_path / ".state")
+    [record] = read_history(tmp_path / ".snakemake/mantik")
     return record
 
 
@@ -52,7 +52,9 @@ def test_absence_costs_no_core_hours(tmp_path: Path, ending: str) -> None:
     record = only_try(tmp_path)
     assert record.ran == pytest.approx(100.0, abs=BEAT_S)
     assert record.times.told_by == "heartbeat"
-    [usage] = usage_by_rule(report_tries(read_workflow(tmp_path / ".state"), controlled=False), 1e9)
+    [usage] = usage_by_rule(
+        report_tries(read_workflow(tmp_path / ".snakemake/mantik"), controlled=False), 1e9
+    )
     assert (usage.estimated, usage.untimed) == (1, 0)
 
 

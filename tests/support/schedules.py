@@ -54,6 +54,7 @@ KINDS: Final = (
     "forgetful",  # a scheduler starts jobs although those that they wait for go on
     "tampers",  # others remove or change single files of a workspace
     "wrong listings",  # a directory is listed as empty or as not there, for a moment
+    "journals",  # the journal is removed, emptied or replaced by an older copy between two runs
 )
 
 REPEATING: Final = frozenset(

@@ -41,6 +41,7 @@ class GroupMember:
         outputs: files that must exist in the end.
         touches: files to make or touch when the commands have succeeded.
         measured: file for measurements of the commands (`Benchmark.path`); empty for none.
+        benchmark: the benchmark file (`Benchmark.file`), if something is measured.
     """
 
     name: str
@@ -54,6 +55,7 @@ class GroupMember:
     outputs: tuple[str, ...] = ()
     touches: tuple[str, ...] = ()
     measured: str = ""
+    benchmark: str = ""
 
 
 @dataclass(frozen=True)
@@ -157,7 +159,9 @@ def _member(number: int, member: GroupMember) -> dict[str, object]:
             f" {shell_quote(path_argument(path), 'an output')}" for path in member.outputs
         ),
         "measured": member.measured
-        and shell_quote(path_argument(member.measured), "the benchmark"),
+        and shell_quote(path_argument(member.measured), "the measurements"),
+        "benchmark": member.measured
+        and shell_quote(path_argument(member.benchmark), "the benchmark"),
         "commands": [
             {
                 "text": shell_quote(text, "the command"),

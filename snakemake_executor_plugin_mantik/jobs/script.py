@@ -157,7 +157,9 @@ def render_script(spec: JobSpec) -> str:
         temporary="".join(f' {name}="$TMPDIR"' for name in temporary),
         commands=_commands(spec),
         benchmark=spec.benchmark
-        and shell_quote(path_argument(spec.benchmark.path), "the benchmark"),
+        and shell_quote(path_argument(spec.benchmark.path), "the measurements"),
+        benchmark_file=spec.benchmark
+        and shell_quote(path_argument(spec.benchmark.file), "the benchmark"),
         always_zero=bool(environment.after_on_login),
         launches=spec.launches,
         live=spec.live

@@ -173,10 +173,13 @@ class Benchmark:
     Attributes:
         path: file of the measurements, relative to the workspace, with one line for each run of the
             command (`jobs/bash/benchmark.sh.j2` describes the columns).
+        file: the benchmark file, relative to the workspace. It is for later commands at the site;
+            the user's is written on this machine.
         commands: the command of each run; they differ if the command names its iteration.
     """
 
     path: str
+    file: str
     commands: tuple[str, ...]
 
 

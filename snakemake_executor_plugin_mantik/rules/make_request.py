@@ -66,7 +66,9 @@ def make_request(
     segments = 0 if full else context.sites[site].config.resources.segments or 0
     benchmark = None
     if runs.measured:
-        benchmark = Benchmark(runs.measured, tuple(payload.command for payload in payloads))
+        benchmark = Benchmark(
+            runs.measured, runs.benchmark, tuple(payload.command for payload in payloads)
+        )
     return JobRequest(
         number=job.jobid,
         job=job_identity(job),
@@ -113,12 +115,14 @@ class ResolvedJob:
         payloads: one, or one per repetition of a benchmark; none for a rule without a command.
         measured: path of the measurements, which are kept until the benchmark file is written;
             empty without a benchmark file, or if the payload writes it.
+        benchmark: path of the benchmark file, if something is measured.
         inputs: the job's inputs, and other files that the payloads need.
         outputs: the job's outputs, including logs and measurements.
     """
 
     payloads: tuple[Payload, ...]
     measured: str = ""
+    benchmark: str = ""
     inputs: tuple[str, ...] = ()
     outputs: tuple[OutputFile, ...] = ()
 
@@ -133,7 +137,7 @@ def find_runs(job: Job, context: RuleContext) -> ResolvedJob:
     """
     refuse_placeholders(job)
     tmpdir, places = job_tmpdir(job), find_job_paths(job, context)
-    measured = ""
+    measured = benchmark = ""
     outputs = list(list_outputs(job, places))
     payloads = [make_payload(job, context, tmpdir, None if job.benchmark is None else 0)]
     if job.benchmark is not None and payloads[0].full:
@@ -142,9 +146,10 @@ def find_runs(job: Job, context: RuleContext) -> ResolvedJob:
     elif job.benchmark is not None:
         payloads += [make_payload(job, context, tmpdir, i) for i in range(1, job.benchmark_repeats)]
         measured = f"{_MEASUREMENTS}/{job_identity(job)[:32]}"
+        benchmark = places.place(job.benchmark) or f"{measured}.tsv"
         outputs.append(OutputFile(measured))
     inputs = dict.fromkeys([*_inputs(job, places), *payloads[0].inputs])
-    return ResolvedJob(tuple(payloads), measured, tuple(inputs), tuple(outputs))
+    return ResolvedJob(tuple(payloads), measured, benchmark, tuple(inputs), tuple(outputs))
 
 
 def list_outputs(job: Job, places: JobPaths) -> Iterable[OutputFile]:

@@ -58,7 +58,10 @@ def test_a_job_that_fails_has_none(project: Project) -> None:
 
 
 def test_a_later_rule_reads_one_at_its_site(project: Project) -> None:
-    """It is written here: the later job is submitted once, after that, and not ahead."""
+    """It is written here: the later job is submitted once, after that, and not ahead.
+
+    One that only looks at it finds it, too.
+    """
     project.write(
         "Snakefile",
         """
@@ -67,6 +70,12 @@ def test_a_later_rule_reads_one_at_its_site(project: Project) -> None:
             output: "sum.txt"
             shell: "head -1 {input.b} > {output}"
 
+        rule looks:
+            input: "a.txt"
+            output: "c.txt"
+            shell: "head -1 bench/a.tsv | cmp - <(printf 's\\th:m:s\\tmax_rss\\tmax_vms\\tmax_uss"
+                "\\tmax_pss\\tio_in\\tio_out\\tmean_load\\tcpu_time\\n') && touch {output}"
+
         rule one:
             output: "a.txt"
             benchmark: "bench/a.tsv"
@@ -74,8 +83,8 @@ def test_a_later_rule_reads_one_at_its_site(project: Project) -> None:
         """,
     )
 
-    said = project.run().ok().output
+    said = project.run("sum.txt", "c.txt").ok().output
 
     assert project.read("sum.txt").startswith("s\th:m:s\t")
-    assert "queued behind" not in said
-    assert len(project.tries) == 2, said
+    assert "sum: queued behind" not in said
+    assert len(project.tries) == 3, said

@@ -81,7 +81,7 @@ def test_another_job_is_not(state: TryState, fingerprint: str, site: str) -> Non
         {"variables": {"A": "1"}},
         {"secrets": {"A": "1"}},
         {"outputs": (OutputFile("other"),)},
-        {"benchmark": Benchmark("b", ("x",))},
+        {"benchmark": Benchmark("b", "b.tsv", ("x",))},
         {"own_environment": True},
     ],
     ids=str,

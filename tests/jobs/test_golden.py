@@ -108,6 +108,7 @@ GROUP = group.GroupProgram(
             settled=("TMP",),
             touches=("done/left",),
             measured="bench/left",
+            benchmark="left.tsv",
         ),
         group.GroupMember("serve", ("./serve",), 2, service=True),
         group.GroupMember("ask", ("./ask",), 2, shell="sh", waits=("socket",)),

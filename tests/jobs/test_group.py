@@ -295,7 +295,8 @@ def test_measured_members(place: Place) -> None:
     two = ("echo one", "exit 0")
     sampled = 'until [ -s "${TMPDIR:-/tmp}"/mantik.*/"sample.$PPID" ]; do sleep 0.1; done'
     group = singles(
-        member("a", commands=two, measured="bench/a"), member("b", sampled, measured="bench/b")
+        member("a", commands=two, measured="bench/a", benchmark="b/a.tsv"),
+        member("b", sampled, measured="bench/b", benchmark="b/b.tsv"),
     )
     (place.workspace / "bench").mkdir()
     code, said = place.run(group)

@@ -326,6 +326,7 @@ def _member(
             for output in touched
         ),
         measured=runs.measured,
+        benchmark=runs.benchmark,
     )
 
 

@@ -117,11 +117,47 @@ _m_sample() {
   done 2>/dev/null
 }
 
-# Runs the command given by the arguments after the first, and appends a line to the file $1.
-# Returns the exit code of the command.
+# Prints $1 hundredths.
+_m_hundredths() { printf '%d.%02d' $(( $1 / 100 )) $(( $1 % 100 )); }
+
+# Writes the benchmark file $2 from the measurements $1 for later commands here that look at it, as
+# Snakemake does on the user's machine: a table, or lines of JSON.
+_m_write_benchmark() {
+  local IFS=$' \t\n' begin end ms n text
+  local -a figures values names=(s h:m:s max_rss max_vms max_uss max_pss io_in io_out mean_load cpu_time)
+  case $2 in */*) mkdir -p -- "${2%/*}" || return ;; esac
+  rm -f -- "$2"
+  {
+    [[ $2 == *.jsonl ]] || { printf -v text '%s\t' "${names[@]}"; echo "${text%?}"; }
+    while read -r begin end n; do
+      ms=${end#*.} text=${begin#*.}
+      ms=$(( (${end%.*} - ${begin%.*}) * 1000 + 10#${ms:0:3} - 10#${text:0:3} ))
+      printf -v text '%d:%02d:%02d' $(( ms / 3600000 )) $(( ms / 60000 % 60 )) $(( ms / 1000 % 60 ))
+      values=("$(_m_hundredths $(( ms / 10 )))" "$text")
+      read -r -a figures <<< "$n"
+      for n in {0..5}; do
+        values+=("${figures[n]+"$(_m_hundredths $(( figures[n] * 100 / 1048576 )))"}")
+      done
+      if (( ${#figures[@]} )); then
+        n=$(( figures[6] * 100 / figures[7] ))
+        values+=("$(_m_hundredths $(( n * 100000 / (ms > 0 ? ms : 1) )))" "$(_m_hundredths "$n")")
+      fi
+      text=
+      for n in "${!names[@]}"; do
+        if [[ $2 != *.jsonl ]]; then text+=$'\t'${values[n]:-NA}
+        elif [[ ${values[n]-} == *[0-9] && $n != 1 ]]; then text+=", \"${names[n]}\": ${values[n]}"
+        else text+=", \"${names[n]}\": \"${values[n]:-NA}\""; fi
+      done
+      if [[ $2 == *.jsonl ]]; then echo "{${text#, }}"; else echo "${text#?}"; fi
+    done < "$1"
+  } > "$2"
+}
+
+# Runs the command given by the arguments after the second, appends a line to the file $1, and writes
+# the benchmark file $2 anew. Returns the exit code of the command.
 _m_measured() {
-  local code sampler begin file=$1 self=$BASHPID sample=$_m_scratch/sample.$BASHPID
-  shift
+  local code sampler begin file=$1 target=$2 self=$BASHPID sample=$_m_scratch/sample.$BASHPID
+  shift 2
   rm -f -- "$sample"
   _m_now; begin=$_m_time
   _m_sample "$self" "$sample" > /dev/null &
@@ -134,6 +170,7 @@ _m_measured() {
     printf '%s %s ' "$begin" "$_m_time"
     if [ -s "$sample" ]; then cat -- "$sample"; else echo; fi
   } >> "$file"
+  [ "$code" != 0 ] || _m_write_benchmark "$file" "$target" || echo "mantik: cannot write $target" >&2
   return "$code"
 }
 
@@ -171,8 +208,8 @@ _m_member_1() {  # left s=1
   [ -d "${TMPDIR-}" ] || TMPDIR=/tmp
   export TMPDIR TEMPDIR="$TMPDIR" TEMP="$TMPDIR"
   : > ./bench/left || return
-  _m_measured ./bench/left bash -c './left 0' || return
-  _m_measured ./bench/left bash -c './left 1' || return
+  _m_measured ./bench/left ./left.tsv bash -c './left 0' || return
+  _m_measured ./bench/left ./left.tsv bash -c './left 1' || return
   _m_touch ./done/left || return
 }
 _m_member_2() {  # serve

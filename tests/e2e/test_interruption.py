@@ -38,9 +38,15 @@ def sit(project: Project) -> Iterator[Sit]:
     def start(*arguments: str, linger: str = "0") -> Terminal:
         project.write("Snakefile", SNAKEFILE)
         command = project.command(*arguments, "--config", f"linger={linger}")
-        opened.append(Terminal(command, cwd=project.directory, env=project.environment))
-        until(lambda: ran(project) == ["run"], "the job")
-        return opened[-1]
+        terminal = Terminal(command, cwd=project.directory, env=project.environment)
+        opened.append(terminal)
+
+        def runs() -> bool:
+            assert terminal.process.poll() is None, terminal.output
+            return ran(project) == ["run"]
+
+        until(runs, "the job")
+        return terminal
 
     yield start
     for terminal in opened:

@@ -96,7 +96,11 @@ def test_put_goes_on_where_it_was_killed(inputs: Project) -> None:
         cwd=inputs.directory, env=inputs.environment, stdout=subprocess.DEVNULL,
     )  # fmt: skip
     parts = inputs.workspace / ".mantik/bundles/kept"
-    until(lambda: len([*parts.glob("*/*-of-*")]) > 5, "some of the parts")
+    until(
+        lambda: running.poll() is not None or len([*parts.glob("*/*-of-*")]) > 5,
+        "some of the parts",
+    )
+    assert running.poll() is None, "it has ended by itself"
     running.kill()
     running.wait()
 

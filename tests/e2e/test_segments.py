@@ -81,6 +81,7 @@ def test_a_training_goes_on_past_its_walltime(firecrest: Project) -> None:
 def test_its_controller_may_be_killed_in_any_segment(project: Project, sandbox: Sandbox) -> None:
     written(project, "200s")
     project.write("train.py", TRAIN.replace("if segment == 0 or", "if"))
+    others = {job["id"] for job in sandbox.record("hpc1")["jobs"]}
     place = project.workspace
     place.mkdir(parents=True)
     for number in (0, 2):
@@ -93,6 +94,14 @@ def test_its_controller_may_be_killed_in_any_segment(project: Project, sandbox: 
     # The rest goes on without a controller, since it was submitted ahead.
     until((place / "model.txt").exists, "the model")
     # The site counts: a killed run may not have learned the id of a job that it submitted last.
+    until(
+        lambda: all(
+            job["scheduler_ids"]
+            for job in sandbox.record("hpc1")["jobs"]
+            if job["id"] not in others
+        ),
+        "the scheduler to have what the site has accepted",
+    )
     submitted = len(sandbox.record("hpc1")["runs"])
     project.run("score.txt", "--nolock", "--rerun-incomplete").ok()
     is_trained(project)

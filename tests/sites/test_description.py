@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import subprocess
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -274,3 +275,22 @@ def test_a_job_that_starts_after_others(scheduler: Any, line: str) -> None:
     job = Submission(TRY, "x", "true\n", Resources(), after=("7", "12"))
     assert line in batch_directives(job, scheduler)
     assert "depend" not in "".join(batch_directives(replace(job, after=()), scheduler))
+
+
+def test_a_batch_script_that_is_killed_leaves_no_process(tmp_path: Path) -> None:
+    """Not even one that waits for a pipe which nobody opens any more."""
+    cat = tmp_path / "cat"
+    cat.write_text('#!/bin/sh\nkill -9 $PPID\necho $$ > "$0.pid"\nexec /bin/cat "$@"\n')
+    cat.chmod(0o755)
+    (tmp_path / "bss.sh").write_text(f"{batch_file(PLAIN, 'slurm', whole=False)}\nwait\n")
+    changed = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    batch = subprocess.Popen(["sh", "bss.sh"], cwd=tmp_path, env=changed, start_new_session=True)
+    try:
+        assert batch.wait(600) == -signal.SIGKILL
+        said = tmp_path / "cat.pid"
+        wait_until(lambda: said.exists() and said.read_text().strip())
+        # A process that has ended has no program any more, also if nobody has asked for its end.
+        wait_until(lambda: not os.path.exists(f"/proc/{said.read_text().strip()}/exe"))
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(batch.pid, signal.SIGKILL)

@@ -41,9 +41,11 @@ sh."""
 
 _HOLD: Final = (
     "# TERM ends the server's own shell below, too, perhaps before this one: wait for the rest.",
+    "# Both ends are open before: a shell that is killed here leaves nobody who waits for one.",
     "if mkfifo hold; then",
-    "  (trap '' TERM; exec cat hold > /dev/null) & _m_holder=$!",
-    "  exec 9> hold",
+    "  exec 9<> hold 8< hold",
+    "  (trap '' TERM; exec 9>&-; exec cat <&8 > /dev/null) & _m_holder=$!",
+    "  exec 8<&-",
     "  trap _m_term=1 TERM",
     '  trap \'[ $? -lt 128 ] && [ -z "$_m_term" ] ||'
     ' { trap "" TERM; exec 9>&-; wait "$_m_holder"; }\' EXIT',

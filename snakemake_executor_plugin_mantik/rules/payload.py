@@ -7,8 +7,12 @@ wrappers compose, and the job script need not know them.
 """
 
 import os
+import shlex
 from dataclasses import replace
 
+from snakemake_executor_plugin_mantik.engine.request import Upload
+from snakemake_executor_plugin_mantik.jobs.paths import file_path
+from snakemake_executor_plugin_mantik.jobs.script import COMMAND_BYTES
 from snakemake_executor_plugin_mantik.rules import Job
 from snakemake_executor_plugin_mantik.rules.context import Payload, RuleContext
 from snakemake_executor_plugin_mantik.rules.kinds import full_jobs
@@ -69,7 +73,17 @@ def make_payload(
         # As in Snakemake's own job scripts, a failure of the precommand ends the job.
         before = f"{{ {context.options.precommand}\n}} || exit\n"
         payload = replace(payload, command=before + payload.command)
-    return payload
+    return _shortened(payload)
+
+
+def _shortened(payload: Payload) -> Payload:
+    """Return a payload whose long command travels as a file: schedulers limit scripts to 4 MiB."""
+    content = payload.command.encode("utf-8", "surrogateescape")
+    if len(content) <= COMMAND_BYTES:
+        return payload
+    file = Upload(file_path(content, "command"), content=content)
+    command = f". ./{shlex.quote(file.path)}"
+    return replace(payload, command=command, uploads=(*payload.uploads, file))
 
 
 def _thin(job: Job, context: RuleContext, tmpdir: str, iteration: int | None) -> Payload:

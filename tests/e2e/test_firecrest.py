@@ -345,3 +345,28 @@ def test_a_job_beyond_its_queues_limit_fails_with_the_schedulers_reason(firecres
     tells(said, "it would wait for ever in the queue: PartitionTimeLimit", "reason: rejected")
     [record] = firecrest.tries
     assert (record.reason, record.waits) == ("rejected", "PartitionTimeLimit")
+
+
+def test_a_command_that_no_script_could_hold_travels_as_a_file(firecrest: Project) -> None:
+    """Slurm takes scripts of up to 4 MiB."""
+    firecrest.write(
+        "Snakefile",
+        """
+        NAMES = [f"a/sample/with/a/name/that/is/rather/long/as/usual/{n:06}.fastq.gz" for n in range(70_000)]
+        rule all:
+            input: "text.txt", "script.txt"
+        rule text:
+            output: "text.txt"
+            params: names=NAMES
+            shell: "echo {params.names} | wc -w > {output}"
+        rule script:
+            output: "script.txt"
+            params: names=NAMES
+            script: "count.py"
+        """,  # noqa: E501
+    )
+    firecrest.write(
+        "count.py", 'open(snakemake.output[0], "w").write(f"{len(snakemake.params.names)}\\n")\n'
+    )
+    firecrest.run().ok()
+    assert [firecrest.read(f"{each}.txt") for each in ("text", "script")] == ["70000\n"] * 2

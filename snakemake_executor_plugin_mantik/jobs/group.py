@@ -17,6 +17,7 @@ from snakemake_executor_plugin_mantik.jobs.script import (
     shell_quote,
 )
 from snakemake_executor_plugin_mantik.jobs.templates import load_template
+from snakemake_executor_plugin_mantik.jobs.tmpdir import make_tmpdir_code
 
 TEMPORARY = ("TMPDIR", "TMP", "TEMPDIR", "TEMP")
 """Variables with the directory for temporary files."""
@@ -31,8 +32,8 @@ class GroupMember:
         commands: arguments of the shell's `-c`, run one after the other; empty if the member runs
             nothing.
         shell: base name of the shell.
-        variables: environment variables of the commands. If TMPDIR is among them, the other
-            variables for temporary files get its value.
+        variables: environment variables of the commands. TMPDIR is made on the node
+            (`tmpdir`), and the other variables for temporary files get its value.
         settled: those other variables that keep their own value.
         team: members of the same team start at the same time; teams are numbered in the order of
             their start.
@@ -144,15 +145,16 @@ def render_group(group: GroupProgram) -> str:
 
 
 def _member(number: int, member: GroupMember) -> dict[str, object]:
-    own_temporary = "TMPDIR" in member.variables
+    variables = dict(member.variables)
+    tmpdir = variables.pop("TMPDIR", "")
     return {
         "title": " ".join(member.name.split()),
-        "variables": export_lines(member.variables),
+        "variables": export_lines(variables),
         "temporary": "".join(
-            f' {name}="$TMPDIR"'
-            for name in TEMPORARY[1:]
-            if own_temporary and name not in member.settled
+            f' {name}="$TMPDIR"' for name in TEMPORARY[1:] if name not in member.settled
         ),
+        "tmpdir": tmpdir
+        and make_tmpdir_code(tmpdir, '"$PWD"', "{ _m_say {}; return 1; }").replace("\n", "\n  "),
         "waits": [shell_quote(path_argument(path), "an input") for path in member.waits],
         "touches": [shell_quote(path_argument(path), "an output") for path in member.touches],
         "outputs": "".join(

@@ -25,6 +25,7 @@ from snakemake_executor_plugin_mantik.jobs.spec import (
     Segment,
 )
 from snakemake_executor_plugin_mantik.jobs.templates import load_template
+from snakemake_executor_plugin_mantik.jobs.tmpdir import make_tmpdir_code
 
 PREDECESSORS: Final = "predecessors"
 CHECKPOINT: Final = "checkpoint"
@@ -98,6 +99,8 @@ def render_script(spec: JobSpec) -> str:
     than `VARIABLE_BYTES`.
     """
     paths, environment = spec.paths, spec.environment
+    variables = dict(spec.variables)
+    tmpdir = variables.pop("TMPDIR", "") if "TMPDIR" not in environment.variables else ""
     temporary = [n for n in ("TMP", "TEMPDIR", "TEMP") if n not in environment.variables]
     return load_template("script.sh.j2").render(
         title=" ".join(spec.name.split())[:200],
@@ -146,7 +149,9 @@ def render_script(spec: JobSpec) -> str:
         small_bytes=SMALL_BYTES,
         secrets=" ".join(_name(name) for name in spec.secrets),
         secrets_path=shlex.quote(f"./{paths.secrets}"),
-        variables=export_lines({**spec.variables, **environment.variables}),
+        variables=export_lines({**variables, **environment.variables}),
+        tmpdir=tmpdir
+        and make_tmpdir_code(tmpdir, '"$_m_workspace"', "_m_fail {}").replace("\n", "\n  "),
         expanded=_expanded(environment),
         modules=" ".join(shell_quote(name, "a module") for name in environment.modules),
         modules_text=_in_double_quotes(" ".join(environment.modules)),

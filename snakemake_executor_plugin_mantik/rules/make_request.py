@@ -13,7 +13,7 @@ from snakemake_executor_plugin_mantik.mlproject.project import find_bound_entry_
 from snakemake_executor_plugin_mantik.rules import Job
 from snakemake_executor_plugin_mantik.rules.context import Payload, RuleContext
 from snakemake_executor_plugin_mantik.rules.kinds.placeholders import refuse_placeholders
-from snakemake_executor_plugin_mantik.rules.kinds.shell_command import NODE_TMPDIR, job_tmpdir
+from snakemake_executor_plugin_mantik.rules.kinds.shell_command import own_tmpdir
 from snakemake_executor_plugin_mantik.rules.paths.job_paths import JobPaths, find_job_paths
 from snakemake_executor_plugin_mantik.rules.paths.source_files import is_source_file, stable_paths
 from snakemake_executor_plugin_mantik.rules.paths.storage import is_unstaged, may_stay
@@ -136,15 +136,15 @@ def find_runs(job: Job, context: RuleContext) -> ResolvedJob:
             is missing or too large.
     """
     refuse_placeholders(job)
-    tmpdir, places = job_tmpdir(job), find_job_paths(job, context)
+    places = find_job_paths(job, context)
     measured = benchmark = ""
     outputs = list(list_outputs(job, places))
-    payloads = [make_payload(job, context, tmpdir, None if job.benchmark is None else 0)]
+    payloads = [make_payload(job, context, None if job.benchmark is None else 0)]
     if job.benchmark is not None and payloads[0].full:
         if not is_unstaged(job, job.benchmark):
             outputs.append(OutputFile(plain_path(job.benchmark)))
     elif job.benchmark is not None:
-        payloads += [make_payload(job, context, tmpdir, i) for i in range(1, job.benchmark_repeats)]
+        payloads += [make_payload(job, context, i) for i in range(1, job.benchmark_repeats)]
         measured = f"{_MEASUREMENTS}/{job_identity(job)[:32]}"
         benchmark = places.place(job.benchmark) or f"{measured}.tsv"
         outputs.append(OutputFile(measured))
@@ -179,10 +179,13 @@ def list_datasets(job: Job) -> Iterable[str]:
 
 
 def job_variables(job: Job) -> dict[str, str]:
-    """Return the environment variables that Snakemake sets around a command."""
-    tmpdir = job_tmpdir(job)
+    """Return the environment variables that Snakemake sets around a command.
+
+    TMPDIR is there only if the rule has a directory of its own, which is made on the node.
+    """
+    tmpdir = own_tmpdir(job)
     variables = dict.fromkeys(THREAD_VARIABLES, str(job.threads))
-    return variables if tmpdir == NODE_TMPDIR else {**variables, "TMPDIR": tmpdir}
+    return variables if tmpdir is None else {**variables, "TMPDIR": tmpdir}
 
 
 def project_folder(job: Job) -> str:

@@ -43,12 +43,9 @@ def why_full_job(job: Job) -> str | None:
     return full_jobs.full_job_directive(job)
 
 
-def make_payload(
-    job: Job, context: RuleContext, tmpdir: str, iteration: int | None = None
-) -> Payload:
+def make_payload(job: Job, context: RuleContext, iteration: int | None = None) -> Payload:
     """Make the payload of a single job, accepted by `preflight.refuse_jobs`.
 
-    `tmpdir` is the job's temporary directory, `shell_command.NODE_TMPDIR` for the node's.
     `iteration` is the number of the benchmark's repetition, from 0.
 
     Raises:
@@ -65,7 +62,7 @@ def make_payload(
         payload = Payload(text, uploads=uploads, inputs=inputs, full=True)
         refuse_secret_code(job, payload, context.sites[site].config)
     else:
-        payload = _thin(job, context, tmpdir, iteration)
+        payload = _thin(job, context, iteration)
         payload = shadow_payload(
             wrap_deployment(payload, job, context), job, iteration, also=payload.inputs
         )
@@ -86,7 +83,7 @@ def _shortened(payload: Payload) -> Payload:
     return replace(payload, command=command, uploads=(*payload.uploads, file))
 
 
-def _thin(job: Job, context: RuleContext, tmpdir: str, iteration: int | None) -> Payload:
+def _thin(job: Job, context: RuleContext, iteration: int | None) -> Payload:
     """Make the payload of a thin job, without environment and shadow directory."""
     shell = os.path.basename(shell_executable(job) or "bash")
     places = find_job_paths(job, context)
@@ -96,11 +93,11 @@ def _thin(job: Job, context: RuleContext, tmpdir: str, iteration: int | None) ->
         from snakemake_executor_plugin_mantik.rules.kinds.script_file import find_script_file
         from snakemake_executor_plugin_mantik.rules.kinds.scripts import script_command
 
-        text, uploads = script_command(job, places, tmpdir, iteration, config)
+        text, uploads = script_command(job, places, iteration, config)
         payload = Payload(wrap_shell(job, text), shell, uploads)
         refuse_secret_code(job, payload, config, str(find_script_file(job).path))
         return payload
-    text = shell_command(job, places, tmpdir, iteration)
+    text = shell_command(job, places, iteration)
     text, uploads = source_files.upload_source_files(job, text, lambda: places.workspace)
     text, beside = path_rewriting.upload_siblings(job, text, places, config)
     text, shell = use_node_tmpdir(text, shell)

@@ -28,9 +28,7 @@ from snakemake_executor_plugin_mantik.rules.context import RuleContext
 from snakemake_executor_plugin_mantik.rules.kinds.groups import group_obstacle
 from snakemake_executor_plugin_mantik.rules.kinds.placeholders import placeholder_in_group
 from snakemake_executor_plugin_mantik.rules.kinds.shell_command import (
-    NODE_TMPDIR,
     format_resources,
-    job_tmpdir,
 )
 from snakemake_executor_plugin_mantik.rules.paths.job_paths import command_text
 from snakemake_executor_plugin_mantik.rules.paths.plain import expand_params
@@ -96,7 +94,7 @@ def _make(job: Job, context: RuleContext) -> None:
     # Reading these formats them. `shellcmd` differs from the command that will run.
     job.message, job.shellcmd  # noqa: B018
     if not job.is_local:
-        make_payload(job, context, job_tmpdir(job), None if job.benchmark is None else 0)
+        make_payload(job, context, None if job.benchmark is None else 0)
 
 
 def is_determined(job: Job) -> bool:
@@ -108,7 +106,7 @@ def is_determined(job: Job) -> bool:
         params = job.params
         if _UNKNOWN in str(params):  # perhaps only the node's temporary directory is unknown
             lists = job.input, job.output
-            params = expand_params(job, lists, format_resources(job, NODE_TMPDIR))
+            params = expand_params(job, lists, format_resources(job))
     except (RuleException, WorkflowError):
         return False
     return _UNKNOWN not in str((params, values, job.threads))

@@ -245,3 +245,50 @@ def test_paths_that_begin_with_dots(project: Project) -> None:
     twin.run(local=True).ok()
     project.run().ok()
     assert tree(project.directory) == tree(twin.directory)
+
+
+def test_a_rules_own_directory_for_temporary_files(project: Project) -> None:
+    """It is made at the site, where alone its variables exist."""
+    project.extra |= {"SNAKEMAKE_MANTIK_TRACK": "none", "MINE": "here"}
+    project.config.write_text(
+        f"{project.place.config}Environment: {{Variables: {{MINE: there}}}}\n"
+    )
+    project.write("tmp.sh", 'echo "${snakemake_resources[tmpdir]} $TMPDIR" > member2.txt')
+    project.write(
+        "Snakefile",
+        """
+        rule all:
+            input: "plain.txt", "member2.txt", "option.txt"
+
+        rule plain:
+            output: "plain.txt"
+            resources: tmpdir=lambda _, attempt: f"own/$MINE/{attempt}"
+            shadow: "minimal"
+            shell: "touch '{resources.tmpdir}/x'; echo {resources.tmpdir} $TMPDIR > {output}"
+
+        rule member1:
+            output: "member1.txt"
+            group: "g"
+            resources: tmpdir="own/$MINE"
+            shell: "touch {resources.tmpdir}/member; touch {output}"
+
+        rule member2:
+            input: "member1.txt"
+            output: "member2.txt"
+            group: "g"
+            resources: tmpdir="own/$MINE"
+            script: "tmp.sh"
+
+        rule option:
+            output: "option.txt"
+            shell: "echo {resources.tmpdir} $TMP > {output}"
+        """,
+    )
+    option = f'option:tmpdir="{project.workspace}" + "/${{MINE}}"'
+    project.run("--set-resources", option).ok()
+    for name, path in (("plain", "own/there/1"), ("member2", "own/there"), ("option", "there")):
+        made = str(project.workspace / path)
+        assert project.read(f"{name}.txt").split() == [made, made]
+        assert os.path.isdir(made)
+    assert (project.workspace / "own/there/1/x").exists()
+    assert (project.workspace / "own/there/member").exists()

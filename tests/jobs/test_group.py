@@ -175,13 +175,13 @@ def test_variables_of_each_member(place: Place) -> None:
     mine = {"OMP_NUM_THREADS": "4", "TMPDIR": str(place.workspace)}
     group = singles(
         member("a", show, variables=mine),
-        member("b", show, variables={"OMP_NUM_THREADS": "1", "TMPDIR": "/not/there"}),
+        member("b", show, variables={"OMP_NUM_THREADS": "1", "TMPDIR": "new/$OMP_NUM_THREADS"}),
         member("c", 'echo "$0 $TMPDIR"', shell="sh", commands=('echo "$0 $TMPDIR"',)),
     )
     code, said = place.run(group)
     assert code == 0, said
     assert f"[a] 4 {str(place.workspace).splitlines()[0]}" in said
-    assert "[b] 1 /tmp /tmp" in said
+    assert (place.workspace / "new/1").is_dir()
     assert f"[c] sh {place.scratch}" in said
 
 

@@ -280,6 +280,26 @@ def test_temporary_files_go_where_the_node_says(trial: Trial) -> None:
     assert trial.run(spec, env={"TMPDIR": "/not/there"}).log == "/tmp\n"
 
 
+def test_a_rules_own_directory_for_temporary_files_is_made_on_the_node(trial: Trial) -> None:
+    spec = trial.spec('echo "$TMPDIR|$TMP"', variables={"TMPDIR": "a b/'$SLURM_JOB_ID'/${OF}x"})
+    ended = trial.run(spec, env={"SLURM_JOB_ID": "7", "OF": "$no"})
+    made = f"{trial.workspace}/a b/'7'/$nox"
+    assert ended.log == f"{made}|{made}\n"
+    assert (trial.workspace / "a b/'7'/$nox").is_dir()
+    spec = trial.spec('echo "$TMPDIR"', variables={"TMPDIR": "~/$TMPDIR/x"})
+    home = trial.write("home/x").parent
+    assert (
+        trial.run(spec, env={"HOME": str(home), "TMPDIR": "/not/there"}).log == f"{home}//tmp/x\n"
+    )
+    spec = trial.spec('echo "$TMPDIR"', variables={"TMPDIR": "/$NOWHERE/x"})
+    assert "the resource tmpdir names NOWHERE, a variable that this node does not set" in (
+        trial.run(spec).log
+    )
+    (trial.workspace / "file").write_text("")
+    spec = trial.spec('echo "$TMPDIR"', variables={"TMPDIR": "file/x"})
+    assert "file/x of the resource tmpdir cannot be made" in trial.run(spec).log
+
+
 def test_a_command_reads_nothing_from_the_scheduler(trial: Trial) -> None:
     assert trial.run(trial.spec("cat; readlink /proc/self/fd/0")).log == "/dev/null\n"
 

@@ -27,7 +27,6 @@ from snakemake_executor_plugin_mantik.config.model import BackendConfig
 from snakemake_executor_plugin_mantik.engine.request import Upload
 from snakemake_executor_plugin_mantik.jobs.paths import WORK
 from snakemake_executor_plugin_mantik.rules.kinds.scripts import script_command
-from snakemake_executor_plugin_mantik.rules.kinds.shell_command import NODE_TMPDIR
 from snakemake_executor_plugin_mantik.rules.paths.job_paths import JobPaths
 
 CONFIG = BackendConfig.model_validate(
@@ -98,13 +97,12 @@ class ScriptRule:
 
     def text(
         self,
-        tmpdir: str = NODE_TMPDIR,
         iteration: int | None = None,
         workspace: str = "/workspace",
     ) -> tuple[str, tuple[Upload, ...]]:
         """What runs, and the files that it needs."""
         places = JobPaths(Path.cwd(), lambda: workspace)
-        return script_command(self.job, places, tmpdir, iteration, CONFIG)
+        return script_command(self.job, places, iteration, CONFIG)
 
     def run(
         self,

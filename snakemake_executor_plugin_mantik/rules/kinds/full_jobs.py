@@ -22,6 +22,7 @@ from typing import Any, Final
 from snakemake import __version__, wrapper
 from snakemake.common.tbdstring import TBDString
 from snakemake.io import is_callable, is_flagged
+from snakemake.resources import Resources
 from snakemake.sourcecache import LocalGitFile, SourceFile
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
@@ -30,6 +31,7 @@ from snakemake_executor_plugin_mantik.engine.request import Upload
 from snakemake_executor_plugin_mantik.jobs.paths import OURS, file_path
 from snakemake_executor_plugin_mantik.rules import Job
 from snakemake_executor_plugin_mantik.rules.context import Method
+from snakemake_executor_plugin_mantik.rules.kinds.shell_command import own_tmpdir
 from snakemake_executor_plugin_mantik.rules.onsite import full_job
 from snakemake_executor_plugin_mantik.rules.paths.source_files import is_source_file
 from snakemake_executor_plugin_mantik.rules.paths.storage import jobs_use_storage
@@ -234,7 +236,11 @@ def _arguments(job: Job, found: WorkflowCode) -> Iterator[str]:
         # Locally, too, these run in a Snakemake of their own with all built-in defaults.
         yield from ("--default-resources", "tmpdir=system_tmpdir")
     yield from ("--set-threads", f"{rule.name}={job.threads}")
-    yield from _listed("--set-resources", list(_pinned(job)))
+    pinned = list(_pinned(job))
+    if own_tmpdir(job) is not None:
+        # The job's script has made the directory and set TMPDIR to it.
+        pinned.append(f"{rule.name}:tmpdir={Resources.DEFAULTS['bare']['tmpdir']}")
+    yield from _listed("--set-resources", pinned)
     yield from _listed("--configfiles", _configfiles(workflow, found))
     yield from _listed("--config", list(workflow.config_settings.config_args or ()))
     yield from _storage(workflow)

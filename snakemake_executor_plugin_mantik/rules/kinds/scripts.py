@@ -33,7 +33,6 @@ from snakemake_executor_plugin_mantik.rules.kinds.languages import (
 from snakemake_executor_plugin_mantik.rules.kinds.python_object import NodeTmpdir, encode_object
 from snakemake_executor_plugin_mantik.rules.kinds.python_syntax import syntax_mistake
 from snakemake_executor_plugin_mantik.rules.kinds.script_file import ScriptFile, find_script_file
-from snakemake_executor_plugin_mantik.rules.kinds.shell_command import NODE_TMPDIR
 from snakemake_executor_plugin_mantik.rules.paths import path_rewriting, source_files
 from snakemake_executor_plugin_mantik.rules.paths.job_paths import JobPaths
 from snakemake_executor_plugin_mantik.rules.paths.path_rewriting import rewrite_paths
@@ -95,7 +94,6 @@ def needs_snakemake(job: Job) -> list[str]:
 def script_command(
     job: Job,
     places: JobPaths,
-    tmpdir: str,
     iteration: int | None,
     config: BackendConfig,
 ) -> tuple[str, tuple[Upload, ...]]:
@@ -107,7 +105,7 @@ def script_command(
     Raises:
         UserError: a value cannot be passed to the script, or a limit is exceeded.
     """
-    context = _script_context(job, places, tmpdir, iteration, config)
+    context = _script_context(job, places, iteration, config)
     file = context.file
     limits = config.site.source_file_limit_bytes, config.site.sources_limit_bytes
     found = file.beside(*limits, Include(config.site.include))
@@ -146,7 +144,7 @@ def script_command(
 
 
 def _script_context(
-    job: Job, places: JobPaths, tmpdir: str, iteration: int | None, config: BackendConfig
+    job: Job, places: JobPaths, iteration: int | None, config: BackendConfig
 ) -> ScriptContext:
     file = find_script_file(job)
     uploads: list[Upload] = []
@@ -166,7 +164,6 @@ def _script_context(
     }
     scriptdir = file.origin or os.path.normpath(f"{HOME_MARK}/{file.at_site}")
     place = f"{scriptdir}/{file.name}"
-    at_node = NodeTmpdir(TMPDIR) if tmpdir == NODE_TMPDIR else tmpdir
     _see_determined(job)
     # The names are those of both of Snakemake's constructors.
     both = {
@@ -176,7 +173,7 @@ def _script_context(
         "wildcards": job.wildcards,
         "threads": job.threads,
         "resources": ResourceList(
-            fromdict={**here.value(dict(job.resources.items())), "tmpdir": at_node}
+            fromdict={**here.value(dict(job.resources.items())), "tmpdir": NodeTmpdir(TMPDIR)}
         ),
         "log": lists["log"],
         "config": sourced.value(here.value(job.rule.module_globals["config"])),

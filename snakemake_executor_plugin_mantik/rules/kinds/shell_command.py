@@ -14,7 +14,7 @@ from typing import Any
 
 from snakemake.common.tbdstring import TBDString
 from snakemake.iocontainers import ResourceList
-from snakemake.resources import Resources
+from snakemake.resources import Resource, Resources
 from snakemake.shell import shell
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
@@ -32,9 +32,7 @@ _RULE_NAMES = frozenset(
 """Names in a command that refer to the job, not to globals of the workflow."""
 
 
-def shell_command(
-    job: Job, places: JobPaths, tmpdir: str = NODE_TMPDIR, iteration: int | None = None
-) -> str:
+def shell_command(job: Job, places: JobPaths, iteration: int | None = None) -> str:
     """Return the shell's text after `-c`: as Snakemake's for a local job, but with mapped paths.
 
     Raises:
@@ -43,7 +41,7 @@ def shell_command(
     """
     rule = job.rule
     names = {name: value for name, value in rule.module_globals.items() if name not in _RULE_NAMES}
-    resources = format_resources(job, tmpdir)
+    resources = format_resources(job)
     here = rewrite_paths(job, places, resources)
     own = {"input": here.input, "output": here.output, "log": here.log, "params": here.params}
     own |= {"resources": resources, "bench_iteration": iteration}
@@ -61,9 +59,9 @@ def shell_command(
     return here.text(wrap_shell(job, text))
 
 
-def format_resources(job: Job, tmpdir: str) -> Any:
-    """Return the job's resources with `tmpdir` set."""
-    return ResourceList(fromdict={**dict(job.resources.items()), "tmpdir": tmpdir})
+def format_resources(job: Job) -> Any:
+    """Return the job's resources with the placeholder for the node's `tmpdir`."""
+    return ResourceList(fromdict={**dict(job.resources.items()), "tmpdir": NODE_TMPDIR})
 
 
 def _declared(job: Job, own: Mapping[str, object]) -> str:
@@ -128,11 +126,31 @@ def shell_executable(job: Job) -> str | None:
     return chosen
 
 
-def job_tmpdir(job: Job) -> str:
-    """Return the rule's own temporary directory, or the placeholder for the node's."""
+def own_tmpdir(job: Job) -> str | None:
+    """Return the rule's own temporary directory, or None if it leaves it to the node.
+
+    It may hold variables and `~` of the node, and be relative to the workspace.
+    """
     declared = job.rule.resources.get("tmpdir")
     raw = getattr(declared, "raw", declared)
-    if raw is None or raw == Resources.DEFAULTS["bare"]["tmpdir"]:
-        return NODE_TMPDIR
-    expanded = job.rule.expand_resources(job.wildcards_dict, job.input, job.attempt)
-    return str(expanded.tmpdir)
+    if raw is None and not declared.is_evaluable():
+        return None
+    if raw == Resources.DEFAULTS["bare"]["tmpdir"]:
+        return None
+    if not isinstance(raw, str) or not declared.is_evaluable():
+        expanded = job.rule.expand_resources(job.wildcards_dict, job.input, job.attempt)
+        return str(expanded.tmpdir)
+    # An option: Snakemake would expand variables with the values of this machine.
+    value = Resource.cli_evaluator(
+        "tmpdir",
+        re.sub(r"\bsystem_tmpdir\b", "'$TMPDIR'", raw).replace("$", _DOLLAR).replace("~", _TILDE),
+        wildcards=job.wildcards,
+        input=job.input,
+        attempt=job.attempt,
+        threads=job.threads,
+        async_run=job.rule.workflow.async_run,
+    )
+    return str(value).replace(_DOLLAR, "$").replace(_TILDE, "~")
+
+
+_DOLLAR, _TILDE = "mantik_dollar_", "mantik_tilde_"

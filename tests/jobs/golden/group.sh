@@ -204,8 +204,10 @@ _m_member_0() {  # split s=1
 }
 _m_member_1() {  # left s=1
   export OMP_NUM_THREADS=2 || return
-  export TMPDIR=/scratch || return
   [ -d "${TMPDIR-}" ] || TMPDIR=/tmp
+  TMPDIR='/scratch'
+  case $TMPDIR in (/*) ;; (*) TMPDIR="$PWD"/$TMPDIR ;; esac
+  mkdir -p -- "$TMPDIR" || { _m_say "the directory $TMPDIR of the resource tmpdir cannot be made on this node"; return 1; }
   export TMPDIR TEMPDIR="$TMPDIR" TEMP="$TMPDIR"
   : > ./bench/left || return
   _m_measured ./bench/left ./left.tsv bash -c './left 0' || return

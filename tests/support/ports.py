@@ -1,8 +1,12 @@
 """Ports for servers that bind them themselves, some seconds after they were told which."""
 
+import fcntl
+import os
 import random
 import socket
-from contextlib import ExitStack, suppress
+import tempfile
+from contextlib import suppress
+from pathlib import Path
 
 _RANGE = range(20_000, 32_000)
 """Below what Linux and macOS give to whoever asks for any port, as everything else here does. A
@@ -10,15 +14,19 @@ server may take half a minute to start, and one that was stopped comes back to i
 
 
 def free_ports(count: int) -> list[int]:
-    """So many ports that nobody listens at; all held until the last is found."""
+    """So many ports that nobody listens at; no other test is given them until this process ends."""
+    locks = Path(tempfile.gettempdir()) / "mantik-test-ports"
+    locks.mkdir(exist_ok=True)
     found: list[int] = []
-    with ExitStack() as held:
-        while len(found) < count:
-            port = random.SystemRandom().choice(_RANGE)
-            probe = held.enter_context(socket.socket())
-            with suppress(OSError):  # somebody has it
-                probe.bind(("127.0.0.1", port))
-                found.append(port)
+    while len(found) < count:
+        port = random.SystemRandom().choice(_RANGE)
+        lock = os.open(locks / str(port), os.O_CREAT | os.O_RDWR)  # open until the process ends
+        with suppress(OSError), socket.socket() as probe:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            probe.bind(("127.0.0.1", port))
+            found.append(port)
+            continue
+        os.close(lock)  # somebody has it
     return found
 
 

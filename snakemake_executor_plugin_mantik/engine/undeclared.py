@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from snakemake_executor_plugin_mantik.common.humanize import humanize_size
@@ -33,11 +33,13 @@ class UndeclaredFiles:
         Files that jobs of the run name, or that open tries of other runs make, are not among them,
         nor are those of the project that another job has unpacked meanwhile.
         """
+        made = {file.path: file.size for file in marker.files}
         new = [
             entry
             for entry in marker.new
             if is_utf8(entry.path)
             and nearest(entry.path, request.named.paths) is None
+            and not _is_copied(entry, request, made)
             and (
                 os.path.lexists(self._workdir / entry.path)
                 or not self._is_known(record.place, entry.path)
@@ -78,6 +80,15 @@ class UndeclaredFiles:
     def _is_being_made(self, record: TryRecord, path: str) -> bool:
         conflicts = self._journal.files.conflicts(record.place, path)
         return any(other.makes and other.id != record.id for other in conflicts)
+
+
+def _is_copied(entry: OutputEntry, request: JobRequest, made: Mapping[str, int]) -> bool:
+    """Return whether an output holds a copy, as those of entry points without named outputs do.
+
+    `made` has the sizes of all files of outputs by path.
+    """
+    below = os.path.relpath(entry.path, request.project or ".")
+    return any(made.get(f"{out.path}/{below}") == entry.size for out in request.outputs)
 
 
 def list_brought(workdir: Path, files: Iterable[UndeclaredFile]) -> frozenset[str]:

@@ -55,6 +55,8 @@ use rule mlproject from mantik as {rule} with:
         {outputs}
     params:
         **{params},
+        # Run again at another site.
+        mantik_site={site!r},
 {resources}"""
 
 
@@ -143,6 +145,7 @@ def prepare_single_rule(
         inputs=found,
         named_inputs=read.named,
         outputs=output_lines(made) if made.all else f"directory({out!r}),",
+        site=config.name if config is not None else "",
         params="params" if made.all else _collecting(out, going_on),
         resources=_resource_lines(going_on.resources([] if made.all else [started_file(out)])),
     )

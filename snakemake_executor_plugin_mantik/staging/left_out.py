@@ -22,6 +22,11 @@ _MISSING: Final = re.compile(
 )
 """Lines in which a command says that it lacks a file."""
 
+_SPOOLED: Final = re.compile(
+    r"^/(usr|bin|sbin|lib\w*|etc|dev|proc|sys|run)/|/(job\d+/slurm_script|mom_priv/jobs/.*)$"
+)
+"""Programs, and the scheduler's copy of the script: shells and programs name them in messages."""
+
 _OURS: Final = frozenset({".snakemake", ".mantik", ".git"})
 _MOST_WORDS: Final = 20_000
 _MOST_NAMED: Final = 3
@@ -53,6 +58,8 @@ def missed_files(
             if not local.is_file() and not local.is_dir():
                 continue
             outside = os.path.isabs(path)
+            if outside and _SPOOLED.search(path):
+                continue
             reason = "it is outside the working directory" if outside else why(path)
             if reason is not None:
                 size = "" if local.is_dir() else f" ({humanize_size(local.stat().st_size)})"

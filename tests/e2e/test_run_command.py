@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.command import smk_mantik
-from tests.support.workflows import UNTRACKED, WAIT_S, Project, Ran, tells
+from tests.support.workflows import UNTRACKED, WAIT_S, Place, Project, Ran, tells
 
 MLPROJECT = """
 entry_points:
@@ -38,9 +38,9 @@ def churn(project: Project) -> Project:
     return project
 
 
-def run(project: Project, *arguments: str, site: bool = True) -> Ran:
+def run(project: Project, *arguments: str, site: bool = True, other: str = "") -> Ran:
     """Run the command; a fork stands for the Snakemake that takes its place."""
-    given = ("--site", f"hpc1={project.config}") if site else ()
+    given = ("--site", other or f"hpc1={project.config}") if site else ()
     became: list[str] = []
 
     def execv(_program: str, words: list[str]) -> None:
@@ -73,7 +73,7 @@ def test_it_becomes_snakemake(churn: Project) -> None:
     tells(ran.stdout + ran.stderr, "rule run_main:", "This was a dry-run")
 
 
-def test_named_inputs_and_outputs(churn: Project) -> None:
+def test_named_inputs_and_outputs(churn: Project, firecrest_place: Place) -> None:
     words = (
         "it's churn", "-P", "data={input.data}", "-P", "out={output}", "-P", "alpha=2",
         "--input", "data=data set.csv", "--output", "models/m.txt",
@@ -88,6 +88,11 @@ def test_named_inputs_and_outputs(churn: Project) -> None:
     tells(run(churn, *words).ok().output, "Nothing to be done")
     run(churn, *words, "--", "--forceall").ok()
     assert len(churn.tries) == 2
+
+    second = churn.write("hpc2.yaml", firecrest_place.config)
+    churn.extra |= firecrest_place.environment
+    run(churn, *words, other=f"hpc2={second}").ok()
+    assert [record.site for record in churn.tries][2:] == ["hpc2"]
 
 
 @pytest.mark.parametrize("local", [False, True])

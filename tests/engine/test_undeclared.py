@@ -12,6 +12,7 @@ from snakemake_executor_plugin_mantik.engine.request import JobRequest, NamedPat
 from snakemake_executor_plugin_mantik.engine.undeclared import UndeclaredFiles, list_brought
 from snakemake_executor_plugin_mantik.engine.workflow_context import WorkflowContext
 from snakemake_executor_plugin_mantik.jobs.markers import Marker, OutputEntry
+from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
 from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, TryState, read_undeclared
 from tests.support.controller import request
 
@@ -31,13 +32,16 @@ class Bench:
         self.said: list[str] = []
         self.journal = Journal(self.state)
 
-    def conclude(self, paths: Sequence[str], asked: JobRequest | None = None) -> set[str]:
+    def conclude(
+        self, paths: Sequence[str], asked: JobRequest | None = None, made: Sequence[str] = ()
+    ) -> set[str]:
         """Conclude a job that has made files of one byte; return the paths that are listed."""
         new = (OutputEntry(p, "f", 1, 0o640, "", "alone", "", LONG_AGO_NS) for p in paths)
         context = WorkflowContext(
             self.journal, self.workdir, self.state, self.said.append, self._nothing
         )
-        marker = Marker(0, new=tuple(new))
+        files = (OutputEntry(p, "f", 1, 0o640, "", "archive") for p in made)
+        marker = Marker(0, files=tuple(files), new=tuple(new))
         asyncio.run(UndeclaredFiles(context).conclude(asked or request(1), RECORD, marker))
         return {file.path for file in read_undeclared(self.state)}
 
@@ -73,3 +77,13 @@ def test_what_other_jobs_make_is_not_listed(bench: Bench) -> None:
     bench.journal.files.carry("here", RECORD.id, (), ["own"])
     paths = ["known", "added/z", "earlier/y", "free", "own"]
     assert bench.conclude(paths, asked) == {"free", "own"}
+
+
+def test_what_was_copied_into_an_output_is_not_listed(bench: Bench) -> None:
+    out = OutputFile("mlproject-runs/x", directory=True)
+    asked = replace(request(1), project="churn", outputs=(out,))
+    made = ["mlproject-runs/x/sub/model.pt", "mlproject-runs/x/other.pt"]
+    paths = ["churn/sub/model.pt", "churn/left.pt", "elsewhere/other.pt"]
+    assert bench.conclude(paths, asked, made) == {"churn/left.pt", "elsewhere/other.pt"}
+    [said] = bench.said
+    assert "model.pt" not in said

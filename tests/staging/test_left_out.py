@@ -59,6 +59,16 @@ def test_files_outside_are_named_only_where_one_is_missing(tmp_path: Path) -> No
         )
 
 
+def test_programs_and_scripts_of_the_scheduler_are_not_what_is_missing(tmp_path: Path) -> None:
+    script = tmp_path / "spool/slurmd/job00021/slurm_script"
+    script.parent.mkdir(parents=True)
+    script.touch()
+    project = tmp_path / "project"
+    project.mkdir()
+    text = f"{script}: line 7: tool: command not found\n/bin/sh: can't open file x"
+    assert missed(text, project) == []
+
+
 def test_the_last_ones_count_and_not_too_many(tmp_path: Path) -> None:
     for n in range(9):
         (tmp_path / f"{n}.csv").touch()

@@ -16,8 +16,9 @@ from snakemake_executor_plugin_mantik.common.errors import (
     PlaceTaken,
     SiteError,
     SiteNotFound,
+    SiteRejected,
 )
-from snakemake_executor_plugin_mantik.common.humanize import humanize_count
+from snakemake_executor_plugin_mantik.common.humanize import humanize_count, humanize_duration
 from snakemake_executor_plugin_mantik.engine import claims
 from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
 from snakemake_executor_plugin_mantik.jobs.paths import (
@@ -34,6 +35,12 @@ _SPARE = "spare."
 """Prefix of the names of a place's spares; the number follows that was taken for it."""
 _LOOK_S = 3.0
 """Seconds between two looks at a claim of which a part is seen."""
+_GROWS_S = 30.0
+"""Seconds within which the claim of a job that runs grows."""
+_LOOK_PREFIX = "look."
+"""Prefix of the name of a file that a certain listing shows."""
+_LOOKS = 40
+"""Most listings until one shows it."""
 _PAUSE_S = 60.0
 """Least seconds between two spares of a place."""
 _BYTES_PER_S = 20_000
@@ -55,21 +62,27 @@ def number_of_spare(name: str) -> int:
 class CatchingUp:
     """What one place knows, for a journal that knows less."""
 
-    def __init__(self, site: Site, retry: SiteRetry, journal: Journal, place: str) -> None:
+    def __init__(
+        self, site: Site, retry: SiteRetry, journal: Journal, place: str, seen_s: float
+    ) -> None:
+        """Prepare; a file that a job has written may be seen `seen_s` seconds later."""
         self._site = site
         self._retry = retry
         self._journal = journal
         self._place = place
+        self._seen_s = seen_s
 
-    async def find_unknown(self) -> dict[TryPaths, int | None]:
+    async def find_unknown(self, *, surely: bool = False) -> dict[TryPaths, int | None]:
         """Return the tries that have started there and are not in the journal.
 
-        The values are the exit codes of those that have ended.
+        The values are the exit codes of those that have ended. A wrong answer of the site may hide
+        some, unless they are to be found `surely`.
         """
-        buckets = await self._list(TRIES)
+        look = self._list_surely if surely else self._list
+        buckets = await look(TRIES)
         found: dict[TryPaths, int | None] = {}
         for bucket in sorted(int(name) for name in buckets if name.isdecimal()):
-            entries = await self._list(f"{TRIES}/{bucket}")
+            entries = await look(f"{TRIES}/{bucket}")
             codes = dict(filter(None, map(parse_marker_name, entries)))
             started = {n for n, e in entries.items() if is_try_id(n) and not e.directory}
             known = {record.id for record in self._journal.tries(started | codes.keys())}
@@ -95,15 +108,14 @@ class CatchingUp:
         Raises:
             PlaceTaken: a job runs there that does not say which one it is.
         """
-        seen_s = self._retry.missing_s  # so much later a file may be seen that a job has written
         self._retry.note(
             f"the journal here does not know what was done in this workspace last; looking for"
-            f" jobs that run there, for {seen_s:.0f} s"
+            f" jobs that run there, for {humanize_duration(self._seen_s)}"
         )
-        await asyncio.sleep(seen_s)
+        await asyncio.sleep(self._seen_s)
         known = {r.id for r in self._journal.all_open_tries() if r.place == self._place}
         found = []
-        for paths, code in (await self.find_unknown()).items():
+        for paths, code in (await self.find_unknown(surely=True)).items():
             if code:
                 continue  # it has failed, which nobody was told
             facts = await self._identity(paths, where)
@@ -124,7 +136,7 @@ class CatchingUp:
             PlaceTaken: its job runs.
         """
         clock = asyncio.get_running_loop().time
-        end, sizes = clock() + self._retry.missing_s, set[int]()
+        end, sizes = clock() + max(self._seen_s, _GROWS_S), set[int]()
         while clock() < end:
             try:
                 content = await self._retry.found(lambda: self._read(paths.claim), at_once=True)
@@ -147,6 +159,29 @@ class CatchingUp:
 
     async def _list(self, directory: str) -> Mapping[str, Entry]:
         return await self._retry(lambda: claims.list_claims(self._site, self._retry, directory))
+
+    async def _list_surely(self, directory: str) -> Mapping[str, Entry]:
+        """List a directory in which something lies that was just put there.
+
+        A site may say for a moment that a directory is empty, or not there.
+
+        Raises:
+            SiteRejected: it does so all the time.
+        """
+        name = f"{_LOOK_PREFIX}{self._journal.instance}"
+        path = f"{directory}/{name}"
+        for _ in range(_LOOKS):
+            await self._retry(lambda: self._site.put(path, b"?\n"))
+            entries = await self._list(directory)
+            if name in entries:
+                await self._retry(lambda: self._site.remove(path))
+                return entries
+            await asyncio.sleep(_LOOK_S)
+        raise SiteRejected(
+            f"the site does not list what lies in {directory}",
+            where=f"site {self._site.name}",
+            do="Start again when it does",
+        )
 
 
 class PlaceSpare:
@@ -193,7 +228,7 @@ class PlaceSpare:
             names = await self._retry.found(lambda: self._site.list(PLACE), at_once=True)
             before = [name for name in names if number_of_spare(name)]
             if content:
-                number = max(self._journal.number(self._place), *map(number_of_spare, names)) + 1
+                number = max([self._journal.number(self._place), *map(number_of_spare, names)]) + 1
                 self._journal.take_number(self._place, number)
                 await self._site.put(spare_path(number), content)
             for name in before:

@@ -105,18 +105,26 @@ class Leases:
     """The leases at one workspace, as one controller sees them."""
 
     def __init__(
-        self, site: Site, workspace: str, journal: Journal, retry: SiteRetry, about: str
+        self,
+        site: Site,
+        workspace: str,
+        journal: Journal,
+        retry: SiteRetry,
+        about: str,
+        *,
+        seen_s: float = 0.0,
     ) -> None:
         """Prepare access to the leases of a workspace.
 
         `workspace` is an absolute path, for messages; `about` describes this controller to others
-        that find its lease.
+        that find its lease; `seen_s` is how much later a file may be seen that a job has written.
         """
         self._site = site
         self._where = f"site {site.name}, {workspace}"
         self._journal = journal
         self._retry = retry
         self._about = about
+        self._seen_s = seen_s
 
     async def look(self) -> tuple[list[Lease], dict[str, Entry]]:
         """Return all leases, and all entries of their directory."""
@@ -233,7 +241,7 @@ class Leases:
         )
 
     def _catching_up(self, place: str) -> CatchingUp:
-        return CatchingUp(self._site, self._retry, self._journal, place)
+        return CatchingUp(self._site, self._retry, self._journal, place, self._seen_s)
 
     async def _settle_next(
         self, lease: Lease, entries: Iterable[str], *, alone: bool = False

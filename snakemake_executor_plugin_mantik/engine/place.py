@@ -210,8 +210,11 @@ class Places:
         journal = self.workflow.journal
         same = [s for s in journal.sites().values() if s.workspace == facts.workspace]
         known = next((s.place for s in same if s.url == url), "")
-        retry = make_retry(site, self.workflow.notify, settings.marker_grace_s)
-        leases = Leases(site, facts.workspace, journal, retry, self.workflow.about)
+        retry = make_retry(site, self.workflow.notify)
+        leases = Leases(
+            site, facts.workspace, journal, retry, self.workflow.about,
+            seen_s=settings.marker_grace_s,
+        )  # fmt: skip
 
         def mine(place: str) -> list[str]:
             # What was only planned, the former controller may have planned and submitted, too.

@@ -978,7 +978,7 @@ def test_a_restored_journal_and_a_site_that_does_not_answer(one: Project) -> Non
     tells(run(one, "-n"), "were not compared with the site", "Nothing to be done")
 
 
-def test_a_directory_that_was_moved(one: Project, tmp_path: Path) -> None:
+def test_a_directory_that_was_moved_or_copied(one: Project, tmp_path: Path) -> None:
     run(one)
     before = one.workspace
     moved = Project(tmp_path / "elsewhere/project", one.place, one.extra)
@@ -986,9 +986,32 @@ def test_a_directory_that_was_moved(one: Project, tmp_path: Path) -> None:
     one.directory.rename(moved.directory)
 
     tells(run(moved), "Nothing to be done")
-    smk_mantik(moved, "get", "results/model.txt").ok()
-    assert moved.read("results/model.txt") == "set\nmodel\n"
-    said = moved.run(*FILES_STAY, "--forcerun", "score").failed()
-    tells(said, f"4 outputs stay in the workspace {before}", f"Set Site: Workspace to {before}")
-    assert "results/set.txt" in smk_mantik(moved, "ls").ok().output
-    assert (before / "ran.txt").read_text() == "p\nt\ns\n"
+    run(moved, "--forcerun", "score")
+    assert ran(moved) == "ptss"
+    assert moved.workspace == before
+    copy = Project(tmp_path / "copy", one.place, one.extra)
+    copy.directory.rmdir()
+    shutil.copytree(moved.directory, copy.directory)
+    smk_mantik(copy, "get", "results/model.txt").ok()
+    assert copy.read("results/model.txt") == "set\nmodel\n"
+    said = copy.run(*FILES_STAY, "--forcerun", "score").failed()
+    tells(
+        said,
+        f"is a copy of {moved.directory}",
+        f"4 outputs stay in the workspace {before}",
+        f"Set Site: Workspace to {before}",
+    )
+    assert "results/set.txt" in smk_mantik(copy, "ls").ok().output
+    assert ran(moved) == "ptss"
+
+
+def test_a_lost_journal_makes_no_output_again(one: Project) -> None:
+    run(one)
+    shutil.rmtree(one.directory / ".snakemake")
+
+    said = one.run(*FILES_STAY, "--forcerun", "score").failed()
+
+    tells(said, "the journal did not know of 4 outputs at the sites", "Start again")
+    assert ran(one) == "pts"
+    run(one, "--forcerun", "score")
+    assert ran(one) == "ptss"

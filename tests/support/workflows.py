@@ -126,7 +126,7 @@ class Project:
         self.config = self.directory.parent / f"{self.place.name}.yaml"
         self.config.write_text(self.place.config)
         self.started: list[Running] = []
-        self._workflow: str | None = None
+        self._workflow: tuple[str, str] | None = None
 
     def close(self) -> None:
         """End what a failed test has left running, here and at the site; show what was said."""
@@ -163,8 +163,9 @@ class Project:
             if not (state / "journal.sqlite").exists():
                 Journal(state).close()  # before the first run
             with closing(sqlite3.connect(f"file:{state}/journal.sqlite?mode=ro", uri=True)) as db:
-                self._workflow = db.execute("SELECT id FROM workflow").fetchone()[0]
-        return place.storage / "mantik" / workspace_name(self.directory, self._workflow)
+                self._workflow = db.execute("SELECT home, id FROM workflow").fetchone()
+        home, workflow = self._workflow
+        return place.storage / "mantik" / workspace_name(Path(home), workflow)
 
     @property
     def tries(self) -> list[TryRecord]:

@@ -167,12 +167,33 @@ def test_code_elsewhere(project: Project) -> None:
     tells(project.read("out.txt"), "'given'", "more absolute inside absolute elsewhere help", "t2")
 
 
+SCHEMA = '"$schema": "https://json-schema.org/draft/2020-12/schema"\n'
+
+
 def test_workdir_directive_and_a_profile(project: Project) -> None:
+    """What stands before `workdir:` is relative to another directory than what follows it."""
     project.write("profiles/default/config.yaml", "mantik-track: none\nkeep-going: true\n")
+    project.write("conf/first.yaml", "first: 1\nboth: 1\n")
+    project.write("conf/schema.yaml", SCHEMA + "type: object\nrequired: [first]\n")
+    project.write("samples.txt", "from beside\n")
+    project.write("run/conf/second.yaml", "second: 2\nboth: 2\n")
+    project.write("module/Snakefile", 'configfile: "conf/module.yaml"\n')
+    project.write("conf/module.yaml", "module: 3\n")
     project.write(
         "Snakefile",
         """\
+        configfile: "conf/first.yaml"
+        from snakemake.utils import validate
+        validate(config, "conf/schema.yaml")
+        SAMPLES = open("samples.txt").read().strip()
+
+        module other:
+            snakefile: "module/Snakefile"
+
+        use rule * from other
+
         workdir: "run"
+        configfile: "conf/second.yaml"
 
         rule out:
             output: "out.txt"
@@ -180,10 +201,11 @@ def test_workdir_directive_and_a_profile(project: Project) -> None:
                 import os
                 with open(output[0], "w") as file:
                     print(os.path.basename(os.path.dirname(os.getcwd())), file=file)
+                    print(config["first"], config["second"], config["both"], SAMPLES, file=file)
         """,
     )
     project.run().ok()
-    assert project.read("run/out.txt") == "mantik\n"
+    assert project.read("run/out.txt") == "mantik\n1 2 2 from beside\n"
 
 
 def test_inputs_that_are_others_at_the_site_are_no_silent_success(project: Project) -> None:

@@ -53,7 +53,7 @@ def order_for(rule: str, pythons: list[str]) -> dict[str, object]:
     return {
         "snakemake": "9.27.0", "pythons": pythons, "packages": [], "do": "Do this.",
         "rules": [rule], "input": [], "output": ["out.txt"], "cache": {}, "checkpointed": [],
-        "repositories": [], "copies": None,
+        "repositories": [], "copies": None, "beginning": "",
         "arguments": [
             "--snakefile", "Snakefile", "--executor", "local", "--mode", "subprocess",
             "--cores", "1", "--allowed-rules", rule, "--force-use-threads",

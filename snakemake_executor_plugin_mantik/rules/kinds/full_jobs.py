@@ -38,7 +38,9 @@ from snakemake_executor_plugin_mantik.rules.paths.storage import jobs_use_storag
 from snakemake_executor_plugin_mantik.rules.paths.workflow_code import (
     ELSEWHERE,
     WorkflowCode,
+    enters_workdir,
     find_workflow_code,
+    resolve_recorded,
     resolve_source,
 )
 from snakemake_executor_plugin_mantik.rules.units import job_identity
@@ -129,6 +131,7 @@ def full_job_command(
             }
         ),
         "copies": _copies(job),
+        "beginning": found.place(workflow.workdir_init) if enters_workdir(workflow) else "",
         "arguments": [*nested_options(deployment), *_arguments(job, found)],
     }
     program = Path(full_job.__file__).read_bytes()
@@ -297,7 +300,12 @@ def _configfiles(workflow: Any, found: WorkflowCode) -> list[str]:
     directory, and so has another path at the site, add those of the code.
     """
     given = [found.place(path) for path in workflow.overwrite_configfiles]
-    declared = [found.place(path) for path in workflow.configfiles]
+    # With `workdir:`, relative ones are found where they are relative to.
+    declared = [
+        found.place(resolve_recorded(workflow, path))
+        for path in workflow.configfiles
+        if os.path.isabs(path) or not enters_workdir(workflow)
+    ]
     declared = [path for path in declared if path not in given]
     elsewhere = any(path.startswith(ELSEWHERE) for path in declared)
     # In the same order as on this machine, so that keys are in the same order, too.

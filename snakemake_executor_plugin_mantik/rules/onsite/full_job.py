@@ -10,6 +10,9 @@ It changes Snakemake in its process, because not everything on the user's machin
   are not at the site. The order lists the outputs of finished checkpoints.
 - The job must have the same files as on the user's machine. A Snakefile that searches for files
   (`glob_wildcards`) finds those of the site, and a job with half its inputs would succeed.
+- A workflow with `workdir:` is read in the directory that the user's Snakemake was started in, as
+  far as it was uploaded: paths before that directive are relative to it. `workdir:` enters the
+  workspace.
 - Sources outside the workspace come from a cache that is filled before.
 - Files of a storage are replaced by their local copies: a node has neither credentials nor access,
   and the user's machine fetches and stores. If the job does this itself, it has its own copies.
@@ -188,6 +191,7 @@ def _adapt(order: dict[str, Any]) -> None:
     from snakemake.deployment import conda, singularity
     from snakemake.exceptions import WorkflowError
     from snakemake.jobs import Job
+    from snakemake.workflow import Workflow
 
     split_git_path = sourcecache.split_git_path
     flag = storage.flag_with_storage_object
@@ -229,6 +233,8 @@ def _adapt(order: dict[str, Any]) -> None:
         return False
 
     DAG.__init__, Checkpoints.__init__, Job.prepare = only_requested, with_made, compared
+    if order["beginning"]:
+        _read_in(order["beginning"], Workflow)
     sourcecache.HostingProviderFile.is_persistently_cacheable = never
     sourcecache.split_git_path = split
     cwl.pathname2url = address
@@ -236,6 +242,29 @@ def _adapt(order: dict[str, Any]) -> None:
         storage.flag_with_storage_object = local
     for kind, act in ((conda.Env, "create"), (singularity.Image, "pull")):
         setattr(kind, act, one_at_a_time(getattr(kind, act)))
+
+
+def _read_in(beginning: str, kind: Any) -> None:
+    """Let Snakemake's `Workflow` read the Snakefiles in the directory `beginning`."""
+    include, workspace = kind.include, os.getcwd()
+    begun: list[Any] = []
+
+    def included(self: Any, *args: Any, **more: Any) -> None:
+        if begun:
+            include(self, *args, **more)
+            return
+        begun.append(self)
+        os.makedirs(beginning, exist_ok=True)
+        os.chdir(beginning)
+        try:
+            include(self, *args, **more)
+        finally:
+            os.chdir(workspace)
+
+    def enter(self: Any, workdir: str) -> None:  # noqa: ARG001
+        os.chdir(workspace)
+
+    kind.include, kind.workdir = included, enter
 
 
 def one_at_a_time(act: Any) -> Any:

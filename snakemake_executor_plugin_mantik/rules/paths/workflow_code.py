@@ -157,11 +157,28 @@ def find_workflow_code(workflow: Any, workdir: Path, config: BackendConfig) -> W
     for source in included:
         found.add_source(source, workflow.sourcecache)
     for path in [*workflow.configfiles, *workflow.overwrite_configfiles]:
-        found.add(path)
+        found.add(resolve_recorded(workflow, path))
     if pepfile := getattr(workflow, "pepfile", None):
-        found.add(pepfile)
+        project = resolve_recorded(workflow, pepfile)
+        found.add(project)
+        found.add_directory(project.parent, config)  # it names further files beside it
     found.add_cache(workflow.sourcecache, included, tuple(_of_rules(workflow)))
     return found
+
+
+def enters_workdir(workflow: Any) -> bool:
+    """Return whether a Snakefile has changed the working directory with `workdir:`."""
+    return not os.path.samefile(workflow.workdir_init, os.curdir)
+
+
+def resolve_recorded(workflow: Any, path: str | os.PathLike[str]) -> Path:
+    """Return the absolute path of a file that Snakemake recorded when it read the Snakefiles.
+
+    A relative one is relative to the directory that Snakemake was started in, or to that of
+    `workdir:`, if it was recorded after that directive.
+    """
+    before = Path(workflow.workdir_init, path)
+    return before if before.exists() else Path(os.path.abspath(path))
 
 
 def _of_rules(workflow: Any) -> Iterator[str]:

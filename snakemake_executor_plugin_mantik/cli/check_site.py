@@ -18,6 +18,7 @@ from snakemake_executor_plugin_mantik.common.errors import (
     CredentialError,
     MantikError,
     SiteError,
+    SiteNotFound,
     SiteRejected,
     SiteUnauthorized,
     UserError,
@@ -26,6 +27,7 @@ from snakemake_executor_plugin_mantik.common.humanize import humanize_duration
 from snakemake_executor_plugin_mantik.config.environment import image_upload
 from snakemake_executor_plugin_mantik.config.environment_keys import EnvironmentConfig
 from snakemake_executor_plugin_mantik.config.known_sites import find_known_site
+from snakemake_executor_plugin_mantik.config.model import BackendConfig
 from snakemake_executor_plugin_mantik.config.reading import LoadedConfig
 from snakemake_executor_plugin_mantik.engine.messages import unchecked_message
 from snakemake_executor_plugin_mantik.engine.plan import (
@@ -34,6 +36,7 @@ from snakemake_executor_plugin_mantik.engine.plan import (
     find_misfits,
     unchecked_resources,
 )
+from snakemake_executor_plugin_mantik.jobs.expansion import expands
 from snakemake_executor_plugin_mantik.jobs.paths import OURS
 from snakemake_executor_plugin_mantik.jobs.spec import Resources
 from snakemake_executor_plugin_mantik.sites import make_issuer, make_site
@@ -135,6 +138,8 @@ async def _ask(
             findings += _account(resources.account, details)
             topic = "workspace"
             findings += await _workspace(site, facts.workspace, directory)
+            topic = "environment"
+            findings += await _software(site, loaded.config)
             findings += _space(details.free_bytes)
             findings += _purge(facts.workspace, loaded)
     except TimeoutError:
@@ -332,6 +337,41 @@ async def _workspace(site: Site, workspace: str, directory: str) -> list[Finding
         text = f"the site's file times are {abs(ahead):.0f} s {'ahead' if ahead > 0 else 'behind'}"
         found.append(Finding("clock", "warning" if off else "ok", text))
     return found
+
+
+async def _software(site: Site, config: BackendConfig) -> list[Finding]:
+    """Look for virtual environments and images that have to lie at the site."""
+    found = []
+    for environment in config.all_environments.values():
+        for what, path in _expected(environment):
+            if not path.startswith("/") or (config.site.expand and expands(path)):
+                continue  # in each workflow's workspace, or only known on the node
+            folder, _, name = path.rpartition("/")
+            try:
+                there = name in await site.list(folder or "/")
+            except SiteNotFound:
+                there = False
+            except SiteError as error:
+                text = f"{path} cannot be looked for: {error.what}"
+                found.append(Finding("environment", "note", text))
+                continue
+            text = f"{what} {path}"
+            verdict: _Verdict = "ok" if there else "warning"
+            found.append(
+                Finding("environment", verdict, f"{text} is there" if there else f"no {text}: jobs"
+                        " fail unless compute nodes see other directories than the API")
+            )  # fmt: skip
+    return found
+
+
+def _expected(environment: EnvironmentConfig) -> Iterator[tuple[str, str]]:
+    """Yield what an environment expects at the site, and the path of a file of it."""
+    apptainer, python = environment.apptainer, environment.python
+    if apptainer is not None and apptainer.type == "remote" and "://" not in apptainer.path:
+        yield "image", apptainer.path
+    within = apptainer or environment.container_engine or environment.pyxis or environment.uenv
+    if python is not None and python.requirements is None and within is None:
+        yield "virtual environment with", f"{python.path}/bin/activate"
 
 
 def _mounts(facts: SiteFacts, planner: Planner) -> Iterator[Finding]:

@@ -31,6 +31,7 @@ from snakemake_executor_plugin_mantik.sites.unicore.opening import (
 )
 from tests.support.sandbox import wait_for
 from tests.support.unicoreserver import PASSWORD, USER, UnicoreX
+from tests.support.workflows import place_in
 
 
 def asked(config: Path, environment: dict[str, str]) -> Result:
@@ -244,6 +245,29 @@ def test_what_is_known_of_firecrests_versions() -> None:
     assert "before 2.6" in next(list_known_defects(replace(system, server="firecREST 2.5.6")))
     assert "streamer" in next(list_known_defects(replace(system, transfer="streamer")))
     assert list(list_known_defects(replace(system, unhealthy=("a", "b")))) == ["a", "b"]
+
+
+@pytest.mark.parametrize("name", ["hpc1", "hpc2"])
+def test_what_has_to_lie_at_the_site_is_looked_for(
+    sandbox: Sandbox, tmp_path: Path, name: str
+) -> None:
+    at = place_in(sandbox, name).storage / tmp_path.name
+    (at / "venv/bin").mkdir(parents=True)
+    (at / "venv/bin/activate").touch()
+    more = f"""
+Environment: {{Python: {at}/venv}}
+Environments:
+  lost: {{Python: {at}/lost}}
+  image: {{Apptainer: {{Path: {at}/image.sif, Type: remote}}}}
+  relative: {{Python: venv}}
+"""
+    done = of_sandbox(sandbox, name, tmp_path, more=more)
+    assert done.exit_code == 0, done.output
+    found = [finding for finding in findings(done) if finding.topic == "environment"]
+    assert [finding.verdict for finding in found] == ["ok", "warning", "warning"]
+    assert found[0].text == f"virtual environment with {at}/venv/bin/activate is there"
+    assert found[1].text.startswith(f"no virtual environment with {at}/lost/bin/activate")
+    assert found[2].text.startswith(f"no image {at}/image.sif")
 
 
 @pytest.mark.parametrize("site", KNOWN_SITES.values(), ids=lambda site: site.name)

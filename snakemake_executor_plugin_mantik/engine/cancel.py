@@ -58,7 +58,7 @@ class _Signs:
     Attributes:
         looked: time of the last look.
         silent: seconds without a sign of life, counting only those in which the site answered.
-        bytes: size of its claim at the last look; None if there was no claim.
+        bytes: size of its claim when it was last listed; None before.
         denied: whether the site reports that it has ended.
         after_all: whether it gave a sign of life after the site had reported its end.
         nameless: since when its claim exists without naming an owner.
@@ -74,11 +74,14 @@ class _Signs:
     beat: float | None = None
 
     def see(self, now: float, size: int | None) -> None:
-        """Record the present size of the claim; any change ends the silence, also its removal."""
+        """Record the present size of the claim; any change ends the silence.
+
+        A claim that is not listed says nothing: it was removed, or a listing was wrong.
+        """
         self.silent += min(now - self.looked, 2 * _CONFIRM_LONGEST_S)
         self.looked = now
-        if size != self.bytes:
-            self.after_all = self.denied and size is not None and self.bytes is not None
+        if size is not None and size != self.bytes:
+            self.after_all = self.denied and self.bytes is not None
             self.bytes, self.silent = size, 0.0
 
 

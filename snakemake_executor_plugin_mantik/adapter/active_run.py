@@ -20,10 +20,11 @@ from snakemake_executor_plugin_mantik.engine.request import (
     NamedPaths,
     Outcome,
 )
+from snakemake_executor_plugin_mantik.rules.paths.job_paths import command_text
 from snakemake_executor_plugin_mantik.rules.payload import why_full_job
 from snakemake_executor_plugin_mantik.rules.tracked import is_tracked, make_tracked_run
 from snakemake_executor_plugin_mantik.rules.units import list_members
-from snakemake_executor_plugin_mantik.staging.left_out import missed_files
+from snakemake_executor_plugin_mantik.staging.left_out import UNSENT, missed_files
 from snakemake_executor_plugin_mantik.staging.sources import why_left_out
 from snakemake_executor_plugin_mantik.storage.catalog import catalog_of
 from snakemake_executor_plugin_mantik.storage.paths import uses_provider
@@ -125,7 +126,7 @@ class ActiveRun:
             return ""
         members = list_members(job)
         own = ([*m.input, *m.output, *m.log, *filter(None, [m.benchmark])] for m in members)
-        paths = list(chain.from_iterable(own))
+        paths = list(map(command_text, chain.from_iterable(own)))
         why = partial(
             why_left_out, workdir=self.checked.workdir, exclude=Exclude(config.config.exclude),
             products=self.named.paths, file_limit=config.config.site.source_file_limit_bytes,
@@ -140,8 +141,10 @@ class ActiveRun:
         )
         if not found:
             return ""
-        rules = " and ".join(sorted({member.rule.name for member in members}))
-        return " ".join([*found, f"Declare what it needs as input of rule {rules}.\n"])
+        if any(UNSENT in each for each in found):
+            rules = " and ".join(sorted({member.rule.name for member in members}))
+            found.append(f"Declare what it needs as input of rule {rules}.")
+        return " ".join(found) + "\n"
 
     def close(self, how: Ending, *, tidy: bool) -> None:
         """Close the engine, then the tracker. Skip work that a later run can do unless `tidy`."""

@@ -28,6 +28,8 @@ _SPOOLED: Final = re.compile(
 """Programs, and the scheduler's copy of the script: shells and programs name them in messages."""
 
 _OURS: Final = frozenset({".snakemake", ".mantik", ".git"})
+UNSENT: Final = "but was not uploaded"
+"""Words about a file that a job misses, and that no rule declares."""
 _MOST_WORDS: Final = 20_000
 _MOST_NAMED: Final = 3
 
@@ -40,7 +42,7 @@ def missed_files(
     *,
     known: Collection[str],
 ) -> list[str]:
-    """Return sentences about the files that a text names, that are here, and that were not sent.
+    """Return sentences about the files that a text names, that are here, and not there at the site.
 
     Args:
         text: what a failed job wrote, and how it ended.
@@ -60,10 +62,17 @@ def missed_files(
             outside = os.path.isabs(path)
             if outside and _SPOOLED.search(path):
                 continue
+            if outside and os.path.relpath(path, workdir) in known:
+                found[path] = (
+                    f"{one_line(path)} is a file of the rule, but outside the working directory,"
+                    " so it has another path at the site: use the path that the command or script"
+                    " gets ({input}, snakemake.input) instead of naming it."
+                )
+                continue
             reason = "it is outside the working directory" if outside else why(path)
             if reason is not None:
                 size = "" if local.is_dir() else f" ({humanize_size(local.stat().st_size)})"
-                found[path] = f"{one_line(path)} is here{size} but was not uploaded: {reason}."
+                found[path] = f"{one_line(path)} is here{size} {UNSENT}: {reason}."
         except (OSError, ValueError):  # a name that is too long, or that no file can have
             continue
     return list(found.values())[:_MOST_NAMED]

@@ -59,6 +59,17 @@ def test_files_outside_are_named_only_where_one_is_missing(tmp_path: Path) -> No
         )
 
 
+def test_a_file_of_the_rule_has_another_path_at_the_site(tmp_path: Path) -> None:
+    (tmp_path / "data.txt").touch()
+    workdir = tmp_path / "run"
+    workdir.mkdir()
+    [said] = missed("../data.txt: No such file or directory", workdir, "../data.txt")
+    assert "data.txt is a file of the rule" in said
+    assert "use the path that the command or script gets" in said
+    [said] = missed("../data.txt: No such file or directory", workdir)
+    assert "was not uploaded" in said
+
+
 def test_programs_and_scripts_of_the_scheduler_are_not_what_is_missing(tmp_path: Path) -> None:
     script = tmp_path / "spool/slurmd/job00021/slurm_script"
     script.parent.mkdir(parents=True)

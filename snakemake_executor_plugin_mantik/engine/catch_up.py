@@ -203,13 +203,13 @@ class PlaceSpare:
         self._assure = assure
         self._writing = asyncio.Lock()
         self._noted = -1
-        self._size = 0
+        self._written: bytes | None = None
 
     async def keep(self) -> None:
         """Write it again and again, until cancelled."""
         while True:
             # A long one is written so seldom that it costs the site little.
-            await asyncio.sleep(max(_PAUSE_S, self._size / _BYTES_PER_S))
+            await asyncio.sleep(max(_PAUSE_S, len(self._written or b"") / _BYTES_PER_S))
             with suppress(SiteError, PlaceTaken):
                 await self.write()
 
@@ -225,6 +225,9 @@ class PlaceSpare:
                 return
             await self._assure()
             noted, content = self._journal.noted, self._journal.spare_of(self._place)
+            if content == self._written:  # what was noted is about another place
+                self._noted = noted
+                return
             names = await self._retry.found(lambda: self._site.list(PLACE), at_once=True)
             before = [name for name in names if number_of_spare(name)]
             if content:
@@ -233,8 +236,7 @@ class PlaceSpare:
                 await self._site.put(spare_path(number), content)
             for name in before:
                 await self._site.remove(f"{PLACE}/{name}")
-            # Taking the number has noted something, too.
-            self._noted, self._size = noted + bool(content), len(content)
+            self._noted, self._written = noted, content
 
 
 def _message(where: str, records: list[TryRecord]) -> str:

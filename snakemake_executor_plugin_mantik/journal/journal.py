@@ -51,7 +51,7 @@ class Journal:
         remark: a notice for the user; may be empty.
         learned: paths of stored outputs that the journal did not know when it was opened: its
             spare, or the place, did.
-        noted: how many facts it has noted in its spare since it was opened.
+        noted: how many facts it has noted in its spare since it was opened, without numbers.
         files: its part on files.
         segments: its part on jobs that go on past their walltime.
     """
@@ -588,7 +588,7 @@ class Journal:
         self._spared.discard(try_id)
 
     def _note(self, fact: backup.Fact, *, lasting: bool = False) -> None:
-        self.noted += 1
+        self.noted += "number" not in fact
         try:
             self._backup.add(fact, lasting=lasting)
         except OSError as error:

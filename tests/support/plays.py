@@ -356,7 +356,7 @@ class Play:
             case _:  # its spare is newer
                 for path in self._saved.glob(f"{journal.name}*"):
                     shutil.copy(path, self._state)
-        self.schedule.happened[f"journals that were {how}"] += 1
+        self.schedule.happened["journals lost or put back"] += 1
 
     def _note_outdated(self) -> None:
         """What was made of a try's outputs is not wanted if that try is not, after all."""

@@ -31,7 +31,7 @@ from snakemake_executor_plugin_mantik.engine.core import Engine
 from snakemake_executor_plugin_mantik.engine.observer import JobExtras, Observer, Observers
 from snakemake_executor_plugin_mantik.engine.request import JobRequest
 from snakemake_executor_plugin_mantik.journal import Journal, TryRecord
-from snakemake_executor_plugin_mantik.mlproject.call import Call
+from snakemake_executor_plugin_mantik.mlproject.entry import Call
 from snakemake_executor_plugin_mantik.staging.sources import Sources
 from snakemake_executor_plugin_mantik.tracking import store
 from snakemake_executor_plugin_mantik.tracking.controller.tracker import Tracker

@@ -9,7 +9,7 @@ from typing import Optional
 
 from snakemake_interface_executor_plugins.settings import CommonSettings, ExecutorSettingsBase
 
-from snakemake_executor_plugin_mantik.adapter import missing_script, stale_lock
+from snakemake_executor_plugin_mantik.adapter import snakemake_errors
 from snakemake_executor_plugin_mantik.adapter.executor import Executor
 from snakemake_executor_plugin_mantik.adapter.progress_line import PROGRESS_CHOICES
 from snakemake_executor_plugin_mantik.adapter.signals import CHOICES
@@ -128,8 +128,8 @@ class ExecutorSettings(ExecutorSettingsBase):
 
         Snakemake creates the settings before it checks its own lock and looks for scripts.
         """
-        stale_lock.register_hint()
-        missing_script.register_filter()
+        snakemake_errors.register_hint()
+        snakemake_errors.register_filter()
 
 
 common_settings = CommonSettings(

@@ -14,6 +14,7 @@ from snakemake_executor_plugin_mantik.common.errors import UserError
 ROOT = Path(__file__).parents[1]
 PACKAGE = "snakemake_executor_plugin_mantik"
 STORAGE = "snakemake_storage_plugin_mantik"
+SANDBOX = "hpc_sandbox"
 
 
 def python(*arguments: str, at: Path, **environment: str) -> str:
@@ -73,15 +74,17 @@ def test_the_wheel_has_all_files_and_no_others(wheel: Path) -> None:
 
     ours = {
         path.relative_to(ROOT).as_posix()
-        for package in (PACKAGE, STORAGE)
+        for package in (PACKAGE, STORAGE, SANDBOX)
         for path in (ROOT / package).rglob("*")
         if path.is_file() and "__pycache__" not in path.parts and path.suffix != ".pyc"
     }
     ours |= {f"{PACKAGE}/{f.relative_to(ROOT)}" for f in (ROOT / "docs").rglob("*") if f.is_file()}
-    assert {name for name in names if name.startswith((f"{PACKAGE}/", f"{STORAGE}/"))} == ours
+    assert {
+        name for name in names if name.startswith((f"{PACKAGE}/", f"{STORAGE}/", f"{SANDBOX}/"))
+    } == ours
     assert f"{PACKAGE}/py.typed" in names
     assert f"{PACKAGE}/jobs/bash/script.sh.j2" in names
-    assert f"{PACKAGE}/sandbox/shims/bin/srun" in names
+    assert f"{SANDBOX}/shims/bin/srun" in names
     assert {name.partition("/")[0] for name in names} - {PACKAGE, STORAGE} == {
         f"{PACKAGE}-0.1.0.dist-info"
     }

@@ -14,10 +14,11 @@ from snakemake_executor_plugin_mantik.adapter.future_inputs import refuse_future
 from snakemake_executor_plugin_mantik.common.errors import (
     ConfigError,
     Mistake,
+    MistakeCollector,
     UserError,
     WorkflowNotRunnable,
+    shorten_list,
 )
-from snakemake_executor_plugin_mantik.common.mistakes import MistakeCollector, shorten_list
 from snakemake_executor_plugin_mantik.config.environment_keys import EnvironmentConfig
 from snakemake_executor_plugin_mantik.config.exclude import Exclude
 from snakemake_executor_plugin_mantik.config.model import BackendConfig

@@ -12,7 +12,7 @@ from snakemake_interface_common.exceptions import ApiError, WorkflowError
 from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
 from snakemake_interface_executor_plugins.executors.remote import RemoteExecutor
 
-from snakemake_executor_plugin_mantik.adapter import stale_lock
+from snakemake_executor_plugin_mantik.adapter import snakemake_errors
 from snakemake_executor_plugin_mantik.adapter.signals import (
     DETACHED,
     FAILED_HERE,
@@ -25,7 +25,7 @@ from snakemake_executor_plugin_mantik.common.errors import JournalError, MantikE
 
 if TYPE_CHECKING:
     from snakemake_executor_plugin_mantik.adapter.active_run import ActiveRun
-    from snakemake_executor_plugin_mantik.adapter.bottom_line import BottomLine
+    from snakemake_executor_plugin_mantik.adapter.progress_line import BottomLine
     from snakemake_executor_plugin_mantik.adapter.run_notices import RunNotices
     from snakemake_executor_plugin_mantik.engine.request import JobNumber, JobRequest, Outcome
     from snakemake_executor_plugin_mantik.engine.transfer_meter import TransferMeter
@@ -58,7 +58,7 @@ class Executor(RemoteExecutor):
             ApiError: the configuration, the credentials or the workflow have mistakes, or a site
                 cannot be used. Nothing has been submitted.
         """
-        stale_lock.cancel_hint()
+        snakemake_errors.cancel_hint()
         try:
             check_snakemake_version()
         except MantikError as error:
@@ -161,7 +161,7 @@ class Executor(RemoteExecutor):
         """
         from snakemake.exceptions import RuleException, format_exception_to_string
 
-        from snakemake_executor_plugin_mantik.adapter import caching, job_files
+        from snakemake_executor_plugin_mantik.adapter import job_files
         from snakemake_executor_plugin_mantik.engine.messages import describe_os_error
         from snakemake_executor_plugin_mantik.engine.request import Outcome
         from snakemake_executor_plugin_mantik.rules.paths import storage
@@ -183,7 +183,7 @@ class Executor(RemoteExecutor):
             else:
                 self.workflow.async_run(job_files.prepare_files(self.workflow, job))
                 request = self._request(run, job)
-            cached = self.workflow.async_run(caching.fetch_cached(self.workflow, job))
+            cached = self.workflow.async_run(job_files.fetch_cached(self.workflow, job))
         except MantikError as error:
             self._refuse(job, str(error))
         except (RuleException, WorkflowError) as error:
@@ -338,10 +338,10 @@ class Executor(RemoteExecutor):
 
     async def _store(self, info: SubmittedJobInfo) -> str:
         """Store outputs in Snakemake's cache if they belong there. Return an error, or ''."""
-        from snakemake_executor_plugin_mantik.adapter import caching
+        from snakemake_executor_plugin_mantik.adapter import job_files
 
         try:
-            await caching.store_cached(self.workflow, info.job)
+            await job_files.store_cached(self.workflow, info.job)
         except (WorkflowError, OSError) as error:
             return f"the outputs could not be stored in Snakemake's cache (--cache): {error}\n"
         return ""
@@ -350,12 +350,12 @@ class Executor(RemoteExecutor):
         """Write the benchmark files that the job declares. Return an error, or ''."""
         if self._run is None or not (measured := self._run.measured.get(job.jobid)):
             return ""
-        from snakemake_executor_plugin_mantik.adapter import benchmark_files
+        from snakemake_executor_plugin_mantik.adapter import job_files
 
         extended = self.workflow.output_settings.benchmark_extended
         try:
             for member, path in measured:
-                benchmark_files.write_benchmark(member, path, extended=extended)
+                job_files.write_benchmark(member, path, extended=extended)
         except MantikError as error:
             return f"{error}\n"
         return ""

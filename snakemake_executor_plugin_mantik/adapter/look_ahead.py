@@ -15,7 +15,7 @@ from snakemake.exceptions import RuleException
 from snakemake.io import is_callable, is_flagged
 from snakemake_interface_common.exceptions import WorkflowError
 
-from snakemake_executor_plugin_mantik.adapter import caching
+from snakemake_executor_plugin_mantik.adapter import job_files
 from snakemake_executor_plugin_mantik.adapter.checks import CheckedWorkflow
 from snakemake_executor_plugin_mantik.common.errors import MantikError
 from snakemake_executor_plugin_mantik.engine.request import JobRequest
@@ -233,7 +233,7 @@ def _reasons(workflow: Any, job: Job) -> Iterator[str]:
         yield f"has {directive} and runs in a Snakemake of its own"
     if any(is_flagged(path, "update") for path in job.output):
         yield "updates an output"
-    if caching.is_cached(workflow, job):
+    if job_files.is_cached(workflow, job):
         yield "may be in Snakemake's cache"
     for name, limit in workflow.global_resources.items():
         if name not in _OWN_LIMITS and limit.value is not None and job.resources.get(name):

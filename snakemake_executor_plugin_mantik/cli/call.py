@@ -7,12 +7,6 @@ from typing import Annotated, Final
 
 import typer
 
-from snakemake_executor_plugin_mantik.calls.function import (
-    describe_call,
-    find_function,
-    parse_argument,
-)
-from snakemake_executor_plugin_mantik.calls.workflow import default_result, write_call
 from snakemake_executor_plugin_mantik.cli.children import run_child
 from snakemake_executor_plugin_mantik.common.errors import printable
 from snakemake_executor_plugin_mantik.config.reading import read_configs
@@ -22,6 +16,13 @@ from snakemake_executor_plugin_mantik.mlproject.command_line import (
     check_command_files,
 )
 from snakemake_executor_plugin_mantik.mlproject.single_rule import snakemake_command
+from snakemake_executor_plugin_mantik.runs.functions import (
+    default_result,
+    describe_call,
+    find_function,
+    parse_argument,
+    write_call,
+)
 
 _DRY_RUN: Final = re.compile(r"--dry-?run|-[a-zA-Z]*n[a-zA-Z]*")
 _SHOWN_BYTES: Final = 100_000

@@ -10,7 +10,7 @@ from snakemake_executor_plugin_mantik.cli.apps import Command
 from snakemake_executor_plugin_mantik.cli.check import WRONG
 
 if TYPE_CHECKING:
-    from snakemake_executor_plugin_mantik.adapter.graph_files import GraphFiles
+    from snakemake_executor_plugin_mantik.adapter.workflow_metadata import GraphFiles
 
 ALL_TARGETS: Final = "--all-targets"
 NEEDED_BY: Final = "--needed-by"
@@ -39,7 +39,7 @@ def read_files(context: typer.Context, directory: Path) -> "GraphFiles":
         Exit: something is wrong with the workflow, which Snakemake has reported.
     """
     from snakemake_executor_plugin_mantik.adapter.dryrun import dry_run
-    from snakemake_executor_plugin_mantik.adapter.graph_files import read_graph_files
+    from snakemake_executor_plugin_mantik.adapter.workflow_metadata import read_graph_files
 
     arguments: Sequence[str] = context.meta[_ARGUMENTS]
     if directory != Path():

@@ -28,7 +28,7 @@ from snakemake_executor_plugin_mantik.journal import (
 )
 
 if TYPE_CHECKING:
-    from snakemake_executor_plugin_mantik.adapter.graph_files import GraphFiles
+    from snakemake_executor_plugin_mantik.adapter.workflow_metadata import GraphFiles
 
 
 def ls(

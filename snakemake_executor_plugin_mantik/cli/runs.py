@@ -98,7 +98,7 @@ def submit(
     """
     from dataclasses import replace
 
-    from snakemake_executor_plugin_mantik.mlproject.continuing import ContinueOptions
+    from snakemake_executor_plugin_mantik.mlproject.command_line import ContinueOptions
     from snakemake_executor_plugin_mantik.runs.configs import config_of_file
     from snakemake_executor_plugin_mantik.runs.submit import SubmitRequest
     from snakemake_executor_plugin_mantik.runs.submit import submit_run as submitted
@@ -140,7 +140,7 @@ def rerun_command(
 
     For another project, version or entry point use smk-mantik runs submit.
     """
-    from snakemake_executor_plugin_mantik.mlproject.continuing import ContinueOptions
+    from snakemake_executor_plugin_mantik.mlproject.command_line import ContinueOptions
     from snakemake_executor_plugin_mantik.runs.configs import config_of_file
     from snakemake_executor_plugin_mantik.runs.listing import find_run
     from snakemake_executor_plugin_mantik.runs.submit import resubmit_run
@@ -232,7 +232,7 @@ def logs(
 
     If there is no job, or not yet, print the output of Snakemake.
     """
-    from snakemake_executor_plugin_mantik.runs import logs as said
+    from snakemake_executor_plugin_mantik.runs import local_runs as said
     from snakemake_executor_plugin_mantik.runs.listing import find_run
 
     found = find_run(run)
@@ -253,7 +253,7 @@ def _write(text: str) -> None:
 @runs_app.command("cancel")
 def cancel_command(run: _Run) -> None:
     """Cancel a run, and wait until its site confirms."""
-    from snakemake_executor_plugin_mantik.runs import ending
+    from snakemake_executor_plugin_mantik.runs import local_runs
     from snakemake_executor_plugin_mantik.runs.listing import find_run, refresh
     from snakemake_executor_plugin_mantik.runs.settlement import run_status
 
@@ -263,7 +263,7 @@ def cancel_command(run: _Run) -> None:
             "it was not submitted from here", where=f"run {found.run_id}",
             do="Cancel it where it was: smk-mantik cancel in the workflow's directory",
         )  # fmt: skip
-    ending.cancel_run(found.here, lambda text: typer.echo(printable(text)))
+    local_runs.cancel_run(found.here, lambda text: typer.echo(printable(text)))
     typer.echo(f"Run {found.run_id}: {run_status(found.here.directory)}.")
     if (away := refresh(found).away) is not None:
         typer.echo(
@@ -317,7 +317,7 @@ def delete(
     """Delete a run that has ended: in MLflow, its directory, and its workspace at the site."""
     from snakemake_executor_plugin_mantik.cli.clean import confirm
     from snakemake_executor_plugin_mantik.cli.runtable import deletion_lines
-    from snakemake_executor_plugin_mantik.runs import ending
+    from snakemake_executor_plugin_mantik.runs import local_runs
     from snakemake_executor_plugin_mantik.runs.store import ENDED
 
     found = _with_mlflow(run)
@@ -335,10 +335,10 @@ def delete(
         raise typer.Exit(_FAILED)
     if own and here is not None:
         if not keep_site:
-            ending.clean_run(here, lambda text: typer.echo(printable(text)))
+            local_runs.clean_run(here, lambda text: typer.echo(printable(text)))
         if found.run is not None:
             found.store.delete(found.run_id)
-        ending.remove_run(here)
+        local_runs.remove_run(here)
     elif found.run is not None:
         found.store.delete(found.run_id)
     typer.echo(f"Run {found.run_id}: deleted.")
@@ -454,7 +454,7 @@ def _told_of(run_id: str, *, wait: bool, as_json: bool) -> None:
 
 def _wait(run_id: str, *, as_json: bool) -> None:
     from snakemake_executor_plugin_mantik.cli import runtable
-    from snakemake_executor_plugin_mantik.runs import controller, ending, local_runs
+    from snakemake_executor_plugin_mantik.runs import controller, local_runs
     from snakemake_executor_plugin_mantik.runs.directories import RunDirectory, runs_home
 
     directory = RunDirectory(runs_home() / run_id)
@@ -462,7 +462,7 @@ def _wait(run_id: str, *, as_json: bool) -> None:
         controller.wait_for_controller(directory)
     except KeyboardInterrupt:
         typer.echo("Cancelling it.", err=True)
-        ending.cancel_run(
+        local_runs.cancel_run(
             local_runs.read_local_run(directory), lambda text: typer.echo(printable(text), err=True)
         )
     found = _find(run_id)

@@ -28,16 +28,18 @@ from snakemake_executor_plugin_mantik.schedule.display import (
     firing_as_json,
     schedule_as_json,
 )
-from snakemake_executor_plugin_mantik.schedule.loop import (
-    Processes,
-    claim_due,
-    is_present,
-    mark_present,
-)
 from snakemake_executor_plugin_mantik.schedule.planning import FOR_EVER, ScheduleRequest
 from snakemake_executor_plugin_mantik.schedule.schedules import MissedPolicy, Schedule
 from snakemake_executor_plugin_mantik.schedule.store import ScheduleStore
-from snakemake_executor_plugin_mantik.schedule.submit import FIRING_S, forget_lock, format_moment
+from snakemake_executor_plugin_mantik.schedule.submit import (
+    FIRING_S,
+    Processes,
+    claim_due,
+    forget_lock,
+    format_moment,
+    is_present,
+    mark_present,
+)
 from snakemake_executor_plugin_mantik.schedule.submit import submit_firing as submit
 from snakemake_executor_plugin_mantik.schedule.unit import SERVICE
 from snakemake_executor_plugin_mantik.schedule.unit import systemd_unit as unit_file

@@ -17,7 +17,7 @@ from snakemake_executor_plugin_mantik.common.state_directory import STATE
 from snakemake_executor_plugin_mantik.journal import JOURNAL_FILE, read_history, sent_try_ids
 from snakemake_executor_plugin_mantik.journal.database import JOURNAL_LOCK
 from snakemake_executor_plugin_mantik.tracking.controller.invocation import settle_invocations
-from snakemake_executor_plugin_mantik.tracking.controller.worker_pipe import WorkerPipe
+from snakemake_executor_plugin_mantik.tracking.controller.worker_client import WorkerPipe
 from snakemake_executor_plugin_mantik.tracking.outbox import Outbox
 from snakemake_executor_plugin_mantik.tracking.store import DIRECTORY
 from snakemake_executor_plugin_mantik.tracking.worker.process import DRAIN_S, OUTBOX, WORKER_LOCK

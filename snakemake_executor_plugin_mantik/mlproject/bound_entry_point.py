@@ -13,13 +13,13 @@ from snakemake_executor_plugin_mantik.common.errors import (
     Mistake,
     UserError,
 )
-from snakemake_executor_plugin_mantik.mlproject.call import Call
 from snakemake_executor_plugin_mantik.mlproject.entry import (
+    Call,
     EntryPoint,
     Parameter,
+    ProjectEnvironment,
     suggest,
 )
-from snakemake_executor_plugin_mantik.mlproject.environment import ProjectEnvironment
 from snakemake_executor_plugin_mantik.mlproject.values import (
     ParameterValue,
     TemplateWords,

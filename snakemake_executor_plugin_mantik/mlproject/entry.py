@@ -1,4 +1,4 @@
-"""Entry points of an MLproject: their typed parameters and commands."""
+"""Entry points of an MLproject: typed parameters, commands, environments, and calls of them."""
 
 import difflib
 import os
@@ -7,8 +7,13 @@ import shlex
 import string
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from pathlib import Path, PurePosixPath
+from typing import Any, Final, Literal
 from urllib.parse import urlsplit
+
+import yaml
+
+from snakemake_executor_plugin_mantik.common.errors import UserError
 
 TYPES: Final = ("string", "float", "int", "path", "uri")
 """The types to suggest; some have synonyms, and MLflow accepts any other name, too."""
@@ -290,3 +295,97 @@ def _bodies_end(text: str, at: int, begun: list[re.Match[str]]) -> int:
         end = re.compile(rf"^{tabs}{word}$", re.MULTILINE).search(text, at)
         at = end.end() if end else at
     return at
+
+
+PARAMETER: Final = "call"
+"""The name of the call in a rule's `params`."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of an entry point.
+
+    Attributes:
+        project: the project's folder, relative to the workflow's working directory.
+        name: the project's name from its MLproject file, else the folder's.
+        entry_point: the entry point's name, or the path of a script in the project.
+        definition: a hash of the entry point and of the project's sources.
+        arguments: the values of all parameters, defaults included, not quoted for a shell. Relative
+            paths start at the workflow's working directory, those in defaults at the project's
+            folder.
+    """
+
+    project: PurePosixPath
+    name: str
+    entry_point: str
+    definition: str
+    arguments: Mapping[str, str]
+
+
+def read_call(params: Any) -> Call | None:
+    """Return the call in a job's evaluated parameters, `job.params` or a mapping; None for none."""
+    found = (
+        params.get(PARAMETER) if isinstance(params, Mapping) else getattr(params, PARAMETER, None)
+    )
+    return found if isinstance(found, Call) else None
+
+
+EnvironmentKey = Literal["python_env", "conda_env", "docker_env"]
+
+
+@dataclass(frozen=True)
+class ProjectEnvironment:
+    """An environment of an MLproject file.
+
+    Attributes:
+        key: its key.
+        value: the path of its file in the project's folder, or the name of the image.
+        more: further keys of `docker_env`, which are not used here.
+    """
+
+    key: EnvironmentKey
+    value: str
+    more: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.key}: {self.value}"
+
+
+@dataclass(frozen=True)
+class PythonEnv:
+    """The content of the file that `python_env` names.
+
+    Attributes:
+        version: the version of Python; empty if not given.
+        requirements: what pip installs, a line each.
+    """
+
+    version: str
+    requirements: tuple[str, ...]
+
+
+def read_python_env(folder: Path, name: str) -> PythonEnv:
+    """Read the file `name` of a project's folder.
+
+    Raises:
+        UserError: it cannot be read, or has another form.
+    """
+    try:
+        # Without types: a version like 3.10 is no number.
+        content = yaml.load((folder / name).read_text("utf-8"), yaml.BaseLoader)  # noqa: S506 - texts alone
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise _unusable(name, " ".join(str(error).split())) from None
+    content = {} if content in (None, "") else content
+    if not isinstance(content, dict):
+        raise _unusable(name, "it has to be a mapping with python and dependencies")
+    lines: list[str] = []
+    for key in ("build_dependencies", "dependencies"):
+        several = content.get(key) or []
+        if not isinstance(several, list) or not all(isinstance(line, str) for line in several):
+            raise _unusable(name, f"{key} has to be a list of requirements")
+        lines += several
+    return PythonEnv(str(content.get("python") or ""), tuple(lines))
+
+
+def _unusable(name: str, why: str) -> UserError:
+    return UserError(f"its python_env {name} cannot be used: {why}", do="Correct the file")

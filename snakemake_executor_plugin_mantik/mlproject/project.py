@@ -13,8 +13,8 @@ from snakemake_executor_plugin_mantik.mlproject.bound_entry_point import (
     BoundEntryPoint,
     ParamsFunction,
 )
-from snakemake_executor_plugin_mantik.mlproject.call import PARAMETER
 from snakemake_executor_plugin_mantik.mlproject.entry import (
+    PARAMETER,
     SCRIPTS,
     EntryPoint,
     script_entry,

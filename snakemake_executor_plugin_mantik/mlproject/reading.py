@@ -17,13 +17,11 @@ from snakemake_executor_plugin_mantik.common.errors import ConfigError, Mistake
 from snakemake_executor_plugin_mantik.mlproject.entry import (
     TYPES,
     EntryPoint,
+    EnvironmentKey,
     Parameter,
+    ProjectEnvironment,
     command_mistakes,
     suggest,
-)
-from snakemake_executor_plugin_mantik.mlproject.environment import (
-    EnvironmentKey,
-    ProjectEnvironment,
 )
 
 _FILE_NAME: Final = "MLproject"

@@ -16,8 +16,11 @@ from snakemake.io import is_callable, is_flagged
 from snakemake.settings.types import DeploymentMethod
 from snakemake_interface_common.exceptions import WorkflowError
 
-from snakemake_executor_plugin_mantik.common.errors import UserError, WorkflowNotRunnable
-from snakemake_executor_plugin_mantik.common.mistakes import shorten_list
+from snakemake_executor_plugin_mantik.common.errors import (
+    UserError,
+    WorkflowNotRunnable,
+    shorten_list,
+)
 from snakemake_executor_plugin_mantik.jobs.paths import OURS
 from snakemake_executor_plugin_mantik.mlproject.project import (
     find_bound_entry_point,

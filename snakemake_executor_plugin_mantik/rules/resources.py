@@ -10,8 +10,7 @@ from snakemake.common.tbdstring import TBDString
 from snakemake.resources import Resources
 from snakemake_interface_common.exceptions import WorkflowError
 
-from snakemake_executor_plugin_mantik.common.errors import UserError
-from snakemake_executor_plugin_mantik.common.mistakes import shorten_list
+from snakemake_executor_plugin_mantik.common.errors import UserError, shorten_list
 from snakemake_executor_plugin_mantik.config.environment import unknown_environment
 from snakemake_executor_plugin_mantik.config.environment_keys import EnvironmentConfig
 from snakemake_executor_plugin_mantik.config.model import BackendConfig

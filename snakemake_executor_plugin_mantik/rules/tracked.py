@@ -6,7 +6,7 @@ from typing import Final, Literal
 from snakemake.common.tbdstring import TBDString
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
-from snakemake_executor_plugin_mantik.mlproject.call import read_call
+from snakemake_executor_plugin_mantik.mlproject.entry import read_call
 from snakemake_executor_plugin_mantik.mlproject.project import find_bound_entry_point
 from snakemake_executor_plugin_mantik.rules import Job
 from snakemake_executor_plugin_mantik.rules.paths.plain import plain_params

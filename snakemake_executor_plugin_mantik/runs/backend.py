@@ -21,7 +21,7 @@ from snakemake_executor_plugin_mantik.common.errors import MantikError
 from snakemake_executor_plugin_mantik.runs import controller, local_runs
 from snakemake_executor_plugin_mantik.runs.configs import config_of_values
 from snakemake_executor_plugin_mantik.runs.directories import RunDirectory, runs_home
-from snakemake_executor_plugin_mantik.runs.ending import cancel_run
+from snakemake_executor_plugin_mantik.runs.local_runs import cancel_run
 from snakemake_executor_plugin_mantik.runs.settlement import run_status, settle_run
 from snakemake_executor_plugin_mantik.runs.store import RunStore
 from snakemake_executor_plugin_mantik.runs.submit import SubmitRequest, submit_run

@@ -9,7 +9,7 @@ from typing import Final
 
 from snakemake_executor_plugin_mantik.runs.directories import RunDirectory
 from snakemake_executor_plugin_mantik.runs.request import RunRequest
-from snakemake_executor_plugin_mantik.tracking.controller.worker_pipe import WORKER
+from snakemake_executor_plugin_mantik.tracking.controller.worker_client import WORKER
 from snakemake_executor_plugin_mantik.tracking.outbox import Outbox
 from snakemake_executor_plugin_mantik.tracking.store import DIRECTORY
 from snakemake_executor_plugin_mantik.tracking.worker.process import OUTBOX

@@ -20,7 +20,7 @@ from snakemake_executor_plugin_mantik.tracking.run import (
     without_user,
     without_users,
 )
-from snakemake_executor_plugin_mantik.tracking.worker.experiments import find_or_make
+from snakemake_executor_plugin_mantik.tracking.worker.overview import find_or_make
 
 _BATCH: Final = 100
 ENDED: Final = ("FINISHED", "FAILED", "KILLED")

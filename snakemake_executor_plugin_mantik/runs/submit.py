@@ -23,7 +23,7 @@ from snakemake_executor_plugin_mantik.common.errors import (
 from snakemake_executor_plugin_mantik.config.reading import read_configs
 from snakemake_executor_plugin_mantik.connections.connect import find_site_credentials
 from snakemake_executor_plugin_mantik.jobs.resources import is_single_word
-from snakemake_executor_plugin_mantik.mlproject.continuing import UNCHANGED, ContinueOptions
+from snakemake_executor_plugin_mantik.mlproject.command_line import UNCHANGED, ContinueOptions
 from snakemake_executor_plugin_mantik.mlproject.entry import EntryPoint
 from snakemake_executor_plugin_mantik.mlproject.project import load
 from snakemake_executor_plugin_mantik.runs import controller, local_runs

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 
 from snakemake_executor_plugin_mantik.journal import TryRecord
-from snakemake_executor_plugin_mantik.mlproject.call import Call
+from snakemake_executor_plugin_mantik.mlproject.entry import Call
 
 NAME_LENGTH = 250
 """The longest name of a run that MLflow's databases accept, in characters."""

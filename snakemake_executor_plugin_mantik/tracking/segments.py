@@ -1,15 +1,15 @@
-"""Describe the segments of a job that has one run: their list, and what they used in all."""
+"""Describe what a job used, and the segments of one that has one run."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
 from snakemake_executor_plugin_mantik.engine.observer import JobEnd
 from snakemake_executor_plugin_mantik.journal import TryRecord
-from snakemake_executor_plugin_mantik.tracking.figures import job_figures
-from snakemake_executor_plugin_mantik.tracking.ledger import JobRow
+from snakemake_executor_plugin_mantik.tracking.ledger import GOES_ON, JobRow
 from snakemake_executor_plugin_mantik.tracking.run import TAG_LENGTH
 
 SEGMENTS_TAG: Final = "mantik.segments"
@@ -122,3 +122,43 @@ def _moment(seconds: float | None) -> str | None:
     if seconds is None:
         return None
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
+
+
+_FOLDER: Final = "mantik/"
+"""The prefix of our metrics: MLflow shows them as a section of their own."""
+_STATES: Final[Mapping[str, str]] = {
+    "SCHEDULED": "jobs_queued",
+    "RUNNING": "jobs_running",
+    "FINISHED": "jobs_finished",
+    "FAILED": "jobs_failed",
+    "KILLED": "jobs_killed",
+}
+
+
+def job_figures(end: JobEnd, job: JobRow | None) -> dict[str, float]:
+    """Return the known metrics of a job that has ended."""
+    cores = job.cores if job is not None else None
+    found = {
+        "queued_seconds": end.waited,
+        "running_seconds": end.ran,
+        "cpu_seconds": end.cpu,
+        "core_hours": cores * end.ran / 3600 if cores and end.ran is not None else None,
+        "exit_code": end.exit_code,
+    }
+    return {f"{_FOLDER}{name}": float(value) for name, value in found.items() if value is not None}
+
+
+def workflow_figures(jobs: Iterable[JobRow]) -> dict[str, float]:
+    """Count the jobs in each state, by their last tries, and sum up what all tries used."""
+    last: dict[str, str] = {}
+    core_hours = cpu = 0.0
+    for job in jobs:
+        if job.behind:
+            continue
+        last[job.job] = "SCHEDULED" if job.state == GOES_ON else job.state
+        core_hours += job.core_hours or 0.0
+        cpu += job.cpu or 0.0
+    count = Counter(last.values())
+    found = {name: float(count[state]) for state, name in _STATES.items()}
+    found |= {"core_hours": core_hours, "cpu_seconds": cpu}
+    return {f"{_FOLDER}{name}": value for name, value in found.items()}

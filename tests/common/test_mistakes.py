@@ -2,8 +2,13 @@
 
 import pytest
 
-from snakemake_executor_plugin_mantik.common.errors import ConfigError, Mistake, UserError
-from snakemake_executor_plugin_mantik.common.mistakes import MistakeCollector, shorten_list
+from snakemake_executor_plugin_mantik.common.errors import (
+    ConfigError,
+    Mistake,
+    MistakeCollector,
+    UserError,
+    shorten_list,
+)
 
 
 def test_one_mistake_is_reported_as_it_is() -> None:

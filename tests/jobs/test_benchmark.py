@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from snakemake.benchmark import write_benchmark_records
 
-from snakemake_executor_plugin_mantik.adapter.benchmark_files import _record
+from snakemake_executor_plugin_mantik.adapter.job_files import _record
 from snakemake_executor_plugin_mantik.jobs.spec import Apptainer, Benchmark, Environment, OutputFile
 from tests.support.trial import Trial
 

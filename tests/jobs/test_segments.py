@@ -13,7 +13,7 @@ import pytest
 from snakemake_executor_plugin_mantik.jobs.script import PREDECESSORS
 from snakemake_executor_plugin_mantik.jobs.segments import GO_ON_CODE
 from snakemake_executor_plugin_mantik.jobs.spec import JobSpec, OutputFile, Predecessor, Segment
-from snakemake_executor_plugin_mantik.mlproject.collect import started_file
+from snakemake_executor_plugin_mantik.mlproject.single_rule import started_file
 from tests.support.trial import Trial, wait_until
 
 SEGMENT = Segment(2, 5, ("ckpt/",), runtime_s=3600, warn_s=120)

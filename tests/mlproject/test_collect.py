@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from snakemake_executor_plugin_mantik import mlproject
-from snakemake_executor_plugin_mantik.mlproject.collect import collect_outputs
+from snakemake_executor_plugin_mantik.mlproject.single_rule import collect_outputs
 
 COMMAND = r"""
 echo changed > old.txt && chmod +x run.sh

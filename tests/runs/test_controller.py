@@ -19,9 +19,8 @@ from snakemake_executor_plugin_mantik.cli.runtable import run_details, run_lines
 from snakemake_executor_plugin_mantik.common.errors import MantikError, UserError
 from snakemake_executor_plugin_mantik.common.state_directory import STATE
 from snakemake_executor_plugin_mantik.journal import Journal
-from snakemake_executor_plugin_mantik.runs import controller, ending, settlement
+from snakemake_executor_plugin_mantik.runs import controller, local_runs, settlement
 from snakemake_executor_plugin_mantik.runs.directories import RunDirectory
-from snakemake_executor_plugin_mantik.runs.ending import cancel_run, remove_run
 from snakemake_executor_plugin_mantik.runs.listing import (
     GONE,
     STALE,
@@ -32,8 +31,10 @@ from snakemake_executor_plugin_mantik.runs.listing import (
 )
 from snakemake_executor_plugin_mantik.runs.local_runs import (
     LocalRun,
+    cancel_run,
     find_local_run,
     read_local_run,
+    remove_run,
 )
 from snakemake_executor_plugin_mantik.runs.request import RunRequest, write_request
 from snakemake_executor_plugin_mantik.runs.store import SITE, RunStore
@@ -266,7 +267,7 @@ def test_a_job_that_may_run_is_no_end(run: LocalRun, monkeypatch: pytest.MonkeyP
     controller.wait_for_controller(run.directory)
     assert read_local_run(run.directory).end is None, run.directory.log.read_text()
     # The site does not confirm it.
-    monkeypatch.setattr(ending, "_at_site", lambda *_: None)
+    monkeypatch.setattr(local_runs, "_at_site", lambda *_: None)
 
     with pytest.raises(MantikError, match="did not confirm"):
         cancel_run(read_local_run(run.directory), pytest.fail)

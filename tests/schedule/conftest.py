@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from snakemake_executor_plugin_mantik.common.errors import MantikError
-from snakemake_executor_plugin_mantik.schedule.loop import claim_due
 from snakemake_executor_plugin_mantik.schedule.planning import (
     ScheduleRequest,
     edit_schedule,
@@ -18,7 +17,7 @@ from snakemake_executor_plugin_mantik.schedule.planning import (
 )
 from snakemake_executor_plugin_mantik.schedule.schedules import Firing, FiringState, MissedPolicy
 from snakemake_executor_plugin_mantik.schedule.store import ScheduleStore
-from snakemake_executor_plugin_mantik.schedule.submit import DUE, SCHEDULE, submit_firing
+from snakemake_executor_plugin_mantik.schedule.submit import DUE, SCHEDULE, claim_due, submit_firing
 
 
 class Killed(BaseException):

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from snakemake_executor_plugin_mantik.schedule import loop, store
-from snakemake_executor_plugin_mantik.schedule.loop import LATE_S, LOOK_S
+from snakemake_executor_plugin_mantik.schedule import store, submit
 from snakemake_executor_plugin_mantik.schedule.planning import ScheduleRequest
 from snakemake_executor_plugin_mantik.schedule.schedules import FiringState, MissedPolicy
 from snakemake_executor_plugin_mantik.schedule.store import (
@@ -17,6 +16,8 @@ from snakemake_executor_plugin_mantik.schedule.store import (
 )
 from snakemake_executor_plugin_mantik.schedule.submit import (
     INTERRUPTED,
+    LATE_S,
+    LOOK_S,
     lock_schedule,
     retry_pause,
     submit_firing,
@@ -57,7 +58,7 @@ def test_what_is_long_over_is_forgotten_and_nothing_else(
     (interrupted,) = machine.store.open()
     machine.runs.trouble = ""
     with monkeypatch.context() as busy:
-        busy.setattr(loop, "is_under_way", lambda *_: True)
+        busy.setattr(submit, "is_under_way", lambda *_: True)
         for hour in range(14, 20):
             machine.pass_by(f"2026-03-01 {hour}:00")
             machine.scheduler()()
@@ -322,7 +323,7 @@ def test_a_scheduler_outlives_the_directory_that_it_was_started_in(
     monkeypatch.chdir(gone)
     gone.rmdir()
 
-    processes = loop.Processes()
+    processes = submit.Processes()
     processes.submit(firing)
 
     (process,) = processes._running.values()

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from snakemake_executor_plugin_mantik.tracking.worker import repair
-from snakemake_executor_plugin_mantik.tracking.worker.descriptions import (
+from snakemake_executor_plugin_mantik.tracking.worker.registered import _rename
+from snakemake_executor_plugin_mantik.tracking.worker.repair import (
     MAX_YAML_DEPTH,
     read_mapping,
 )
-from snakemake_executor_plugin_mantik.tracking.worker.models import _rename
 from tests.tracking.test_replay import (  # noqa: F401 - fixtures, too
     SOURCE,
     Replayed,

@@ -21,9 +21,9 @@ from mlflow.tracking import MlflowClient
 
 from snakemake_executor_plugin_mantik.engine.observer import JobExtras
 from snakemake_executor_plugin_mantik.tracking.store import RunIdentity, store_skeleton
-from snakemake_executor_plugin_mantik.tracking.worker import source
-from snakemake_executor_plugin_mantik.tracking.worker.metrics import metric_files
+from snakemake_executor_plugin_mantik.tracking.worker import published
 from snakemake_executor_plugin_mantik.tracking.worker.published import Destination, Published
+from snakemake_executor_plugin_mantik.tracking.worker.repair import metric_files
 from snakemake_executor_plugin_mantik.tracking.worker.replay import Replay
 
 SOURCE = "a" * 32
@@ -179,7 +179,7 @@ def told(target: MlflowClient, store: Path) -> Replayed:
 
 def test_everything_comes_over(told: Replayed, monkeypatch: pytest.MonkeyPatch) -> None:
     # As many as are read at once, and more.
-    monkeypatch.setattr(source, "PAGE", 2)
+    monkeypatch.setattr(published, "PAGE", 2)
 
     told.replay()
 

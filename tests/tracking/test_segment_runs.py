@@ -18,11 +18,10 @@ from snakemake_executor_plugin_mantik.engine.observer import JobEnd, JobExtras, 
 from snakemake_executor_plugin_mantik.journal import TryRecord, TryState
 from snakemake_executor_plugin_mantik.tracking.controller.tracker import Tracker
 from snakemake_executor_plugin_mantik.tracking.controller.worker_client import WorkerClient
-from snakemake_executor_plugin_mantik.tracking.figures import workflow_figures
 from snakemake_executor_plugin_mantik.tracking.ledger import GOES_ON, JobRow, Ledger
 from snakemake_executor_plugin_mantik.tracking.outbox import EventKind, Lane, RunRecord
 from snakemake_executor_plugin_mantik.tracking.run import TAG_LENGTH, TrackedRun, TrackingTarget
-from snakemake_executor_plugin_mantik.tracking.segments import segments_tag
+from snakemake_executor_plugin_mantik.tracking.segments import segments_tag, workflow_figures
 from snakemake_executor_plugin_mantik.tracking.store import store_directory
 from snakemake_executor_plugin_mantik.tracking.worker.process import Worker
 from snakemake_executor_plugin_mantik.tracking.worker.publishing import Publisher

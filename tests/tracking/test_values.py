@@ -14,7 +14,7 @@ from ruamel.yaml import YAML
 from snakemake_executor_plugin_mantik.journal import TryRecord, TryState
 from snakemake_executor_plugin_mantik.mlproject import Call
 from snakemake_executor_plugin_mantik.sites.credentials import Bearer, Password, SshKey
-from snakemake_executor_plugin_mantik.tracking import figures, ledger
+from snakemake_executor_plugin_mantik.tracking import ledger, segments
 from snakemake_executor_plugin_mantik.tracking.ledger import Ledger
 from snakemake_executor_plugin_mantik.tracking.masking import (
     credential_secrets,
@@ -233,7 +233,7 @@ def test_attempts_and_what_they_used(tmp_path: Path) -> None:
     jobs = known.jobs("w")
 
     assert [job.attempt for job in jobs] == [1, 2, 3, 1, 1]
-    assert figures.workflow_figures(jobs) == {
+    assert segments.workflow_figures(jobs) == {
         "mantik/jobs_finished": 1, "mantik/jobs_failed": 0, "mantik/jobs_killed": 0,
         "mantik/jobs_running": 1, "mantik/jobs_queued": 0,
         "mantik/core_hours": pytest.approx(4), "mantik/cpu_seconds": 6,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from snakemake_executor_plugin_mantik.tracking.controller import worker_pipe
+from snakemake_executor_plugin_mantik.tracking.controller import worker_client
 from snakemake_executor_plugin_mantik.tracking.controller.worker_client import WORKERS, WorkerClient
 
 STUB = """
@@ -43,7 +43,7 @@ def workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workers:
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "stub.py").write_text(STUB)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "bin"))
-    monkeypatch.setattr(worker_pipe, "WORKER", "stub")
+    monkeypatch.setattr(worker_client, "WORKER", "stub")
     return Workers(tmp_path)
 
 

@@ -17,7 +17,7 @@ from snakemake_executor_plugin_mantik.engine.request import Upload
 from snakemake_executor_plugin_mantik.jobs.deployment import wrap_venv
 from snakemake_executor_plugin_mantik.jobs.paths import file_path
 from snakemake_executor_plugin_mantik.mlproject.bound_entry_point import ProjectLike
-from snakemake_executor_plugin_mantik.mlproject.environment import read_python_env
+from snakemake_executor_plugin_mantik.mlproject.entry import read_python_env
 from snakemake_executor_plugin_mantik.mlproject.project import find_bound_entry_point
 from snakemake_executor_plugin_mantik.rules import Job
 from snakemake_executor_plugin_mantik.rules.context import Method

@@ -27,18 +27,16 @@ from snakemake_executor_plugin_mantik.jobs.script import strip_inline
 from snakemake_executor_plugin_mantik.jobs.spec import JobSpec
 from snakemake_executor_plugin_mantik.journal import TryRecord
 from snakemake_executor_plugin_mantik.tracking import store
-from snakemake_executor_plugin_mantik.tracking.controller.identities import Identities
 from snakemake_executor_plugin_mantik.tracking.controller.invocation import (
     Ending,
     Invocation,
     settle_invocations,
 )
-from snakemake_executor_plugin_mantik.tracking.controller.job_runs import JobRuns
+from snakemake_executor_plugin_mantik.tracking.controller.job_runs import Identities, JobRuns
 from snakemake_executor_plugin_mantik.tracking.controller.worker_client import (
     MADE_WAIT_S,
     WorkerClient,
 )
-from snakemake_executor_plugin_mantik.tracking.figures import job_figures
 from snakemake_executor_plugin_mantik.tracking.ledger import GOES_ON, JobRow, Ledger
 from snakemake_executor_plugin_mantik.tracking.outbox import EventKind, Outbox, RunRecord
 from snakemake_executor_plugin_mantik.tracking.run import (
@@ -46,7 +44,11 @@ from snakemake_executor_plugin_mantik.tracking.run import (
     TrackingTarget,
     user_name,
 )
-from snakemake_executor_plugin_mantik.tracking.segments import segment_entry, sum_figures
+from snakemake_executor_plugin_mantik.tracking.segments import (
+    job_figures,
+    segment_entry,
+    sum_figures,
+)
 from snakemake_executor_plugin_mantik.tracking.worker.process import OUTBOX
 from snakemake_executor_plugin_mantik.tracking.workflow import ARTIFACT_FOLDER, TrackedWorkflow
 

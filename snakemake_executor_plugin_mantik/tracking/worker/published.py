@@ -1,15 +1,99 @@
-"""Record what was published of a job's store, in the memory of the worker process.
+"""Read a job's store, upload its files, and record in memory what was published of it.
 
 Another process does not know these records, and queries MLflow instead.
 """
 
 import hashlib
-from collections.abc import Mapping
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Any, BinaryIO, Final
 
-from snakemake_executor_plugin_mantik.tracking.worker.source import RecordedStore
+from mlflow.entities import Experiment, LoggedModel, Run, ViewType
+from mlflow.tracking import MlflowClient
+
+PARENT_TAG = "mlflow.parentRunId"
+PAGE = 1000
+
+
+@dataclass(frozen=True)
+class RecordedStore:
+    """The content of a store without metrics and artifacts.
+
+    Attributes:
+        experiments: by id.
+        runs: parents come before their children.
+    """
+
+    experiments: Mapping[str, Experiment] = field(default_factory=dict)
+    runs: tuple[Run, ...] = ()
+    models: tuple[LoggedModel, ...] = ()
+
+
+def read_source(store: Path) -> RecordedStore:
+    """Read all of a store that MLflow can read.
+
+    Raises:
+        Exception: MLflow cannot read the store, or not now.
+    """
+    client = MlflowClient(tracking_uri=store.as_uri())
+    experiments = {
+        e.experiment_id: e
+        for e in _pages(
+            lambda token: client.search_experiments(
+                view_type=ViewType.ACTIVE_ONLY, max_results=PAGE, page_token=token
+            )
+        )
+    }
+    ids = [e for e in experiments if _is_in(store, e)]
+    found = _pages(lambda token: client.search_runs(ids, max_results=PAGE, page_token=token))
+    runs = [run for run in found if _is_in(store / run.info.experiment_id, run.info.run_id)]
+    models: list[LoggedModel] = []
+    if any((store / e / "models").is_dir() for e in ids):
+        models = list(
+            _pages(
+                lambda token: client.search_logged_models(ids, max_results=PAGE, page_token=token)
+            )
+        )
+    known = [m for m in models if m.experiment_id in ids]
+    inside = [m for m in known if _is_in(store / m.experiment_id / "models", m.model_id)]
+    return RecordedStore(experiments, tuple(_parents_first(runs)), tuple(inside))
+
+
+def _is_in(directory: Path, name: object) -> bool:
+    """Return whether an id, which a description may forge, names a directory in its place."""
+    if not isinstance(name, str) or "/" in name or name in ("", ".", ".."):
+        return False
+    return (directory / name).is_dir()
+
+
+def _parents_first(runs: Sequence[Run]) -> list[Run]:
+    by_id = {run.info.run_id: run for run in runs}
+    ordered: dict[str, Run] = {}
+
+    def add(run: Run, above: frozenset[str] = frozenset()) -> None:
+        parent = by_id.get(run.data.tags.get(PARENT_TAG, ""))
+        if parent is not None and parent.info.run_id not in above:
+            add(parent, above | {run.info.run_id})
+        ordered.setdefault(run.info.run_id, run)
+
+    for run in sorted(runs, key=lambda run: run.info.start_time or 0):
+        add(run)
+    return list(ordered.values())
+
+
+def _pages(page: Callable[[str | None], Any]) -> Iterator[Any]:
+    token: str | None = None
+    while True:
+        found: Iterable[Any] = page(token)
+        yield from found
+        token = getattr(found, "token", None)
+        if not token:
+            return
+
 
 _PIECE: Final = 1 << 20
 
@@ -107,3 +191,81 @@ class Published:
     over: set[str] = field(default_factory=set)
     source: RecordedStore = field(default_factory=RecordedStore)
     descriptions: tuple[object, ...] = ()
+
+
+class ArtifactUploads:
+    """Uploads directories of one store."""
+
+    def __init__(self, store: Path, told: Published, *, live: bool) -> None:
+        """Prepare.
+
+        Args:
+            store: the store's local directory.
+            told: what was uploaded; kept up to date if `live`.
+            live: whether files may change and appear at any time.
+        """
+        self._store = store
+        self._told = told
+        self._live = live
+
+    def send(
+        self,
+        directory: Path,
+        upload: Callable[[Path], object],
+        change: Callable[[Path], object] = lambda _: None,
+    ) -> None:
+        """Upload the files of a directory of artifacts that are not uploaded yet.
+
+        If there are any, call `change` with a directory that holds them, in which it may replace
+        files, and then `upload` with the same directory.
+        """
+        files = [path for path in directory.rglob("*") if path.is_file()]
+        new = [path for path in files if not self._known(path)]
+        if not new:
+            return
+        if len(new) == len(files) and not self._live:
+            change(directory)
+            upload(directory)
+            return
+        # Links keep the files as they are now, whatever replaces them.
+        beside = Path(tempfile.mkdtemp(prefix=".uploads-", dir=self._store.parent))
+        try:
+            sent = {path: _link(path, beside / path.relative_to(directory)) for path in new}
+            stamps = {path: link.stat().st_mtime_ns for path, link in sent.items()}
+            seen = (
+                {path: UploadedFile.of(link) for path, link in sent.items()} if self._live else {}
+            )
+            change(beside)
+            upload(beside)
+        finally:
+            shutil.rmtree(beside, ignore_errors=True)
+        self._remember(seen, stamps)
+
+    def _known(self, path: Path) -> bool:
+        name = path.relative_to(self._store).as_posix()
+        sent = self._told.files.get(name)
+        if sent is None:
+            return False
+        now = path.stat()
+        if now.st_size != sent.size:
+            return False
+        return self._told.stamps.get(name) == now.st_mtime_ns or UploadedFile.of(path) == sent
+
+    def _remember(self, seen: dict[Path, UploadedFile], stamps: dict[Path, int]) -> None:
+        for path, sent in seen.items():
+            name = path.relative_to(self._store).as_posix()
+            self._told.files[name], self._told.stamps[name] = sent, stamps[path]
+
+
+def _link(path: Path, place: Path) -> Path:
+    place.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.link(path.resolve(), place)
+    except OSError:
+        shutil.copy2(path, place)
+    return place
+
+
+def none_below(paths: Iterable[str], below: str) -> bool:
+    """Return whether none of `paths` lies below a directory."""
+    return not any(path.startswith(f"{below}/") for path in paths)

@@ -38,10 +38,11 @@ from snakemake_executor_plugin_mantik.tracking.store import (
     try_directory,
 )
 from snakemake_executor_plugin_mantik.tracking.worker import overview
-from snakemake_executor_plugin_mantik.tracking.worker.experiments import find_or_make, is_refusal
 from snakemake_executor_plugin_mantik.tracking.worker.live_replay import LiveReplay
-from snakemake_executor_plugin_mantik.tracking.worker.members import (
+from snakemake_executor_plugin_mantik.tracking.worker.overview import (
     end_members,
+    find_or_make,
+    is_refusal,
     make_member_runs,
     set_member_status,
 )

@@ -25,22 +25,23 @@ from mlflow.tracking import MlflowClient
 
 from snakemake_executor_plugin_mantik.common.humanize import humanize_count
 from snakemake_executor_plugin_mantik.tracking.run import without_users
-from snakemake_executor_plugin_mantik.tracking.worker.experiments import is_refusal
-from snakemake_executor_plugin_mantik.tracking.worker.metrics import (
-    LoggedMetric,
-    metric_identity,
-    without_repeated,
-)
-from snakemake_executor_plugin_mantik.tracking.worker.models import Models
-from snakemake_executor_plugin_mantik.tracking.worker.published import Destination, Published
-from snakemake_executor_plugin_mantik.tracking.worker.registered import RegisteredModels
-from snakemake_executor_plugin_mantik.tracking.worker.repair import exclude_in_turn, prepare_store
-from snakemake_executor_plugin_mantik.tracking.worker.source import (
+from snakemake_executor_plugin_mantik.tracking.worker.overview import is_refusal
+from snakemake_executor_plugin_mantik.tracking.worker.published import (
     PARENT_TAG,
+    ArtifactUploads,
+    Destination,
+    Published,
     RecordedStore,
     read_source,
 )
-from snakemake_executor_plugin_mantik.tracking.worker.uploads import ArtifactUploads
+from snakemake_executor_plugin_mantik.tracking.worker.registered import Models, RegisteredModels
+from snakemake_executor_plugin_mantik.tracking.worker.repair import (
+    LoggedMetric,
+    exclude_in_turn,
+    metric_identity,
+    prepare_store,
+    without_repeated,
+)
 
 BATCH = 100
 """Parameters and tags per request: MLflow's limit."""

@@ -1,19 +1,23 @@
-"""The function that `smk-mantik call` names: which files it needs, whether its arguments fit.
+"""The function that `smk-mantik call` names: what it needs, and the workflow that runs it.
 
 The module is read, not imported: what it imports may exist only at the site.
 """
 
 import ast
+import hashlib
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
+from snakemake_executor_plugin_mantik.mlproject.command_line import CommandFiles
 from snakemake_executor_plugin_mantik.mlproject.entry import suggest
+from snakemake_executor_plugin_mantik.mlproject.single_rule import output_lines, write_snakefile
 from snakemake_executor_plugin_mantik.rules.kinds.imports import imported_siblings
 
 _FUNCTION: Final = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*")
@@ -186,3 +190,77 @@ def _check_arguments(function: ast.FunctionDef, given: set[str], where: str) -> 
 def describe_call(function: Function, arguments: Mapping[str, Any]) -> str:
     """Return the call as Python has it: `train:main(lr=0.1)`."""
     return f"{function}({', '.join(f'{name}={value!r}' for name, value in arguments.items())})"
+
+
+RESULTS: Final = "calls"
+"""Directory below the working directory with the results of calls that name no file for theirs."""
+
+_RUNNER: Final = "call_function.py"
+
+_TEMPLATE: Final = """\
+# Made by `smk-mantik call`, for this command line alone.
+rule {rule}:
+    input:
+        *{inputs!r},
+    output:
+        {result!r},
+        {outputs}
+    params:
+        module={module!r},
+        function={function!r},
+        arguments=lambda wildcards: {arguments!r},
+        pickled={pickled!r},
+    script:
+        {runner!r}
+"""
+
+
+def default_result(function: Function, arguments: Mapping[str, Any]) -> str:
+    """Return the path of a call's result: one for the same function with the same arguments."""
+    identity = repr((str(function), sorted(arguments.items())))
+    return f"{RESULTS}/{function.module}.{function.name}-{_digest(identity)}.json"
+
+
+def write_call(
+    function: Function,
+    arguments: Mapping[str, Any],
+    result: str,
+    *,
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    pickled: bool,
+) -> Path:
+    """Write the workflow; return the path of its Snakefile.
+
+    Args:
+        function: what to call.
+        arguments: its arguments by name.
+        result: the path of the file with what it returns.
+        inputs: files that it reads; its modules are inputs anyway.
+        outputs: files that it makes beside its result; a directory ends with `/`.
+        pickled: whether to pickle the result instead of writing JSON.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    runner = files("snakemake_executor_plugin_mantik.rules.onsite") / _RUNNER
+    text = _TEMPLATE.format(
+        rule="call_" + re.sub(r"\W", "_", function.name, flags=re.ASCII),
+        inputs=list(dict.fromkeys([*function.files, *inputs])),
+        result=result,
+        outputs=output_lines(CommandFiles(list(outputs))),
+        module=function.module,
+        function=function.name,
+        arguments=dict(arguments),
+        pickled=pickled,
+        runner=_RUNNER,
+    )
+    snakefile = write_snakefile(text, f"call-{function.name}")
+    target, code = snakefile.parent / _RUNNER, runner.read_bytes()
+    if not target.exists() or target.read_bytes() != code:  # a newer script would run again
+        target.write_bytes(code)
+    return snakefile
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:8]

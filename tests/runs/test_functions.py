@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from snakemake_executor_plugin_mantik.calls.function import (
+from snakemake_executor_plugin_mantik.common.errors import UserError
+from snakemake_executor_plugin_mantik.runs.functions import (
     Function,
     describe_call,
     find_function,
     parse_argument,
 )
-from snakemake_executor_plugin_mantik.common.errors import UserError
 
 TRAIN = """
 import helper, package.part

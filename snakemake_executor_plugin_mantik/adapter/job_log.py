@@ -30,6 +30,7 @@ class JobLog(Observer):
         self._requests: dict[str, JobRequest] = {}
         self._sent: dict[str, tuple[str, ...]] = {}
         self._names: dict[str, str] = {}
+        self._waits: set[str] = set()
         self._news: deque[tuple[JobNumber, str]] = deque()
 
     def news(self) -> dict[JobNumber, str]:
@@ -53,7 +54,9 @@ class JobLog(Observer):
     ) -> JobExtras | None:
         """Note which job a try belongs to, and log if it is taken up again. Add nothing to it."""
         if waits:
+            self._waits.add(record.id)
             return None
+        self._waits.discard(record.id)
         ahead = self._requests.get(record.id)
         self._requests[record.id] = request
         self._names[request.job] = record.name
@@ -71,12 +74,16 @@ class JobLog(Observer):
     def submitted(self, record: TryRecord, site_job: str, queue: str) -> None:
         self._known(record, (site_job,))
         request = self._requests.get(record.id)
-        if request is not None and request.unmade:
+        if record.id in self._waits:
+            name, before = f"{record.name}, {record.part}", f"segment {record.segment}"
+            text = messages.queued_message(name, record.site, site_job, [before])
+        elif request is not None and request.unmade:
             makers = dict.fromkeys(self._names.get(job, "") for job in request.unmade.values())
             behind = [name for name in makers if name]
             text = messages.queued_message(record.name, record.site, site_job, behind)
         else:
-            text = messages.submitted_message(record.name, record.site, site_job, queue or None)
+            name = f"{record.name}, {record.part}" if record.segment else record.name
+            text = messages.submitted_message(name, record.site, site_job, queue or None)
         self._notify(record, "submitted", text, queue=queue)
 
     def started(self, record: TryRecord) -> None:

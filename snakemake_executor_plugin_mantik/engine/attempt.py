@@ -129,6 +129,7 @@ class Attempt:
         staged: the contents of each submission of this run.
         extras: an observer's additions.
         end: how it ended; None until that is known.
+        turn: when the tries before it at its site had ended, by the local clock; None without any.
     """
 
     record: TryRecord
@@ -139,6 +140,7 @@ class Attempt:
     staged: list[Staged] = field(default_factory=list)
     extras: JobExtras | None = None
     end: TryEnd | None = None
+    turn: float | None = None
 
     @classmethod
     def of(cls, record: TryRecord) -> "Attempt":
@@ -166,11 +168,14 @@ class Attempt:
         return " ".join(self.ids)
 
     def times(self, marker: Marker | None) -> Times:
-        """Return how long the job waited and ran, and when it ended.
+        """Return how long the job waited, for others and in the queue, and ran; when it ended.
 
         Its own report counts. Without one, what the scheduler counts, which is what a site bills;
         else the job ran up to its last heartbeat, whenever the end was noticed.
         """
+        return self._all_times(marker).after(self.submitted_at, self.turn)
+
+    def _all_times(self, marker: Marker | None) -> Times:
         if marker is not None and marker.started is not None and marker.ended is not None:
             return self._times(marker.started, marker.ended)
         end = self.end
@@ -208,7 +213,7 @@ class Attempt:
 
 def used_of(marker: Marker | None, times: Times) -> Used:
     """Return what a job has used, as far as its marker reports it, and when it ended."""
-    used = Used(ended=times.ended, told_by=times.told_by)
+    used = Used(ended=times.ended, told_by=times.told_by, behind=times.behind)
     if marker is None:
         return used
     busy, memory = _gpu_use(marker)

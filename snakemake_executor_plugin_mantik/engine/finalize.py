@@ -58,6 +58,7 @@ from snakemake_executor_plugin_mantik.journal import (
     TryState,
     content_name,
     is_utf8,
+    turn_of,
 )
 
 _MAX_NAMED_FILES = 5
@@ -106,6 +107,7 @@ class Finalizer:
         walltime, where known.
         """
         record, attempt.end = attempt.record, end
+        attempt.turn = turn_of(self._journal.tries(record.before))
         path = log_path(self._logs, record)
         if end.exit_code is None:
             return await self._conclude_without_marker(request, attempt, end, path)

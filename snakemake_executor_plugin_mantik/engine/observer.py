@@ -90,7 +90,7 @@ class JobEnd:
         waited, ran: seconds, where known.
         cpu: seconds of CPU time that its processes used, where known.
         reason: why it failed; None if it did not, or if another try follows silently.
-        ended, told_by: see `Times`.
+        ended, told_by, behind: see `Times`.
         nodes: the names of the nodes that it ran on, as its scheduler writes them, where known.
         successor: the try that follows it.
     """
@@ -107,10 +107,11 @@ class JobEnd:
     nodes: str = ""
     successor: Successor = ""
     told_by: str = ""
+    behind: float | None = None
 
     @property
     def times(self) -> Times:
-        return Times(self.waited, self.ran, self.ended, self.told_by)
+        return Times(self.waited, self.ran, self.ended, self.told_by, self.behind)
 
 
 def with_times(end: JobEnd, times: Times) -> JobEnd:

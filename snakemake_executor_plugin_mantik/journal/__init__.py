@@ -47,6 +47,7 @@ from snakemake_executor_plugin_mantik.journal.records import (
     is_utf8,
     job_name,
     sent_try_ids,
+    turn_of,
 )
 from snakemake_executor_plugin_mantik.journal.undeclared import UndeclaredFile
 
@@ -88,4 +89,5 @@ __all__ = [
     "read_undeclared",
     "read_workflow",
     "sent_try_ids",
+    "turn_of",
 ]

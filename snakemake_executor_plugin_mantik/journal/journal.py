@@ -569,8 +569,9 @@ class Journal:
         What is known of its `times` replaces what was recorded.
         """
         more: dict[str, object] = {"waited": times.waited, "ran": times.ran}
-        if times.ended is not None or times.told_by:
-            more["used"] = encode_fields(Used(ended=times.ended, told_by=times.told_by))
+        if times != UNTIMED:
+            used = Used(ended=times.ended, told_by=times.told_by, behind=times.behind)
+            more["used"] = encode_fields(used)
         known = {name: value for name, value in more.items() if value is not None}
         self._advance(try_id, TryState.ABANDONED, outcome=outcome, finished=time.time(), **known)
         self._over(try_id)

@@ -64,17 +64,30 @@ class Times:
     """How long a try waited and ran, and when it ended; None where it is unknown.
 
     Attributes:
-        waited: seconds in the queue.
+        waited: seconds in the queue, without those that it waited there for other jobs.
         ran: seconds that it ran.
         ended: in seconds since the epoch by this machine's clock; it may be long ago.
         told_by: who knows how long it ran, if its script could not report it: `scheduler`, by what
             it counts, or `heartbeat`, up to the last of these. Empty if the script did, or nobody.
+        behind: seconds that it waited at its site for the jobs before it; None if for none.
     """
 
     waited: float | None = None
     ran: float | None = None
     ended: float | None = None
     told_by: str = ""
+    behind: float | None = None
+
+    def after(self, submitted: float, turn: float | None) -> "Times":
+        """Return the times of a try whose turn in the queue came only at `turn`.
+
+        Until then it waited for other jobs, whatever the scheduler did. Both are seconds since the
+        epoch by this machine's clock.
+        """
+        if turn is None or self.waited is None:
+            return self
+        behind = min(max(0.0, turn - submitted), self.waited)
+        return replace(self, waited=self.waited - behind, behind=behind)
 
     @property
     def words(self) -> str:
@@ -94,7 +107,7 @@ class Used:
     Attributes:
         cpu_s: CPU seconds of all its processes.
         memory_bytes: the most memory at a time on its first node.
-        ended, told_by: see `Times`.
+        ended, told_by, behind: see `Times`.
         gpu_busy: how busy its GPUs on the first node were on average, in percent.
         gpu_memory: the most bytes of memory of one of these.
     """
@@ -105,6 +118,7 @@ class Used:
     gpu_busy: float | None = None
     gpu_memory: int | None = None
     told_by: str = ""
+    behind: float | None = None
 
 
 LOST = "lost"
@@ -197,7 +211,12 @@ class TryRecord:
     def times(self) -> Times:
         """How long it waited and ran, and when it ended, once that is known."""
         used = self.what_used
-        return Times(self.waited, self.ran, used.ended, used.told_by)
+        return Times(self.waited, self.ran, used.ended, used.told_by, used.behind)
+
+    @property
+    def before(self) -> tuple[str, ...]:
+        """The ids of the tries that it waits for at its site: its makers, the segment before it."""
+        return tuple(dict.fromkeys([*self.makers.values(), *filter(None, [self.follows])]))
 
     @property
     def makers(self) -> dict[str, str]:
@@ -265,6 +284,13 @@ def decode_identity(line: str) -> dict[str, Any] | None:
         return {**known, "members": dict(facts["members"])}
     except (KeyError, TypeError, ValueError):
         return None
+
+
+def turn_of(before: Iterable[TryRecord]) -> float | None:
+    """Return when the last of some tries ended, by this machine's clock; None if one may run."""
+    ends = [record.times.ended or record.finished for record in before]
+    known = [end for end in ends if end is not None]
+    return max(known, default=None) if len(known) == len(ends) else None
 
 
 def encode_fields(values: Asked | Used) -> str:

@@ -23,7 +23,9 @@ class PicturedTry:
     node: Node
 
 
-def make_picture(title: str, pipeline: Any, tries: Iterable[PicturedTry], now: float) -> Picture:
+def make_picture(
+    title: str, pipeline: Any, tries: Iterable[PicturedTry], now: float, *, over: bool = False
+) -> Picture:
     """Make the picture of a workflow.
 
     Args:
@@ -33,6 +35,7 @@ def make_picture(title: str, pipeline: Any, tries: Iterable[PicturedTry], now: f
             them; and `rule_edges`. Without `jobs`, the picture shows the submitted ones.
         tries: all tries of the submitted jobs, the oldest first.
         now: seconds since the epoch.
+        over: whether no Snakemake is to run the jobs that have no try.
     """
     known = pipeline or {"jobs": [], "edges": [], "rule_edges": []}
     by_job: dict[str, list[PicturedTry]] = {}
@@ -41,7 +44,7 @@ def make_picture(title: str, pipeline: Any, tries: Iterable[PicturedTry], now: f
             by_job.setdefault(job, []).append(each)
     declared = {each["id"]: each for each in known["jobs"]}
     nodes = [
-        _node(each, by_job.get(name, []))
+        _node(each, by_job.get(name, []), over=over)
         for name, each in declared.items()
         if each["needed"] or name in by_job
     ]
@@ -57,11 +60,12 @@ def make_picture(title: str, pipeline: Any, tries: Iterable[PicturedTry], now: f
     )
 
 
-def _node(declared: Mapping[str, Any], tries: Sequence[PicturedTry]) -> Node:
+def _node(declared: Mapping[str, Any], tries: Sequence[PicturedTry], *, over: bool) -> Node:
     of = {
         "id": declared["id"], "name": declared["name"], "rule": declared["rule"],
         "wildcards": declared["wildcards"],
     }  # fmt: skip
     if not tries:
-        return Node(**of, state=NodeState.FINISHED if declared["done"] else NodeState.WAITING)
+        left = NodeState.SKIPPED if over else NodeState.WAITING
+        return Node(**of, state=NodeState.FINISHED if declared["done"] else left)
     return replace(tries[-1].node, **of)

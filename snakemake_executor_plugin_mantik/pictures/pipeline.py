@@ -90,7 +90,7 @@ class Box:
 
 _ATTENTION: Final = (
     NodeState.FAILED, NodeState.KILLED, NodeState.RUNNING, NodeState.QUEUED,
-    NodeState.WAITING, NodeState.FINISHED,
+    NodeState.WAITING, NodeState.SKIPPED, NodeState.FINISHED,
 )  # fmt: skip
 
 

@@ -18,6 +18,7 @@ GLYPHS: Final[Mapping[NodeState, str]] = {
     NodeState.RUNNING: "▶",
     NodeState.QUEUED: "…",
     NodeState.WAITING: "○",
+    NodeState.SKIPPED: "–",
     NodeState.FAILED: "✗",
     NodeState.KILLED: "■",
 }
@@ -86,6 +87,10 @@ def node_title(node: Node, now: float) -> str:
         text_line(node.name),
         f"{node.state}" + (f" at {text_line(node.site)}" if node.site else ""),
     ]
+    if node.submitted is not None and (node.queued is None or node.queued > node.submitted):
+        until = now if node.queued is None else node.queued
+        until = min(until, node.ended) if node.ended is not None else until
+        facts.append(f"waited {humanize_duration(max(0.0, until - node.submitted))} for other jobs")
     if (seconds := waited_s(node, now)) is not None and node.queued is not None:
         facts.append(f"queued {format_timestamp(node.queued)}, waited {humanize_duration(seconds)}")
     if (seconds := ran_s(node, now)) is not None and node.started is not None:

@@ -1,6 +1,6 @@
 """Draw the timeline by site: the stages of each job, or of many jobs, counts per rule.
 
-The stages of a job are stage-in, queue, run and stage-out.
+The stages of a job are stage-in, waiting for other jobs, queue, run and stage-out.
 """
 
 from collections import defaultdict
@@ -111,8 +111,8 @@ _LETTERS: Final = 29
 class Bar:
     """A job: x and width of each of its stages; the width is 0 if there was none.
 
-    The stages are stage-in, waiting, running and stage-out. `name` and `caption` stand before and
-    behind the bar, the latter at `end`.
+    The stages are stage-in, behind other jobs, waiting, running and stage-out. `name` and `caption`
+    stand before and behind the bar, the latter at `end`.
     """
 
     node: Node
@@ -120,6 +120,7 @@ class Bar:
     y: float
     height: float
     stage_in: tuple[float, float]
+    behind: tuple[float, float]
     waiting: tuple[float, float]
     running: tuple[float, float]
     stage_out: tuple[float, float]
@@ -179,6 +180,8 @@ def _legend(drawing: "_Drawing") -> Sequence[tuple[str, float, str]]:
         keys += [
             ("stage", "stage-in or -out"), ("wait", "in the queue"), ("run", "running")
         ]  # fmt: skip
+        if any(bar.behind[1] for bar in drawing.drawn_bars):
+            keys.insert(1, ("behind", "behind other jobs"))
     if drawing.drawn_profiles:
         keys += [("many", "jobs that run"), ("line", "jobs in the queue"), ("mark", "failures")]
     width = min(_KEYS, (_NAMES + _PLOT + _AFTER) / max(1, len(keys)))
@@ -186,7 +189,7 @@ def _legend(drawing: "_Drawing") -> Sequence[tuple[str, float, str]]:
 
 
 def _begin(node: Node) -> float | None:
-    times = (node.prepared, node.queued, node.started, node.ended)
+    times = (node.prepared, node.submitted, node.queued, node.started, node.ended)
     return next((t for t in times if t is not None), None)
 
 
@@ -248,7 +251,8 @@ class _Drawing:
         end = _end(node, self.now)
         left = end if node.started is None else node.started
         queued = left if node.queued is None else node.queued
-        prepared = queued if node.prepared is None else node.prepared
+        submitted = queued if node.submitted is None else node.submitted
+        prepared = submitted if node.prepared is None else node.prepared
         fetched = end if node.fetched is None else node.fetched
         seconds = ran_s(node, self.now)
         caption = [] if node.state is NodeState.FINISHED else [node.state.value]
@@ -260,7 +264,8 @@ class _Drawing:
         self.drawn_bars.append(
             Bar(
                 node, node_title(node, self.now), self.y + row * 0.12, row * 0.76,
-                self._stretch(prepared, queued), self._stretch(queued, left),
+                self._stretch(prepared, submitted), self._stretch(submitted, queued),
+                self._stretch(queued, left),
                 self._stretch(left, end), self._stretch(end, fetched),
                 self.axis.at(max(end, fetched)),
                 "" if thin else shorten_text(node.name, _LETTERS),

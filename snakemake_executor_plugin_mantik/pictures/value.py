@@ -6,9 +6,13 @@ from enum import StrEnum
 
 
 class NodeState(StrEnum):
-    """The state of a job, in the words that pictures use."""
+    """The state of a job, in the words that pictures use.
+
+    SKIPPED: it did not run before Snakemake ended.
+    """
 
     WAITING = "waiting"
+    SKIPPED = "skipped"
     QUEUED = "queued"
     RUNNING = "running"
     FINISHED = "finished"
@@ -24,8 +28,9 @@ class Node:
         id: its name in edges; unique among the nodes.
         name: usually the rule with its wildcards.
         site: empty: this machine, or none yet.
-        prepared, queued, started, ended, fetched: seconds since the epoch, if known: when it was
-            taken up, to be uploaded; was submitted; began; ended; and when its results were here.
+        prepared, submitted, queued, started, ended, fetched: seconds since the epoch, if known:
+            when it was taken up, to be uploaded; was submitted; when only the queue kept it, not
+            other jobs any more; when it began; ended; and when its results were here.
         note: a line about how it ended (exit code, reason), shown in the tooltip.
     """
 
@@ -41,6 +46,7 @@ class Node:
     note: str = ""
     prepared: float | None = None
     fetched: float | None = None
+    submitted: float | None = None
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.journal import (
     SiteRecord,
     SnakemakeRun,
+    TryRecord,
     is_controlled,
     read_workflow,
 )
@@ -63,6 +64,7 @@ class ReportFacts:
         going_on: whether a Snakemake runs, or jobs may still run at a site.
         run: the run of Snakemake that it is about, or the last one of several; None if unknown.
         runs: how many runs of Snakemake it is about.
+        submitted: how many tries were submitted to sites, segments that were not needed included.
         states: how many jobs are in which state.
         failures: some failed jobs; `failed` is how many there are, and `reasons` counts them by
             rule and reason, the most first.
@@ -76,6 +78,7 @@ class ReportFacts:
     going_on: bool
     run: SnakemakeRun | None
     runs: int
+    submitted: int
     picture: Picture
     states: Mapping[NodeState, int]
     rules: Sequence[RuleUsage]
@@ -120,11 +123,13 @@ def gather_facts(
     now = time.time()
     pipeline = history.runs[-1].pipeline if runs[-1:] == history.runs[-1:] and runs else None
     name = runs[-1].about.get("name", "") if runs else ""
+    going_on = controlled or any(one.record.may_run for one in shown)
     picture = make_picture(
         name or workdir.resolve().name,
         pipeline or None,
         (_pictured(one, mask) for one in shown),
         now,
+        over=not going_on,
     )
     failed = [one for one in shown if one.last and one.node.state is NodeState.FAILED]
     repeated = [one for one in shown if not one.last and one.node.state is NodeState.FAILED]
@@ -140,9 +145,10 @@ def gather_facts(
     return ReportFacts(
         title=picture.title,
         now=now,
-        going_on=controlled or any(one.record.may_run for one in shown),
+        going_on=going_on,
         run=runs[-1] if runs else None,
         runs=len(runs),
+        submitted=_count_submitted(history.tries, shown),
         picture=picture,
         states=states,
         rules=usage_by_rule(shown, now),
@@ -161,6 +167,15 @@ def gather_facts(
         first=min(begins, default=None),
         last=max(ends, default=None),
     )
+
+
+def _count_submitted(tries: Sequence[TryRecord], shown: Sequence[ReportedTry]) -> int:
+    """Count the submitted tries that are shown, and the segments that waited behind these."""
+    known = {one.record.id for one in shown}
+    for record in tries:  # the oldest first
+        if record.follows in known:
+            known.add(record.id)
+    return sum(record.id in known and record.submitted is not None for record in tries)
 
 
 def _secrets_of(sites: Iterable[SiteRecord], warn: Callable[[str], None]) -> Iterator[str]:

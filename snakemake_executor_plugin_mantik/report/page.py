@@ -145,8 +145,9 @@ def _tiles(facts: ReportFacts) -> Sequence[tuple[str, str, str]]:
     """Return the summary: a value, what it is, and a line below."""
     hours = sum_known(usage.all_core_hours for usage in facts.rules)
     jobs = sum(facts.states.values())
-    tries = sum(usage.tries for usage in facts.rules)
-    tiles = [(f"{jobs:,}", "jobs" if jobs != 1 else "job", f"{tries:,} submitted to sites")]
+    tiles = [
+        (f"{jobs:,}", "jobs" if jobs != 1 else "job", f"{facts.submitted:,} submitted to sites")
+    ]
     if facts.first is not None and facts.last is not None:
         span = humanize_duration(facts.last - facts.first)
         tiles.append((span, "from first to last", f"since {format_timestamp(facts.first)}"))

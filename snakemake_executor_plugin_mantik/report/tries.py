@@ -101,11 +101,14 @@ def begun_since(tries: Sequence[ReportedTry], moment: float) -> list[ReportedTry
 def _node(job: JobOverview) -> Node:
     record = job.record
     state = _STATES[job.condition]
-    queued, ended, started = record.submitted, _ended(job), _started(job)
+    queued, ended, started = job.waiting_since, _ended(job), _started(job)
+    submitted = record.submitted
     if ended is not None and started is not None:
         started = min(started, ended)
     if queued is not None and started is not None:
         queued = min(queued, started)
+    if submitted is not None and queued is not None:
+        submitted = min(submitted, queued)
     fetched = record.finished if state in _FETCHED and ended is not None else None
     words = job.words if state is not NodeState.FINISHED else ""
     told = f"ran {record.times.words}" if record.times.words else ""
@@ -113,7 +116,8 @@ def _node(job: JobOverview) -> Node:
     name = f"{record.name} ({record.part})" if record.part else record.name
     return Node(
         record.id, name, record.rule, state, {}, record.site, queued, started, ended, note,
-        prepared=record.created if queued is not None else None,
+        prepared=record.created if submitted is not None else None,
+        submitted=submitted,
         fetched=max(fetched, ended) if fetched is not None and ended is not None else None,
     )  # fmt: skip
 
@@ -130,7 +134,7 @@ def _started(job: JobOverview) -> float | None:
     if job.running_since:
         return job.running_since
     if record.submitted is not None and record.waited is not None:
-        return record.submitted + record.waited
+        return record.submitted + (record.times.behind or 0.0) + record.waited
     if record.finished is not None and record.ran is not None:
         return record.finished - record.ran
     return None

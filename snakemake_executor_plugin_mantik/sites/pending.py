@@ -53,7 +53,7 @@ _REASONS: Final = (
         Wait.TURN,
         rf"{_BY}(Max|Grp)Jobs\w*|MaxJobsPerAccount|AssociationJobLimit|QOSJobLimit"
         r"|JobArrayTaskLimit",
-        "the limit of running jobs is reached",
+        "your limit of running jobs is reached",
     ),
     (
         Wait.TURN,

@@ -28,7 +28,8 @@ class JobRow:
         members: the jobs of a group.
         attempt: 1, or one more than that of the previous try, if that one did not finish.
         cores: the requested cores; None if unknown.
-        queued, started, ended: None until then.
+        submitted, queued, started, ended: None until then; `queued` is when the jobs before it at
+            its site had ended, if there are any.
         ran: how long it ran, in seconds; None until it has ended, or if unknown.
         status: MLflow's final status, or `GOES_ON`; empty until the try has ended.
         cpu: the CPU time used, in seconds, if known.
@@ -57,6 +58,7 @@ class JobRow:
     follows: str = ""
     behind: bool = False
     ran: float | None = None
+    submitted: float | None = None
 
     @property
     def state(self) -> str:
@@ -220,8 +222,17 @@ class Ledger:
         """Record the cores of a try; None if unknown."""
         self._outbox.execute("UPDATE jobs SET cores = ? WHERE try = ?", (cores, try_id))
 
+    def submitted(self, try_id: str, at: float | None = None, *, waits: bool = False) -> None:
+        """Record that a try was submitted, now or at `at`; with `waits` behind other jobs."""
+        now = time.time()
+        self._outbox.execute(
+            "UPDATE jobs SET submitted = COALESCE(submitted, ?), queued = COALESCE(queued, ?)"
+            " WHERE try = ?",
+            (at or now, None if waits else now, try_id),
+        )
+
     def queued(self, try_id: str) -> None:
-        """Record that a try was submitted."""
+        """Record that nothing but the queue keeps a try any more."""
         self._outbox.execute(
             "UPDATE jobs SET queued = COALESCE(queued, ?) WHERE try = ?", (time.time(), try_id)
         )
@@ -234,17 +245,19 @@ class Ledger:
 
     def ended(
         self, try_id: str, status: str, *, ended: float | None = None, ran: float | None = None,
-        cpu: float | None = None, note: str = "",
+        waited: float | None = None, cpu: float | None = None, note: str = "",
     ) -> None:  # fmt: skip
-        """Record that a try has ended: at `ended`, or now; `ran` overrides the recorded start."""
+        """Record that a try has ended: at `ended`, or now; `ran` and `waited` override the rest."""
         when = ended or time.time()
+        began = when - (ran or 0.0)
         self._outbox.execute(
             "UPDATE jobs SET ended = ?, status = ?, cpu = ?, note = ?, ran = ?,"
-            " started = COALESCE(?, MIN(started, ?)), queued = MIN(queued, ?)"
-            " WHERE try = ? AND ended IS NULL",
+            " started = COALESCE(?, MIN(started, ?)), queued = MIN(COALESCE(?, queued), ?),"
+            " submitted = MIN(submitted, ?) WHERE try = ? AND ended IS NULL",
             (
-                when, status, cpu, note, ran, when - ran if ran is not None else None, when,
-                when - (ran or 0.0), try_id,
+                when, status, cpu, note, ran, began if ran is not None else None, when,
+                began - waited if ran is not None and waited is not None else None, began,
+                began - (waited or 0.0), try_id,
             ),
         )  # fmt: skip
 

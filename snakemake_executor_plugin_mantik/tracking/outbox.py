@@ -43,7 +43,7 @@ CREATE TABLE jobs (
     try TEXT PRIMARY KEY, workflow TEXT NOT NULL, job TEXT NOT NULL, rule TEXT NOT NULL,
     name TEXT NOT NULL, site TEXT NOT NULL, members TEXT NOT NULL DEFAULT '[]',
     attempt INTEGER NOT NULL, created REAL NOT NULL, cores INTEGER, queued REAL, started REAL,
-    ended REAL, status TEXT NOT NULL DEFAULT '', cpu REAL, ran REAL,
+    ended REAL, status TEXT NOT NULL DEFAULT '', cpu REAL, ran REAL, submitted REAL,
     note TEXT NOT NULL DEFAULT '',
     follows TEXT NOT NULL DEFAULT '', behind INTEGER NOT NULL DEFAULT 0
 );

@@ -9,7 +9,7 @@ from typing import Any
 
 from snakemake_executor_plugin_mantik.common.humanize import humanize_duration
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
-from snakemake_executor_plugin_mantik.journal import WENT_ON, TryRecord, TryState
+from snakemake_executor_plugin_mantik.journal import WENT_ON, TryRecord, TryState, turn_of
 from snakemake_executor_plugin_mantik.sites.base import Phase
 from snakemake_executor_plugin_mantik.sites.pending import explain_pending
 
@@ -77,7 +77,7 @@ class JobOverview:
         number: how many tries the job has had with this one; several segments in a row are one.
         condition: what it does.
         waiting_since, running_since: in seconds since the epoch, where known; `waiting_since` is
-            kept once it runs.
+            kept once it runs. A job waits in the queue from when those before it have ended.
         pending: the scheduler's reason why it waits.
         behind: names of the jobs, or the segment of its own, that it waits for at its site.
         awaited_by: names of the jobs that wait for it there.
@@ -101,6 +101,15 @@ class JobOverview:
         if self.condition is Condition.RUNNING:
             return max(0.0, self.running_since - self.waiting_since) if self.running_since else None
         return max(0.0, now - self.waiting_since) if self.condition is Condition.WAITING else None
+
+    def waited_for_jobs(self, now: float) -> float | None:
+        """Return the seconds at its site before its turn came; None if it waited for no job."""
+        record = self.record
+        if record.times.behind is not None or not record.before or record.submitted is None:
+            return record.times.behind
+        turn = now if self.condition.active else None
+        turn = turn if self.waiting_since is None else self.waiting_since
+        return max(0.0, turn - record.submitted) if turn is not None else None
 
     def ran(self, now: float) -> float | None:
         """Return the seconds that it has run so far, or did, where known."""
@@ -158,6 +167,7 @@ class JobOverview:
             "running_since": self.running_since,
             "finished": record.finished,
             "waited": self.waited(now),
+            "waited_for_jobs": self.waited_for_jobs(now),
             "ran": self.ran(now),
             "ran_told_by": record.times.told_by or None,
             "ended": record.times.ended,
@@ -246,6 +256,7 @@ def overview_jobs(
     `sights` are by the tries' ids.
     """
     open_names = {r.id: r.name for r in records if r.may_run}
+    known_tries = {record.id: record for record in records}
     awaiting: defaultdict[str, dict[str, None]] = defaultdict(dict)
     for record in records:
         for maker in record.makers.values() if record.may_run else ():
@@ -271,7 +282,7 @@ def overview_jobs(
                 record,
                 number_of[record.id],
                 _condition(record, sight, behind, controlled=controlled),
-                waiting_since=record.submitted,
+                waiting_since=_turn(record, known_tries),
                 running_since=record.started or known,
                 pending=sight.pending if sight is not None and sight.pending else record.pending,
                 behind=behind,
@@ -280,6 +291,17 @@ def overview_jobs(
             )
         )
     return found
+
+
+def _turn(record: TryRecord, known: Mapping[str, TryRecord]) -> float | None:
+    """Return since when nothing but the queue keeps a try from running; None if not yet."""
+    if record.submitted is None or not record.before:
+        return record.submitted
+    if record.times.behind is not None:
+        return record.submitted + record.times.behind
+    before = [known[one] for one in record.before if one in known]
+    turn = turn_of(before) if before else record.submitted
+    return max(record.submitted, turn) if turn is not None else None
 
 
 def _condition(

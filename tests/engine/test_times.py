@@ -8,8 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from snakemake_executor_plugin_mantik.engine.attempt import Attempt
+from snakemake_executor_plugin_mantik.jobs.markers import Marker
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
-from snakemake_executor_plugin_mantik.journal import TryRecord, read_history, read_workflow
+from snakemake_executor_plugin_mantik.journal import (
+    TryRecord,
+    TryState,
+    read_history,
+    read_workflow,
+)
 from snakemake_executor_plugin_mantik.report.tries import report_tries
 from snakemake_executor_plugin_mantik.report.usage import usage_by_rule
 from snakemake_executor_plugin_mantik.sites.base import JobState
@@ -91,3 +98,15 @@ def test_the_start_that_the_scheduler_expects_is_told(tmp_path: Path) -> None:
         job.cancel()
 
     simulate(tmp_path, world, play)
+
+
+def test_a_segment_waited_in_the_queue_only_after_the_one_before() -> None:
+    """It was submitted while that one ran."""
+    record = TryRecord(
+        id="2", site="sim", bucket=0, job="j", rule="r", name="r", fingerprint="f",
+        state=TryState.SUBMITTED, segment=1, segments=3, follows="1",
+    )  # fmt: skip
+    now = time.time()
+    attempt = Attempt(record, [], now - 1000.0, 1, now - 1000.0, turn=now - 100.0)
+    times = attempt.times(Marker(0, started=now - 60.0, ended=now - 10.0))
+    assert (round(times.behind or 0), round(times.waited or 0), times.ran) == (900, 40, 50.0)

@@ -192,12 +192,12 @@ def test_ten_thousand_jobs_make_a_small_file(journal: Journal) -> None:
     journal.begin_run({}, {"jobs": [], "edges": [], "rule_edges": [("rule0", "rule1")]})
     first = sent(journal, "first", "rule0")
     with journal._database.write() as db:
-        columns = "site, bucket, job, name, fingerprint, state, outcome, created, submitted"
+        columns = "site, place, bucket, job, name, fingerprint, state, outcome, created, submitted"
         for n in range(10_000):
             failed = n % 100 == 0
             db.execute(
                 f"INSERT INTO tries (id, rule, {columns}, finished, waited, ran, asked, reason)"
-                f" SELECT ?, ?, site, bucket, ?, ?, 'f', 'done', ?, created, submitted,"
+                f" SELECT ?, ?, site, place, bucket, ?, ?, 'f', 'done', ?, created, submitted,"
                 " created + ?, 9, 60, asked, ? FROM tries WHERE id = ?",
                 (f"{n}", f"rule{n % (MOST_RULES + 5)}", f"{n}", f"job {n}",
                  "failed: it" if failed else "succeeded", n, "exit_code" if failed else "",

@@ -249,6 +249,8 @@ class Tracker(Observer):
             self._recording = True
             job = self._invocation.record(request, record, waits=waits)
             taken_up = job.behind and not waits
+            if record.after and record.site_jobs:  # the jobs that make its inputs have ended
+                self._record(lambda ledger: ledger.queued(record.id))
             if taken_up:
                 job = Ledger(self._box).take_up(job)
             self._changed()
@@ -320,7 +322,8 @@ class Tracker(Observer):
         if self._is_behind(record):
             return
         self._job_ids[record.id] = site_job
-        self._record(lambda ledger: ledger.queued(record.id))
+        waits = bool(record.after) and not record.site_jobs
+        self._record(lambda ledger: ledger.submitted(record.id, record.submitted, waits=waits))
         self._note(record, EventKind.SUBMITTED, {"job": site_job, "queue": queue})
 
     def waiting(self, record: TryRecord, why: str) -> None:
@@ -359,7 +362,7 @@ class Tracker(Observer):
         def write(ledger: Ledger) -> None:
             told = f"ran {end.times.words}" if end.times.words else ""
             ledger.ended(
-                record.id, status, ended=end.ended, ran=end.ran, cpu=end.cpu,
+                record.id, status, ended=end.ended, ran=end.ran, waited=end.waited, cpu=end.cpu,
                 note=", ".join(filter(None, [end.words, told])),
             )  # fmt: skip
             row = ledger.job(record.id)

@@ -80,6 +80,7 @@ def _pictured(job: JobRow) -> PicturedTry:
         state=_STATES[job.state],
         site=job.site,
         prepared=job.created,
+        submitted=job.submitted,
         queued=job.queued,
         started=job.started,
         ended=job.ended,

@@ -68,9 +68,6 @@ OTHERS: Final = frozenset({"copies", "two workflows"})
 
 LONGEST_STALL_S: Final = 1500.0
 """Half an hour without a sign of life, and with the site denying the job, is its end: LOST_S."""
-LONGEST_STALL_ASKED_S: Final = 100.0
-"""Where there are copies: a job that hangs for as long as one of them asks (150 s at least) is not
-seen to run (see docs/architecture.md)."""
 
 _KILLS = (
     (Reason.OUT_OF_MEMORY, False), (Reason.NODE_FAILURE, False), (Reason.TIME_LIMIT, True),
@@ -263,8 +260,8 @@ class Schedule:
             fate = replace(fate, forgotten=True)
         if self.has("stalls", 0.5):
             chance = self.stream("stalls")
-            longest = LONGEST_STALL_ASKED_S if "copies" in self.kinds else LONGEST_STALL_S
-            fate = replace(fate, stalled=(chance.uniform(0, 600), chance.uniform(0, longest)))
+            stalled = chance.uniform(0, 600), chance.uniform(0, LONGEST_STALL_S)
+            fate = replace(fate, stalled=stalled)
         elif self.has("deaf", 0.5):
             fate = replace(fate, deaf=True)
         return fate

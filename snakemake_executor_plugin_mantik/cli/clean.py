@@ -138,14 +138,16 @@ def _clearers(there: ReconnectedSite) -> dict[str, Clearer]:
 async def _clear(there: ReconnectedSite, name: str, clearer: Clearer) -> bool:
     """Cancel the tries in a workspace and empty it; return whether everything was removed."""
     journal = there.journal
-    running = [r for r in _needed(journal, name) if r.state is not TryState.ENDED]
+    running = [record for record in _needed(journal, name) if record.may_run]
     if await cancel_tries(
         there, running, 2 * CANCEL_WAIT_S, lambda text: typer.echo(printable(text))
     ):
         typer.echo(f"{name}: kept, because one of its jobs may still run.")
         return False
     for record in _needed(journal, name):
-        journal.abandoned(record.id, "failed: its outputs were removed by smk-mantik clean")
+        journal.segments.forget_checkpoint(record.id)
+        if not record.state.final:
+            journal.abandoned(record.id, "failed: its outputs were removed by smk-mantik clean")
     alone = {output.path for output in _only_there(there, name)}
     stored = journal.files.stored_at(there.runners[name].place.id)
     left = await clearer.remove(o.path for o in stored if o.path not in alone)
@@ -157,13 +159,17 @@ async def _clear(there: ReconnectedSite, name: str, clearer: Clearer) -> bool:
 
 
 def _needed(journal: Journal, name: str) -> list[TryRecord]:
-    """Return the tries in a workspace that may run, or whose outputs may not be fetched yet."""
+    """Return the tries that use a workspace, or whose outputs may not be fetched yet."""
     place = journal.sites()[name].place
+    using = {record.id for record in journal.uses.of(place)}
     return [
         record
         for record in read_history(journal.path.parent)
-        if record.place == place
-        and (record.may_run or (record.state is TryState.ENDED and record.outcome == "succeeded"))
+        if record.id in using
+        or (
+            record.place == place
+            and (record.may_run or (record.state, record.outcome) == (TryState.ENDED, "succeeded"))
+        )
     ]
 
 
@@ -174,6 +180,8 @@ def _only_there(there: ReconnectedSite, name: str) -> list[StoredOutput]:
 
 
 def _why(record: TryRecord) -> str:
+    if record.goes_on and not record.may_run:
+        return f"it can go on from its checkpoint after {record.part}"
     if record.state is TryState.ENDED:
         return "Snakemake has not accepted its outputs yet"
     return "it may still run, or its outputs have not been fetched"

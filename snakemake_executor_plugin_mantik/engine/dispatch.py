@@ -5,6 +5,7 @@ import posixpath
 import time
 from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from itertools import starmap
 from pathlib import Path
 
@@ -323,10 +324,14 @@ class Dispatcher:
         files = [*files, *self._place.stager.code(code)]
         for message in await self._place.conflicts.make_way(files, made):
             self._notify(message)
+        await self._place.conflicts.free(attempt.record, made, of_this_run=False)
         limit = self._planner.config.site.inline_limit_bytes
         unmade = {path for one in after for path in one.makes}
         named = [path for path in request.inputs if path not in unmade]
-        staged = await self._place.stager.stage(files, named, outputs, own, inline_limit=limit)
+        staged = await self._place.stager.stage(
+            files, named, outputs, own, inline_limit=limit,
+            free=partial(self._place.conflicts.free, attempt.record),
+        )  # fmt: skip
         spec = self._planner.spec(
             request, attempt.record, self._facts, staged, term=self._place.lead.term, after=after,
             resumed=self._resumed(attempt.record),
@@ -338,6 +343,7 @@ class Dispatcher:
         self._journal.files.forget_stored(o.path for o in request.outputs if not o.stored)
         self._journal.files.lose(o.path for o in request.outputs if o.stored)
         self._place.stager.carry(attempt.record.id, staged, made)
+        self._begin_uses(request, attempt.record, files)
         if not attempt.sent:
             attempt.submitted_at = time.time()
         self._observer.submitting(attempt.record, spec, submission.script)
@@ -359,6 +365,22 @@ class Dispatcher:
             # Earlier ids stay: any of them may be the one that runs.
             attempt.ids.append(site_job)
             self._observer.submitted(attempt.record, site_job, spec.resources.queue or "")
+
+    def _begin_uses(
+        self, request: JobRequest, record: TryRecord, files: Iterable[LocalFile]
+    ) -> None:
+        """Record what must stay at the places until a try has ended."""
+        inputs = dict.fromkeys(request.inputs)
+        continuation = request.continuation
+        checkpoint = [p.rstrip("/") for p in continuation.checkpoint] if continuation else []
+        paths = dict.fromkeys([*inputs, *(o.path for o in request.outputs), *checkpoint])
+        paths |= dict.fromkeys(file.path for file in files if nearest(file.path, inputs) is None)
+        moved = [f for f in files if f.stored not in ("", self._place.id)]
+        self._journal.uses.begin(
+            record.id, self._place.id, [*paths, record.paths.claim, record.paths.work],
+            checkpoint=checkpoint,
+            elsewhere={(f.stored, nearest(f.path, inputs) or f.path) for f in moved},
+        )  # fmt: skip
 
     def abandon_if_unsent(self, attempt: Attempt, error: MantikError) -> None:
         """Close a try that a user's mistake kept from being submitted; the next run makes another.

@@ -15,6 +15,7 @@ from snakemake_executor_plugin_mantik.common.errors import MantikError, SiteErro
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
 from snakemake_executor_plugin_mantik.engine.catch_up import PlaceSpare
 from snakemake_executor_plugin_mantik.engine.imports import Importer, Share
+from snakemake_executor_plugin_mantik.engine.in_use import InUse
 from snakemake_executor_plugin_mantik.engine.leadership import Leadership
 from snakemake_executor_plugin_mantik.engine.leases import Lease, Leases
 from snakemake_executor_plugin_mantik.engine.remote_cleanup import RemoteCleanup
@@ -107,9 +108,12 @@ class Place:
             notify=workflow.notify, meter=workflow.meter, fetch=fetch, importer=importer,
             limit=upload_bytes,
         )  # fmt: skip
-        self.stager = Stager(site, self.id, journal, retry, uploader, term=lease.term)
-        self.cleanup = RemoteCleanup(site, self.id, journal.files, retry, workflow.workdir)
-        self.conflicts = WriteConflicts(site, journal, self.stager, retry, workflow.give_up)
+        in_use = InUse(site, self.id, journal, retry)
+        self.stager = Stager(
+            site, self.id, journal, retry, uploader, term=lease.term, notify=workflow.notify
+        )
+        self.cleanup = RemoteCleanup(in_use, workflow.workdir)
+        self.conflicts = WriteConflicts(in_use, self.stager, workflow.give_up, workflow.notify)
 
     # Sources
 
@@ -142,7 +146,8 @@ class Place:
         with suppress(TimeoutError, SiteError):
             async with asyncio.timeout(_TIDY_WAIT_S):
                 await self.cleanup.finish()
-                unused = not any(r.place == self.id for r in self._journal.all_open_tries())
+                opened = any(r.place == self.id for r in self._journal.all_open_tries())
+                unused = not opened and not any(r.may_run for r in self._journal.uses.of(self.id))
                 left = self.leftovers
                 if unused:
                     left = {str(PurePosixPath(path).parent) for path in left}

@@ -74,12 +74,15 @@ class Stager:
         uploader: Uploader,
         *,
         term: int = 1,
+        notify: Callable[[str], None] = lambda _: None,
     ) -> None:
         # Numbers given in earlier terms are unknown: start above them.
         self._floor = _NUMBERS * (term - 1)
         self._site = site
         self._place = place
         self._ledger = journal.files
+        self._uses = journal.uses
+        self._notify = notify
         self._retry = retry
         self._uploader = uploader
         self.sent: set[str] = set()
@@ -109,7 +112,7 @@ class Stager:
         """Upload new sources in one bundle; return the number of files in it.
 
         Remove sources that no longer exist here from the site, so that no job imports them, and
-        bundles with outdated sources.
+        bundles with outdated sources. A source that the command of an open try names stays.
         """
         sources = [file for file in sources if not self._is_away(file.path)]
         self._source_files = {file.path: file for file in sources}
@@ -121,6 +124,13 @@ class Stager:
         )
         known = self._ledger.remote_files(self._place)
         gone = [file.path for file in known if file.source and file.path not in here]
+        for path in [path for path in gone if (users := self._uses.of(self._place, path))]:
+            gone.remove(path)
+            names = ", ".join(dict.fromkeys(user.name for user in users))
+            self._notify(
+                f"Sources: {display_path(path)} is gone here, but stays at {self._site.name} until"
+                f" a run after the end of {names}, which uses it."
+            )
         for path in gone:
             if is_rest_safe(path):
                 await self._retry(lambda path=path: self._site.remove(path))  # type: ignore[misc]
@@ -154,6 +164,7 @@ class Stager:
         own: Sequence[LocalFile] = (),
         *,
         inline_limit: int,
+        free: Callable[[Sequence[str]], Awaitable[None]] | None = None,
     ) -> Staged:
         """Upload those of `files` that are missing, or pack them for the script.
 
@@ -164,13 +175,15 @@ class Stager:
             makes: paths of the job's outputs, or of the directories that it writes to.
             own: small files for the script that only this try needs.
             inline_limit: largest packed bundle for the script, in bytes.
+            free: returns when nobody uses some paths any more, so that they can be removed; None to
+                leave what is in use.
         """
         async with self._sending:
             if self._sources_lost:
                 await self.send_sources([*self._source_files.values()])
         await self._withdraw(self._outdated_bundles(files, makes))
         await self.compare(files)
-        await self._clear(files, named)
+        await self._clear(files, named, free)
         self._require_stored(files)
         missing = self._missing(files)
         bundles, fresh = await self._send_moved(missing)
@@ -265,7 +278,12 @@ class Stager:
     def _number_of(self, file: FileRecord) -> int:
         return self._ledger.number(self._place, file.path, file.sha256, self._floor)
 
-    async def _clear(self, files: Sequence[LocalFile], named: Sequence[str]) -> None:
+    async def _clear(
+        self,
+        files: Sequence[LocalFile],
+        named: Sequence[str],
+        free: Callable[[Sequence[str]], Awaitable[None]] | None,
+    ) -> None:
         """Remove files that no longer exist here from directories that a job reads."""
         here = {file.path for file in files}
         gone: list[str] = []
@@ -279,11 +297,21 @@ class Stager:
                     if f.path not in here and not f.stored and is_rest_safe(f.path)
                 ]
                 links.update(self._ledger.links(directory))
-        for path in gone:
-            if nearest(path, links) is not None:
-                continue  # A job's link, or behind one: its target must stay.
+        # A job's link, or behind one: its target must stay.
+        removed = [path for path in gone if nearest(path, links) is None]
+        if free is not None:
+            await free(removed)
+        else:
+            held = {path for path in removed if self._uses.of(self._place, path)}
+            removed, gone = ([p for p in paths if p not in held] for paths in (removed, gone))
+        for path in removed:
             await self._retry(lambda path=path: self._site.remove(path))  # type: ignore[misc]
         self._ledger.forget_remote_files(self._place, gone)
+
+    def knows(self, path: str) -> bool:
+        """Return whether something is known to lie at a path, or below it."""
+        found = self._ledger.remote_file(self._place, path)
+        return found is not None or bool(self._ledger.remote_files(self._place, below=path))
 
     def conflicts(self, path: str, sha256: str = MADE) -> list[WriteConflict]:
         return self._ledger.conflicts(self._place, path, sha256)

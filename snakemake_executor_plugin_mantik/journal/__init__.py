@@ -50,6 +50,7 @@ from snakemake_executor_plugin_mantik.journal.records import (
     turn_of,
 )
 from snakemake_executor_plugin_mantik.journal.undeclared import UndeclaredFile
+from snakemake_executor_plugin_mantik.journal.uses import read_uses
 
 __all__ = [
     "BUCKET_SIZE",
@@ -87,6 +88,7 @@ __all__ = [
     "read_history",
     "read_stored",
     "read_undeclared",
+    "read_uses",
     "read_workflow",
     "sent_try_ids",
     "turn_of",

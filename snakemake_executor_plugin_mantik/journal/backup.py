@@ -32,7 +32,8 @@ class BackupContents:
         numbers: by place, the last number that it has taken there (`engine.leases`).
         sites: the columns of the table `sites`, by site.
         tries: by id, for the tries not known to be over: the columns of `tries` that are settled
-            before submission, and `members`.
+            before submission, `members`, and `uses`: place and path of what it uses, and whether
+            that is its checkpoint.
         stored: by path, the stored outputs; None for those that do not exist.
     """
 
@@ -79,9 +80,11 @@ class JournalBackup:
         self._file.close()
 
 
-def try_fact(columns: Fact, members: Mapping[str, str]) -> Fact:
+def try_fact(
+    columns: Fact, members: Mapping[str, str], uses: Iterable[tuple[str, str, int]]
+) -> Fact:
     """Make the fact that a try may be at its site from now on."""
-    return {"try": dict(columns), "members": dict(members)}
+    return {"try": dict(columns), "members": dict(members), "uses": list(uses)}
 
 
 def end_fact(try_id: str) -> Fact:
@@ -161,6 +164,7 @@ def read_facts(content: bytes) -> BackupContents:
                 over.add(str(fact["over"]))
             else:
                 found = dict(fact["try"]) | {"members": dict(fact["members"])}
+                found["uses"] = [(*map(str, use[:2]), bool(use[2])) for use in fact["uses"]]
                 known.tries[str(found["id"])] = found
         except (KeyError, TypeError, ValueError):
             continue

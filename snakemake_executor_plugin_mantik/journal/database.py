@@ -71,6 +71,11 @@ CREATE TABLE submissions (
     PRIMARY KEY (try, site_job)
 );
 CREATE TABLE secrets (try TEXT PRIMARY KEY REFERENCES tries (id));
+CREATE TABLE uses (
+    place TEXT NOT NULL, path TEXT NOT NULL, try TEXT NOT NULL REFERENCES tries (id),
+    checkpoint INTEGER NOT NULL, PRIMARY KEY (place, path, try, checkpoint)
+) WITHOUT ROWID;
+CREATE INDEX uses_try ON uses (try);
 CREATE TABLE made (
     try TEXT NOT NULL, path TEXT NOT NULL, sha256 TEXT NOT NULL, PRIMARY KEY (try, path)
 );
@@ -508,7 +513,7 @@ def fill(db: sqlite3.Connection, known: backup.BackupContents) -> None:
     """
     rows = [("sites", columns) for columns in known.sites.values()]
     for columns in known.tries.values():
-        settled = {name: value for name, value in columns.items() if name != "members"}
+        settled = {n: value for n, value in columns.items() if n not in ("members", "uses")}
         db.execute("DELETE FROM tries WHERE id = ? AND state = 'planned'", (columns["id"],))
         if db.execute("SELECT 1 FROM tries WHERE id = ?", (columns["id"],)).fetchone():
             continue
@@ -516,6 +521,11 @@ def fill(db: sqlite3.Connection, known: backup.BackupContents) -> None:
         rows += [
             ("members", {"try": columns["id"], "job": job, "name": name})
             for job, name in columns["members"].items()
+        ]
+        rows += [
+            ("uses", {"place": place, "path": path, "try": columns["id"], "checkpoint": kept})
+            # Of one that was only found at its place, nobody knows what it reads.
+            for place, path, kept in columns.get("uses", [(columns["place"], ".", False)])
         ]
     for path, output in known.stored.items():
         rows += _rows_of(path, output)

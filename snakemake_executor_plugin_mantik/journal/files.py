@@ -4,7 +4,7 @@ import json
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
 from snakemake_executor_plugin_mantik.jobs.paths import KEPT, at_or_above
@@ -159,15 +159,20 @@ class FileLedger:
         ).fetchone()
         return row is not None and (row["place"], row["made"]) == (output.place, output.made)
 
-    def drop_stored(self, output: StoredOutput) -> None:
+    def drop_stored(self, output: StoredOutput, *, still_there: bool = False) -> None:
         """Record that an output, or a part of it, is gone from its place, unless it was made anew.
 
-        A comparison may be recorded late: after a run that was under way beside it.
+        A comparison may be recorded late: after a run that was under way beside it. With
+        `still_there` its files are to be removed, but in use: the manifest keeps them until then.
         """
         if not self._is_current(output):
             return
         self.lose([output.path])
-        self.forget_remote_files(output.place, [file.path for file in output.files])
+        if still_there:
+            plain = [replace(file, modified=0.0, mode=0) for file in output.files]
+            self.set_remote_files(output.place, plain)
+        else:
+            self.forget_remote_files(output.place, [file.path for file in output.files])
 
     def forget_stored(self, paths: Iterable[str]) -> None:
         """Record that nothing is known of outputs: what lies here under their names counts."""

@@ -80,7 +80,7 @@ def read_stored(directory: Path) -> StoredOutputs:
     if not path.exists():
         return StoredOutputs()
     try:
-        with closing(_connect(path)) as db:
+        with closing(connect(path)) as db:
             begun = db.execute("PRAGMA user_version").fetchone()[0]
             known = begun and db.execute("SELECT id, home FROM workflow").fetchone()
             if not known:
@@ -94,7 +94,7 @@ def read_stored(directory: Path) -> StoredOutputs:
                 outputs, frozenset(paths - there), sites, known["id"], Path(known["home"])
             )
     except sqlite3.DatabaseError as error:
-        raise _unreadable(path, error) from error
+        raise unreadable(path, error) from error
 
 
 def read_undeclared(directory: Path) -> list[UndeclaredFile]:
@@ -109,11 +109,11 @@ def read_undeclared(directory: Path) -> list[UndeclaredFile]:
     if not path.exists():
         return []
     try:
-        with closing(_connect(path, quiet=True)) as db:
+        with closing(connect(path, quiet=True)) as db:
             known = db.execute("PRAGMA user_version").fetchone()[0]
             return all_undeclared(db) if known else []
     except sqlite3.DatabaseError as error:
-        raise _unreadable(path, error) from error
+        raise unreadable(path, error) from error
 
 
 def read_history(directory: Path, name: str = "") -> list[TryRecord]:
@@ -127,7 +127,7 @@ def read_history(directory: Path, name: str = "") -> list[TryRecord]:
     """
     path = journal_path(directory)
     try:
-        with closing(_connect(path)) as db:
+        with closing(connect(path)) as db:
             if not db.execute("PRAGMA user_version").fetchone()[0]:
                 return []  # its first controller is about to fill it
             if not name:
@@ -135,7 +135,7 @@ def read_history(directory: Path, name: str = "") -> list[TryRecord]:
             named = "WHERE name = ? OR id IN (SELECT try FROM members WHERE name = ?)"
             return read_tries(db, named, (name, name))
     except sqlite3.DatabaseError as error:
-        raise _unreadable(path, error) from error
+        raise unreadable(path, error) from error
 
 
 @dataclass(frozen=True)
@@ -184,7 +184,7 @@ def is_controlled(directory: Path) -> bool:
     return is_locked(directory / JOURNAL_LOCK)
 
 
-def _connect(path: Path, *, quiet: bool = False) -> sqlite3.Connection:
+def connect(path: Path, *, quiet: bool = False) -> sqlite3.Connection:
     """Open a journal for reading; if `quiet`, leave no files beside one that nobody uses."""
     unused = quiet and not path.with_name(f"{path.name}-wal").exists()
     source = f"file:{quote(str(path))}?mode=ro{'&immutable=1' * unused}"
@@ -193,7 +193,8 @@ def _connect(path: Path, *, quiet: bool = False) -> sqlite3.Connection:
     return db
 
 
-def _unreadable(path: Path, error: sqlite3.DatabaseError) -> JournalError:
+def unreadable(path: Path, error: sqlite3.DatabaseError) -> JournalError:
+    """Return the error for a journal that cannot be read."""
     return JournalError(
         f"the journal cannot be read ({error})",
         where=str(path),

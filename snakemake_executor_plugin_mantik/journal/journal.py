@@ -33,6 +33,7 @@ from snakemake_executor_plugin_mantik.journal.records import (
 )
 from snakemake_executor_plugin_mantik.journal.segments import SegmentLedger
 from snakemake_executor_plugin_mantik.journal.undeclared import UndeclaredLedger
+from snakemake_executor_plugin_mantik.journal.uses import UseLedger, end_uses
 
 BUCKET_SIZE = 500
 """Tries per bucket: small enough for one listing, large enough that few buckets are open."""
@@ -54,6 +55,7 @@ class Journal:
         noted: how many facts it has noted in its spare since it was opened, without numbers.
         files: its part on files.
         segments: its part on jobs that go on past their walltime.
+        uses: its part on what must stay at the places.
     """
 
     def __init__(self, directory: Path, *, shared: bool = False) -> None:
@@ -74,6 +76,7 @@ class Journal:
         self.files = FileLedger(self._database, self._note)
         self.segments = SegmentLedger(self._database)
         self.undeclared = UndeclaredLedger(self._database)
+        self.uses = UseLedger(self._database)
         self.noted = 0
         self._spared: set[str] = set()
         try:
@@ -114,7 +117,10 @@ class Journal:
         columns = "id, place, bucket, " + ", ".join(IDENTITY)
         found = f"SELECT {columns} FROM tries WHERE {which} ORDER BY created"  # noqa: S608
         for row in self._db.execute(found, values):
-            yield backup.try_fact(dict(row), members.get(row["id"], {}))
+            uses = self._db.execute(
+                "SELECT place, path, checkpoint FROM uses WHERE try = ?", (row["id"],)
+            )
+            yield backup.try_fact(dict(row), members.get(row["id"], {}), map(tuple, uses))
 
     # What the place knows
 
@@ -301,7 +307,7 @@ class Journal:
                 "UPDATE tries SET place = ? WHERE place = ? AND outcome NOT LIKE ?",
                 (place, known.place, f"{LEFT}%"),
             )
-            for table in ("sites", "remote_files", "bundles", "numbered"):
+            for table in ("sites", "remote_files", "bundles", "numbered", "uses"):
                 db.execute(
                     f"UPDATE OR REPLACE {table} SET place = ? WHERE place = ?",  # noqa: S608
                     (place, known.place),
@@ -599,6 +605,7 @@ class Journal:
         names = ", ".join(["state = ?", *(f"{name} = ?" for name in values)])
         before = [earlier for earlier in TryState if _ORDER[earlier] <= _ORDER[state]]
         marks = ", ".join("?" * len(before))
+        left = str(values.get("outcome", "")).startswith(LEFT)
         with self._database.write() as db:
             db.execute(
                 f"UPDATE tries SET {names} WHERE id = ? AND state IN ({marks})",  # noqa: S608
@@ -606,6 +613,8 @@ class Journal:
             )
             if state in (TryState.ENDED, TryState.ABANDONED):
                 mark_landed(db, try_id)
+            if state is TryState.ENDED or (state.final and not left):
+                end_uses(db, try_id)
 
     def open_tries(self, *jobs: str) -> list[TryRecord]:
         """Return the open tries of jobs, and of groups that these are members of, oldest first.

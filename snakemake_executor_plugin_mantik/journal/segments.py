@@ -32,6 +32,12 @@ class SegmentLedger:
             )
             db.execute("UPDATE tries SET goes_on = ? WHERE id = ?", (goes_on, try_id))
 
+    def forget_checkpoint(self, try_id: str) -> None:
+        """Record that no try can go on from what a try left."""
+        with self._database.write() as db:
+            db.execute("UPDATE tries SET goes_on = '' WHERE id = ?", (try_id,))
+            db.execute("DELETE FROM kept WHERE try = ?", (try_id,))
+
     def checkpoint(self, try_id: str) -> list[FileRecord]:
         """Return the files of the checkpoint that a try left; see `keep_checkpoint`."""
         found = self._database.db.execute(

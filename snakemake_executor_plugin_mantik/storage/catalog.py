@@ -26,8 +26,10 @@ from snakemake_executor_plugin_mantik.journal import (
     Journal,
     StoredOutput,
     StoredOutputs,
+    TryRecord,
     has_backup,
     read_stored,
+    read_uses,
 )
 from snakemake_executor_plugin_mantik.sites.base import Entry
 from snakemake_executor_plugin_mantik.storage.access import Access
@@ -267,7 +269,8 @@ class Catalog:
     def remove(self, path: str) -> None:
         """Remove the output at `path` where it lies: at its place, or on this machine.
 
-        A file that is no output of a job, nor in the directory of one, stays.
+        A file that is no output of a job, nor in the directory of one, stays. What a job of an
+        earlier run still uses is no output any more, and is removed after that job's end.
         """
         with self._lock:
             at = nearest(path, self._known)
@@ -280,14 +283,23 @@ class Catalog:
                 self._remove_empty(self.home(path).parent)
                 if self.home(at).exists():
                     return
-            else:
+            users: list[TryRecord] = []
+            if not output.here:
                 try:
-                    self._access.remove(output.place, path)
+                    users = read_uses(self._workdir / STATE, output.place, path)
+                    if not users:
+                        self._access.remove(output.place, path)
                 except MantikError as error:  # no reason to end a run, and its jobs
                     self._notify(f"{display_path(path)} stays at {self.site(output)}: {error}")
+            if users:
+                names = ", ".join(dict.fromkeys(user.name for user in users))
+                self._notify(
+                    f"{display_path(path)} stays at {self.site(output)} until a run after the end"
+                    f" of {names}, which uses it."
+                )
             self._known.pop(output.path, None)
             self._lost.add(output.path)
-            self._record(lambda ledger: ledger.drop_stored(output))
+            self._record(lambda ledger: ledger.drop_stored(output, still_there=bool(users)))
 
     def discard(self, outputs: Iterable[StoredOutput]) -> None:
         """Remove outputs that Snakemake did not accept."""

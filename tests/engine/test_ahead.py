@@ -1,10 +1,10 @@
 """Jobs that are submitted before their inputs exist, at a simulated site."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -15,6 +15,7 @@ from snakemake_executor_plugin_mantik.journal import TryState
 from tests.support.controller import request
 from tests.support.laptop import Session, no_sources
 from tests.support.schedules import config
+from tests.support.simulated import Fault
 from tests.support.world import STEPS, Fate, World
 
 LAYERS, WIDTH = 5, 6
@@ -163,3 +164,63 @@ def test_a_job_that_is_requested_while_it_is_submitted_runs_once(play: Player) -
 
     play(world, scenario)
     assert [run.job for run in world.runs] == [job.name for job in jobs]
+
+
+def test_no_job_is_submitted_behind_one_that_fails_meanwhile(
+    play: Player, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its outputs cannot be fetched: its try stays open, but this run does not follow it."""
+    world = World(duration=lambda spec: 1.0, place=lambda path: "alone")
+
+    async def scenario(session: Session) -> None:
+        site, failed = session.sites["sim"], asyncio.Event()
+        ids = site.scheduler_ids
+
+        async def late(asked: Sequence[str]) -> dict[str, str]:
+            await failed.wait()
+            return await ids(asked)
+
+        monkeypatch.setattr(site, "scheduler_ids", late)
+        site.fault = lambda method, about: "rejected" if about == "out/0" else ""
+        session.engine.proposed(behind(1, request(0)))
+        outcome = await session.engine.job(request(0))
+        assert (outcome.succeeded, outcome.try_id) == (False, "")
+        failed.set()
+        await asyncio.sleep(300.0)
+        await session.engine.closed(tidy=True)
+
+    session = play(world, scenario)
+    assert session.sites["sim"].calls["submit"] == 1
+
+
+def test_no_job_is_submitted_behind_one_that_ended_before_it_was_known(
+    play: Player, tmp_path: Path
+) -> None:
+    """What it made was not recorded for the other: its try could not be adopted."""
+    [first, job] = jobs = [request(0), behind(1, request(0))]
+    old = replace(request(1, "data"), command="make 1 of something else", number=9)
+    world = World(duration=lambda spec: 1000.0 if spec.command == old.command else 1.0)
+
+    async def scenario(session: Session) -> None:
+        (tmp_path / "flow/data").write_bytes(b"old")
+        session.engine._start(old)
+        while not world.runs:
+            await asyncio.sleep(1.0)
+        [task] = session.engine._jobs.values()
+        task.cancel()
+        await asyncio.wait([task])
+        slow = iter(["slowly"])
+        session.sites["sim"].fault = lambda method, about: cast(
+            "Fault", next(slow, "") if method == "cancel" else ""
+        )
+        session.engine.proposed(job)  # it has to wait for the end of the old try
+        outcome = await session.engine.job(first)
+        await asyncio.sleep(300.0)
+        await session.engine.committed(outcome)
+        outcome = await session.engine.job(replace(job, unmade={}))
+        assert outcome.succeeded
+        await session.engine.closed(tidy=True)
+
+    session = play(world, scenario)
+    assert session.sites["sim"].calls["submit"] == 1 + len(jobs)
+    assert not [line for line in session.said if "not used" in line and "command" not in line]

@@ -38,6 +38,7 @@ COUNTED = (
     "segments after a walltime or a kill",
     "wrong listings",
     "journals lost or put back",
+    "removals under a reader",
 )
 
 
@@ -95,6 +96,8 @@ def test_what_is_counted_happens(kind: str) -> None:
         needed = {kind}
     if kind.startswith("journals "):
         needed = {"journals", "deaths"}
+    if kind.startswith("removals "):
+        needed = {"targets"}
     found = 0
     for seed in range(200):
         schedule = Schedule(seed, [k for k in KINDS if k not in needed])

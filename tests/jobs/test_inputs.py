@@ -10,7 +10,7 @@ import pytest
 
 from snakemake_executor_plugin_mantik.jobs.paths import KNOWN, NEWER, PLACE
 from snakemake_executor_plugin_mantik.jobs.script import SMALL_BYTES
-from snakemake_executor_plugin_mantik.jobs.spec import InputFile, JobSpec, OutputFile
+from snakemake_executor_plugin_mantik.jobs.spec import Environment, InputFile, JobSpec, OutputFile
 from tests.support.trial import NASTY, Ended, Trial, packed
 
 PATHS = ["data/x", NASTY, "-x", "a]b[c", "*", "back\\slash", "new\nline"]
@@ -93,6 +93,21 @@ def test_input_that_is_replaced_while_the_command_runs(trial: Trial, code: int) 
 def test_input_that_no_other_content_came_for(trial: Trial, command: str) -> None:
     trial.write("x", "old!")
     assert trial.run(job(trial, sent("x", b"old!"), command=command)).sure.exit_code == 0
+
+
+@pytest.mark.parametrize("what", ["rm -r d/x", "rm -r d", "echo more > d/x"])
+def test_input_that_disappears_before_the_command_starts(trial: Trial, what: str) -> None:
+    """An environment takes minutes to make; a command may pass over what is gone meanwhile."""
+    trial.write("d/x", "old!")
+    trial.write("d/y", "old!")
+    trial.write("own", "old!")
+    inputs = sent("d/x", b"old!"), sent("d/y", b"old!"), sent("own", b"old!", changed=True)
+    hook = f"set -eu; rm own; IFS=x; cd /; cd - > /dev/null; {what}; cd /"
+    spec = job(trial, *inputs, environment=Environment(before_on_compute=(hook,)))
+    ended = trial.run(spec)
+    assert_changed(ended, *(["d/x", "d/y"] if what == "rm -r d" else ["d/x"]))
+    assert "these inputs have disappeared or changed since the job started" in ended.log
+    assert not ran(trial)
 
 
 def test_one_that_is_gone_hides_no_other_that_was_replaced(trial: Trial) -> None:

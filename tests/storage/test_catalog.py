@@ -1,4 +1,4 @@
-"""What the catalog of stored outputs writes to the journal."""
+"""What the catalog of stored outputs writes to the journal, and removes."""
 
 from collections.abc import Callable
 from contextlib import closing
@@ -46,3 +46,44 @@ def test_a_loss_is_written_by_a_run_only(
             catalog.attach(write)
 
     assert bool(read_stored(tmp_path / STATE).outputs) is not runs
+
+
+FILE = FileRecord("d/a", 1, "a" * 64, modified=1.0, mode=0o644)
+OUTPUT = StoredOutput("d", "place", True, 1.0, "make", (FILE,))
+
+
+@pytest.fixture
+def removed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    paths: list[str] = []
+    monkeypatch.setattr(Access, "remove", lambda self, place, path: paths.append(path))
+    return paths
+
+
+@pytest.mark.parametrize("used", ["d", "d/a", "d/b", "."])
+def test_what_an_open_try_uses_is_no_output_any_more_but_stays(
+    tmp_path: Path, removed: list[str], used: str
+) -> None:
+    with closing(Journal(tmp_path / STATE)) as journal:
+        journal.set_site("sim", "url", "/ws", "place")
+        record = journal.new_try(site="sim", job="j", rule="j", name="count", fingerprint="")
+        journal.uses.begin(record.id, "place", [used])
+        journal.submitting(record.id, "batch")
+        journal.files.set_remote_files("place", [FILE])
+        journal.files.set_stored([OUTPUT])
+        said: list[str] = []
+        with closing(Catalog(tmp_path, {}, said.append)) as catalog:
+            catalog.attach(lambda change: change(journal.files))
+            catalog.remove("d")
+            assert removed == []
+            assert catalog.find("d") is None
+            assert said == ["d stays at sim until a run after the end of count, which uses it."]
+            [left] = journal.files.remote_files("place")
+            assert (left.path, left.stored) == ("d/a", False), "a later run removes it"
+
+            journal.abandoned(record.id, "cancelled")
+            journal.files.set_remote_files("place", [FILE])
+            journal.files.set_stored([OUTPUT])
+            catalog.add([OUTPUT])
+            catalog.remove("d")
+            assert removed == ["d"]
+            assert journal.files.remote_files("place") == []

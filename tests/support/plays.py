@@ -58,10 +58,16 @@ UNTOLD = {"answers", "outages", "strays", "late", "lost", "restarts"}
 SWEPT = {"purges", "tampers"}
 """Where these happen, what a job needs or has made may be gone."""
 DATA = ("data/a", "data/b", "data/large")
+OTHERS_TAKE = {"copies", "purges"}
+"""Where these happen, a job may run twice, or another controller removes what is a former one's."""
 REFUSED = ("another controller of this workflow", "another workflow")
 """How it is told that a place is another's."""
 OTHERS = 100
 """The number of the first job of another workflow."""
+
+
+Ended = dict[int, "asyncio.Future[bool]"]
+"""Whether each job of a run has ended well, by number."""
 
 
 @dataclass
@@ -74,6 +80,7 @@ class Job:
     site: str
     version: int = 0
     stays: bool = False
+    temporary: bool = False
     storable: frozenset[str] = frozenset()
     continuation: Continuation | None = None
 
@@ -141,8 +148,11 @@ class Play:
         self.jobs = []
         for number in range(self.first, self.first + plan.randint(*self.schedule.jobs)):
             needs = [n for n in range(self.first, number) if plan.random() < self.schedule.needs]
+            temporary = self.schedule.temporary(first=number == self.first)
+            if "targets" in kinds and number > self.first:  # all read the same
+                needs = [self.first, *needs[self.first in needs :]]
             site = plan.choice(self.schedule.names)
-            stays = self.schedule.stays()
+            stays = self.schedule.stays() and not temporary
             storable = frozenset(j.output for j in self.jobs if j.stays and j.number in needs)
             self.jobs.append(
                 Job(
@@ -151,6 +161,7 @@ class Play:
                     plan.sample(DATA, 2),
                     site,
                     stays=stays,
+                    temporary=temporary,
                     storable=storable,
                     continuation=self.schedule.continuation(number),
                 )
@@ -178,13 +189,15 @@ class Play:
             self._run_once()
             self._pass(self.now + self.schedule.pause() + (2 * DAY_S if self.refused else 0.0))
             self._note_outdated()
-            if all(self._is_done(job) for job in self.jobs):
+            if not self._needed(self._targets):
                 break
             self._edit()
             self._mislay()
-        assert all(self._is_done(job) for job in self.jobs), f"never done: {self.failures}"
+        assert not self._needed(self._targets), f"never done: {self.failures}"
         self._pass(self.now + 2 * DAY_S)  # what is still to start late starts now
         self._check_runs()
+        for world in {id(world): world for world in self.worlds.values()}.values():
+            assert not world.taken or self.schedule.kinds & OTHERS_TAKE, f"taken: {world.taken}"
 
     def _run_once(self) -> None:
         """One run of the workflow's own controller, and of others beside it or instead of it."""
@@ -364,7 +377,8 @@ class Play:
         self._outdated |= {
             record.id
             for record in (read_history(self._state) if there else ())
-            if record.after and record.state is TryState.ABANDONED
+            if record.state is TryState.ABANDONED
+            and (record.after or record.name in self._read_temporary)
         }
 
     # The user
@@ -492,6 +506,40 @@ class Play:
             self.worlds[job.site].remove(output.path)
         session.journal.files.drop_stored(output)
 
+    @property
+    def _read_temporary(self) -> set[str]:
+        """The jobs that end when what they read is made again."""
+        return {
+            job.request.name
+            for job in self.jobs
+            if any(self.jobs[need - self.first].temporary for need in job.needs)
+        }
+
+    @property
+    def _targets(self) -> list[Job]:
+        """What the user wants in the end."""
+        needed = {need for job in self.jobs for need in job.needs}
+        return [job for job in self.jobs if not job.temporary or job.number not in needed]
+
+    def _needed(self, targets: Sequence[Job]) -> set[int]:
+        """The jobs that must run for these targets."""
+        found: set[int] = set()
+        for job in targets:
+            if not self._is_done(job):
+                found |= {job.number} | self._needed([self.jobs[n - self.first] for n in job.needs])
+        return found
+
+    def _remove_temporary(self, job: Job, needed: set[int], ended: Ended) -> None:
+        """Remove what a job was the last one to need, as Snakemake does."""
+        for need in [self.jobs[n - self.first] for n in job.needs]:
+            readers = [j.number for j in self.jobs if need.number in j.needs and j.number in needed]
+            if need.temporary and all(ended[r].done() and ended[r].result() for r in readers):
+                (self.workdir / need.output).unlink(missing_ok=True)
+                self.schedule.happened["temporary outputs that were removed"] += 1
+                reads = {j.request.name for j in self.jobs if need.number in j.needs}
+                going = any(run.job in reads and run.ended is None for run in self._runs())
+                self.schedule.happened["removals under a reader"] += going
+
     def _is_done(self, job: Job) -> bool:
         content = self._content(job)
         return content is not None and self.done.get(job.number) == self._expected(job)
@@ -516,14 +564,18 @@ class Play:
         await self._compare(session)
         done_jobs = {job.request.job for job in self.jobs if self._is_done(job)}
         await session.engine.unneeded(done_jobs)
-        ended: dict[int, asyncio.Future[bool]] = {
-            job.number: session.loop.create_future() for job in self.jobs
-        }
-        tasks = [asyncio.create_task(self._job(session, job, ended)) for job in self.jobs]
+        ended: Ended = {job.number: session.loop.create_future() for job in self.jobs}
+        target = self.schedule.target(sorted(self._needed(self._targets)))
+        wanted = self._targets if target is None else [self.jobs[target - self.first]]
+        self._asked = self._needed(wanted)
+        for number in ended.keys() - self._asked:
+            ended[number].set_result(True)
+        asked = [job for job in self.jobs if job.number in self._asked]
+        tasks = [asyncio.create_task(self._job(session, job, ended)) for job in asked]
         beside = [asyncio.create_task(one) for one in (self._edits(), self._back_ups())]
         in_time = how in ("cancels", "detaches")
         done, going = await asyncio.wait(
-            tasks,
+            [*tasks, asyncio.create_task(asyncio.sleep(0))],  # there may be nothing to do
             timeout=when if in_time else LOST_S,
             return_when=asyncio.FIRST_EXCEPTION,
         )
@@ -556,18 +608,17 @@ class Play:
         begun = [request.job for request in session.engine._requests.values()]
         return session.journal.open_tries(*begun)
 
-    async def _job(
-        self, session: Session, job: Job, ended: dict[int, asyncio.Future[bool]]
-    ) -> None:
+    async def _job(self, session: Session, job: Job, ended: Ended) -> None:
         well = [await asyncio.shield(ended[need]) for need in job.needs]
         ended[job.number].set_result(
             all(well) and (self._is_done(job) or await self._attempts(session, job))
         )
+        self._remove_temporary(job, self._asked, ended)
 
     def _look_ahead(self, session: Session) -> None:
         """Propose the jobs that wait only for jobs at the same site, as the executor does."""
         for job in self.jobs:
-            if job.number in self._going or self._is_done(job):
+            if job.number not in self._asked or job.number in self._going or self._is_done(job):
                 continue
             needs = [self.jobs[need - self.first] for need in job.needs]
             makers = [need for need in needs if not self._is_done(need)]
@@ -701,8 +752,11 @@ class Play:
             right = content is None or hashlib.sha256(content).hexdigest() == file.sha256
             assert right, f"{output} has another content"
 
-    def _check_steps(self, runs: list[PayloadRun]) -> None:
-        """Each segment goes on where the one before ended, or the job begins anew for a reason."""
+    def _check_steps(self, runs: list[PayloadRun], *, again: bool) -> None:
+        """Each segment goes on where the one before ended, or the job begins anew for a reason.
+
+        With `again` the next target may be one.
+        """
         steps = [int(step) for run in runs for step in run.steps.values()]
         self.schedule.happened["segments that went on"] += sum(step > 1 for step in steps)
         for run, following in pairwise([run for run in runs if run.steps]):
@@ -714,7 +768,12 @@ class Play:
         for before, step in pairwise(steps):
             assert step in (1, before + 1), f"a step was lost or doubled: {runs}"
         excused = any(self._excuses(run.try_id) for run in runs)
-        if not excused and not self.schedule.kinds & {"purges", "changes", "edits", *REPEATING}:
+        if not (excused or again) and not self.schedule.kinds & {
+            "purges",
+            "changes",
+            "edits",
+            *REPEATING,
+        }:
             assert steps == list(range(1, len(steps) + 1)), f"steps were taken again: {runs}"
 
     def _check_runs(self) -> None:
@@ -724,11 +783,13 @@ class Play:
         # Nor does an older journal; and what stays may be made again that no spare knows yet.
         mislaid = "journals" in self.schedule.kinds
         stay = {job.request.name for job in self.jobs if job.stays}
+        temporary = {job.request.name for job in self.jobs if job.temporary}
         of_job: dict[str, list[PayloadRun]] = defaultdict(list)
         for run in self._runs():
             of_job[run.job].append(run)
         for job, runs in of_job.items():
-            self._check_steps(runs)
+            again = job in temporary | self._read_temporary
+            self._check_steps(runs, again=again)
             for run, following in pairwise(runs):
                 over = run.ended is not None and run.ended <= following.begun
                 assert over, f"doubled: two at the same time: {runs}"
@@ -740,6 +801,8 @@ class Play:
                 and r.try_id not in self._outdated
             ]  # fmt: skip
             asked = [(run.site, run.found) for run in wanted]
+            if job in temporary:
+                continue  # it is made again for the next target
             changed = "changes" in self.schedule.kinds and self._one_place
             if not (changed or (mislaid and job in stay)):
                 assert len(asked) == len(set(asked)), f"doubled: {wanted}"

@@ -7,7 +7,7 @@ the others: `fewest` finds the kinds that a failure takes.
 import random
 import uuid
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any, Final
@@ -55,6 +55,7 @@ KINDS: Final = (
     "tampers",  # others remove or change single files of a workspace
     "wrong listings",  # a directory is listed as empty or as not there, for a moment
     "journals",  # the journal is removed, emptied or replaced by an older copy between two runs
+    "targets",  # each run asks for another target, and removes what no job of it needs any more
 )
 
 REPEATING: Final = frozenset(
@@ -113,12 +114,14 @@ class Schedule:
         self._streams = {kind: random.Random(f"{seed} {kind}") for kind in (*KINDS, "plan")}
         self._names = random.Random(seed)
         plan = self.stream("plan")
-        some = [kind for kind in KINDS[:-4] if plan.random() < plan.choice((0.2, 0.5))]
-        some += [kind for kind in KINDS[-4:] if self.stream(kind).random() < 0.3]
+        some = [kind for kind in KINDS[:-5] if plan.random() < plan.choice((0.2, 0.5))]
+        some += [kind for kind in KINDS[-5:] if self.stream(kind).random() < 0.3]
         self.kinds = frozenset(some) - frozenset(without)
         if moving:
             self.kinds -= OTHERS | {"one place", "two names"}
         self.jobs, self.needs = ((2, 5), 0.7) if moving else ((1, 4), 0.3)
+        if "targets" in self.kinds:
+            self.jobs = (3, 6)
         # Not a misfortune: jobs are submitted before their inputs exist.
         self.ahead = random.Random(f"{seed} ahead").choice((0, 0, 1, 3, 100))
         # Nor that: jobs need several segments.
@@ -322,6 +325,8 @@ class Schedule:
         for kind, how in (("interrupts", "cancels"), ("detaches", "detaches")):
             if self.has(kind, 0.5):
                 return how, 10 ** self.stream(kind).uniform(0, 4 + self.slow)
+        if self.has("targets", 0.5):  # the user turns to another target while jobs of one run
+            return "detaches", 10 ** self.stream("targets").uniform(1.5, 3.5)
         return "", 0.0
 
     def of_copy(self) -> tuple[str, float, str, float]:
@@ -342,9 +347,18 @@ class Schedule:
         begin = 10 ** chance.uniform(0, 3)
         return begin, begin + (10 ** chance.uniform(1, 4) if chance.random() < 0.5 else 0.0)
 
+    def target(self, jobs: Sequence[int]) -> int | None:
+        """The job that a run asks for; None for all."""
+        return self.stream("targets").choice(jobs) if jobs and self.has("targets", 0.8) else None
+
+    def temporary(self, *, first: bool) -> bool:
+        """Whether an output is removed when the jobs of a run do not need it any more."""
+        return "targets" in self.kinds and (first or self.stream("targets").random() < 0.3)
+
     def pause(self) -> float:
         """Seconds until somebody starts it again."""
-        return self.stream("plan").choice((0.0, 10.0, 600.0, 20000.0))
+        pause = self.stream("plan").choice((0.0, 10.0, 600.0, 20000.0))
+        return min(pause, 10.0) if self.has("targets") else pause
 
 
 def fewest(

@@ -302,7 +302,7 @@ class SimulatedSite:
         await self._call("make_directory", path, act)
 
     async def remove(self, path: str) -> None:
-        await self._call("remove", path, lambda: self.world.remove(path))
+        await self._call("remove", path, lambda: self.world.take(path, "the executor"))
 
 
 @dataclass(frozen=True)

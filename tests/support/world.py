@@ -158,6 +158,7 @@ class World:
         files: what lies there, by path; None for a directory.
         runs: what ran.
         excuses: by try, why it may truly be said to have failed.
+        taken: what was removed by the executor, or by a job, while a job that reads it ran.
         full: whether there is no room for more files.
     """
 
@@ -185,6 +186,7 @@ class World:
         self.habits, self.name = habits, name
         self.full = False
         self.excuses: dict[str, set[Reason]] = defaultdict(set)
+        self.taken: list[str] = []
         self._fresh: dict[str, float] = {}
         self._changed: dict[str, float] = {}
         self._beats: dict[str, float] = {}
@@ -302,6 +304,17 @@ class World:
         """A file, or a directory with all below it."""
         for at in [p for p in self.files if p == path or p.startswith(f"{path}/")]:
             del self.files[at]
+
+    def take(self, path: str, by: str) -> None:
+        """The executor or a job removes something."""
+        gone = {p for p in self.files if p == path or p.startswith(f"{path}/")}
+        for job in self.jobs.values():
+            if any(s.phase is Phase.RUNNING and s.run is not None for s in job.starts):
+                read = {i.path for i in job.spec.inputs if not i.changed}
+                read.update(p for one in job.spec.after if not one.code for p in one.makes)
+                if found := sorted(gone & read):
+                    self.taken.append(f"{found} of {job.spec.name} by {by} at {self.now:.0f}")
+        self.remove(path)
 
     def below(self, path: str) -> dict[str, Entry]:
         """A directory's entries."""
@@ -501,7 +514,7 @@ class World:
             self.written(f"{paths.work}/checkpoint", self._checkpoint(job.spec))
         for output in job.spec.outputs:
             if not output.keep:
-                self.remove(output.path)
+                self.take(output.path, job.spec.name)
         fate = job.fate
         if fate.killed_after is not None:
             act = self._warn if fate.warned else self._kill

@@ -380,9 +380,11 @@ _m_payload() {
   _m_prepare_outputs
   _m_begin_live
   _m_environment
+  set +eu
+  _m_step inputs
+  _m_check_again
   _m_step command
   # From here on, only the end of the command itself counts.
-  set +eu
   trap : TERM
   { : > "$_m_work/begun"; } 2>/dev/null
   # Setup inside the command, such as a rule's own environment, records its failure here.
@@ -499,6 +501,24 @@ _m_check_inputs() {
     sleep 0.5
   done
   _m_inodes > "$_m_work/inodes"
+}
+
+# Checks that the inputs are still there: making the environment may have taken long, and a command
+# may pass over what is gone, such as a file of a directory.
+_m_check_again() {
+  local i path IFS=$' \t\n'
+  local -A gone=()
+  cd -- "$_m_workspace" || _m_fail "there is no workspace $_m_workspace"
+  _m_find_absent
+  (( ${#_m_absent[@]} )) || return 0
+  for path in "${_m_absent[@]}"; do gone[$path]=yes; done
+  _m_absent=()
+  for (( i = 0; i < ${#_m_inputs[@]}; i += 3 )); do
+    path=${_m_inputs[i + 2]}
+    [ -n "${gone[$path]+yes}" ] || continue
+    case ${_m_inputs[i + 1]} in *+) ;; *) _m_absent+=("$path") ;; esac
+  done
+  (( ! ${#_m_absent[@]} )) || _m_fail_inputs "these inputs have disappeared or changed since the job started"
 }
 
 _m_fail_inputs() {

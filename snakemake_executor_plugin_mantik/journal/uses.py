@@ -1,0 +1,110 @@
+"""What may be removed at a site: not what a try that may still run reads or writes.
+
+A run that asks for one target knows nothing of the jobs that an earlier run submitted for another
+one. Everything that removes or replaces files at a place asks here first.
+"""
+
+import json
+import sqlite3
+from collections.abc import Iterable
+from contextlib import closing
+from pathlib import Path
+
+from snakemake_executor_plugin_mantik.jobs.paths import at_or_above
+from snakemake_executor_plugin_mantik.journal.database import JOURNAL_FILE, Database
+from snakemake_executor_plugin_mantik.journal.history import connect, read_tries, unreadable
+from snakemake_executor_plugin_mantik.journal.records import TryRecord, is_utf8
+
+_IN_USE = (
+    "SELECT try FROM uses JOIN tries ON id = try WHERE uses.place = :place AND ({paths})"
+    # A checkpoint is kept after its try's end, as long as the job can go on from it.
+    " AND (NOT checkpoint OR goes_on <> '' AND NOT EXISTS (SELECT 1 FROM tries AS later"
+    " WHERE later.job = tries.job AND later.rowid > tries.rowid"
+    " AND (later.outcome = 'succeeded' OR later.follows = '')))"
+)
+
+
+class UseLedger:
+    """Reads and writes the paths that tries use. Belongs to the journal's thread."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        with database.write() as db:  # the try was never submitted
+            db.execute(
+                "DELETE FROM uses WHERE try IN (SELECT id FROM tries WHERE state = 'planned')"
+            )
+
+    def begin(
+        self,
+        try_id: str,
+        place: str,
+        paths: Iterable[str],
+        *,
+        checkpoint: Iterable[str] = (),
+        elsewhere: Iterable[tuple[str, str]] = (),
+    ) -> None:
+        """Record what a try reads and writes at its place; call it before the submission.
+
+        It holds until the try has ended, or is given up. `checkpoint` are the paths from which a
+        next segment goes on; `elsewhere` are other places, and what is brought from there.
+        """
+        rows = {(place, path): False for path in paths}
+        rows |= dict.fromkeys(elsewhere, False)
+        with self._database.write() as db:
+            db.execute("DELETE FROM uses WHERE try = ?", (try_id,))
+            for kept, found in ((False, rows), (True, {(place, p): True for p in checkpoint})):
+                db.executemany(
+                    "INSERT OR IGNORE INTO uses VALUES (?, ?, ?, ?)",
+                    [(at, path, try_id, kept) for at, path in found if is_utf8(path)],
+                )
+
+    def end(self, try_id: str) -> None:
+        """Record that a try has ended, as its marker shows, though nobody has watched it."""
+        with self._database.write() as db:
+            end_uses(db, try_id)
+
+    def of(self, place: str, path: str = "", *, above: bool = True) -> list[TryRecord]:
+        """Return the tries because of which a path at a place must stay as it is.
+
+        They use it, something below it, or a directory `above` it. Without a path, return those
+        that use anything there.
+        """
+        return _using(self._database.db, place, path, above=above)
+
+
+def read_uses(directory: Path, place: str, path: str) -> list[TryRecord]:
+    """Return the tries because of which a path at a place must stay, without the journal's lock.
+
+    `directory` is the workflow's state directory.
+
+    Raises:
+        JournalError: the journal cannot be read.
+    """
+    file = directory / JOURNAL_FILE
+    if not file.exists():
+        return []
+    try:
+        with closing(connect(file)) as db:
+            return _using(db, place, path)
+    except sqlite3.DatabaseError as error:
+        raise unreadable(file, error) from error
+
+
+def _using(
+    db: sqlite3.Connection, place: str, path: str = "", *, above: bool = True
+) -> list[TryRecord]:
+    which = "path = :path OR path >= :low AND path < :high"
+    which += " OR path IN (SELECT value FROM json_each(:above))" if above else ""
+    found = db.execute(
+        _IN_USE.format(paths=which if path else "TRUE"),
+        # "0" is the character after "/".
+        {"place": place, "path": path, "low": f"{path}/", "high": f"{path}0",
+         "above": json.dumps(at_or_above(path))},
+    )  # fmt: skip
+    ids = json.dumps(list({row["try"] for row in found}))
+    return read_tries(db, "WHERE id IN (SELECT value FROM json_each(?))", (ids,))
+
+
+def end_uses(db: sqlite3.Connection, try_id: str) -> None:
+    """Record, in the caller's transaction, that a try reads and writes nothing any more."""
+    db.execute("DELETE FROM uses WHERE try = ? AND NOT checkpoint", (try_id,))

@@ -114,11 +114,10 @@ class ExecutorSettings(ExecutorSettingsBase):
     notify: Optional[str] = field(  # noqa: UP045 - the only form that Snakemake reads
         default=None,
         metadata={
-            "help": "Whom to notify when a job has failed for good (the first one) and when the"
-            " run ends: a command, which gets JSON on its standard input, the http(s) address of an"
-            " ntfy topic or of a webhook of Slack or Mattermost, or 'desktop'. A secret address"
-            " belongs in SNAKEMAKE_MANTIK_NOTIFY or a profile.",
-            "metavar": "COMMAND|URL|desktop",
+            "help": "A command to run when a job has failed for good (the first one) and when the"
+            " run ends, such as curl or mail. It gets JSON on its standard input. A command with a"
+            " secret belongs in SNAKEMAKE_MANTIK_NOTIFY or a profile.",
+            "metavar": "COMMAND",
             "env_var": True,
         },
     )

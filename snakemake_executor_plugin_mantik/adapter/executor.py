@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from snakemake_executor_plugin_mantik.adapter.run_notices import RunNotices
     from snakemake_executor_plugin_mantik.engine.request import JobNumber, JobRequest, Outcome
     from snakemake_executor_plugin_mantik.engine.transfer_meter import TransferMeter
-    from snakemake_executor_plugin_mantik.notices.notice import RunOutcome
     from snakemake_executor_plugin_mantik.tracking.controller.invocation import Ending
 
 _Job = Any
@@ -476,10 +475,7 @@ class Executor(RemoteExecutor):
             raise SystemExit(1)
 
 
-def _outcome(how: "Ending", interruption: Interruption) -> "RunOutcome":
-    from snakemake_executor_plugin_mantik.notices.notice import RunOutcome
-
+def _outcome(how: "Ending", interruption: Interruption) -> str:
     if interruption.detached:
-        return RunOutcome.DETACHED
-    outcomes = {"finished": RunOutcome.SUCCEEDED, "killed": RunOutcome.CANCELLED}
-    return outcomes.get(how, RunOutcome.FAILED)
+        return "detached"
+    return {"finished": "succeeded", "killed": "cancelled"}.get(how, "failed")

@@ -29,7 +29,7 @@ def describe_workflow(workflow: Any) -> TrackedWorkflow:
 
 
 def _without_secret(workflow: Any, arguments: Sequence[str]) -> list[str]:
-    """Return arguments without the value of `--mantik-notify`, which may be a secret address."""
+    """Return arguments without the value of `--mantik-notify`, which may hold a secret."""
     given = workflow.executor_settings.notify
     return [word.replace(given, "…") if given else word for word in arguments]
 

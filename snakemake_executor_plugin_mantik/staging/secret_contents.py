@@ -55,9 +55,9 @@ _TABLE: Final = tuple(
             rb"|https?://[\w.:-]+/hooks/(?P<more>[a-z0-9]{26})\b",
         ),
         (
-            "the address for --mantik-notify",
+            "an address for --mantik-notify",
             (b"mantik",),
-            rb"(?i:\bmantik[-_]notify)[\"']?[ \t]*[:=\s][ \t]*[\"']?https?://(?!ntfy\.sh/?[\"'\s])",
+            rb"(?i:\bmantik[-_]notify)[\"']?[ \t]*[:=\s][^\r\n]*?\b(curl|wget)\b[^\r\n]*?https?://",
         ),
         ("a token of Hugging Face", (b"hf_",), rb"\bhf_(?P<secret>[A-Za-z]{34,40})\b"),
         ("a key of OpenAI or Anthropic", (b"sk-",),

@@ -308,7 +308,7 @@ RANDOM = "Zx9Kq2Lm4Vb7Nw3Rt6Yp8Hd1Fg5Js0AcEu"
         ("a.txt", f"https://hooks.slack.com/services/T00/B00/{RANDOM[:24]}"),
         ("a.ipynb", f'{{"source": ["key = \\"sk-ant-{RANDOM * 2}\\""]}}'),
         ("a.csv", f"u,eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.{RANDOM}"),
-        ("b.yaml", "mantik-notify: http://host/services/T000/B000/X"),
+        ("b.yaml", "mantik-notify: curl -d @- http://host/services/T000/B000/X"),
         ("aws.ini", f"[default]\naws_secret_access_key = {RANDOM}/+xyz"),
         ("config.yaml", "db:\n  password: hunter2\n"),
         ("config.json", '{"a": 1, "db_password": "hunter2"}'),

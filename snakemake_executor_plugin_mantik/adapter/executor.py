@@ -164,13 +164,13 @@ class Executor(RemoteExecutor):
         from snakemake_executor_plugin_mantik.engine.messages import describe_os_error
         from snakemake_executor_plugin_mantik.engine.request import Outcome
         from snakemake_executor_plugin_mantik.rules.paths import storage
-        from snakemake_executor_plugin_mantik.rules.units import list_layers, list_members
+        from snakemake_executor_plugin_mantik.rules.units import list_members, renew_layers
 
         self._interruption.handle()
         # After a local checkpoint, this may be the first job that is not local.
         run = self._run or self._start()
         if job.is_group():
-            job.toposorted = list_layers(job)  # Snakemake notes these jobs as finished
+            renew_layers(job)
         info = SubmittedJobInfo(job)
         self.report_job_submission(info)
         try:

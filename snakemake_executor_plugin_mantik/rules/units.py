@@ -50,15 +50,28 @@ def unit_name(unit: Job) -> str:
 
 
 def list_layers(group: Job) -> list[list[Job]]:
-    """Return a group's layers. Snakemake orders the jobs within a layer at random; this sorts.
-
-    `GroupJob.toposorted` is not read: when a checkpoint has ended, Snakemake (9.27) evaluates the
-    jobs that read it again, but leaves their old selves in the layers, with placeholders as inputs.
-    """
-    present = frozenset(job for job in group.jobs if group.dag.needrun(job))
-    layers = group.dag.toposorted(present, inherit_pipe_dependencies=True)
+    """Return a group's layers. Snakemake orders the jobs within a layer at random; this sorts."""
     return [sorted(layer, key=lambda job: (job_display_name(job), job_identity(job)))
-            for layer in layers]  # fmt: skip
+            for layer in group.toposorted]  # fmt: skip
+
+
+def renew_layers(group: Job) -> None:
+    """Replace members of a group that Snakemake has evaluated again, before the group runs.
+
+    When a checkpoint has ended, Snakemake (9.27) evaluates the jobs that read it again, but leaves
+    their old selves in the layers, with placeholders as inputs. The new ones are in no group, or in
+    this one. Other jobs in `group.jobs` belong to groups that it was merged with once.
+    """
+    dag = group.dag
+    layered = {job for layer in group.toposorted for job in layer}
+    if all(map(dag.needrun, layered)):
+        return
+    present = frozenset(
+        job
+        for job in group.jobs
+        if dag.needrun(job) and (job in layered or dag.get_job_group(job) in (None, group))
+    )
+    group.toposorted = list(dag.toposorted(present, inherit_pipe_dependencies=True))
 
 
 def _named(group: Job) -> bool:

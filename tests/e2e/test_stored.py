@@ -160,6 +160,7 @@ TEXTS = """
         output: "bash.txt"
         log: "logs/bash.log"
         params: sample=lambda wildcards, input: os.path.dirname(input[0])
+        resources: text="of-results/a/x.csv"
         group: "g"
         script: "texts.sh"
 

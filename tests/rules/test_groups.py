@@ -14,15 +14,10 @@ from snakemake_executor_plugin_mantik.rules.kinds.groups import group_obstacle
 from snakemake_executor_plugin_mantik.rules.units import unit_name
 
 
-class Hashable(SimpleNamespace):
-    def __hash__(self) -> int:  # type: ignore[override]
-        return id(self)
-
-
 def member(name: str, threads: int = 1, pipe: object = None, **resources: Any) -> Any:
     """A job of the rule `name`, as far as is looked at here."""
     everything = {"_cores": threads, "_nodes": 1, "tmpdir": TBDString(), **resources}
-    return Hashable(
+    return SimpleNamespace(
         resources=ResourceList(fromdict=everything),
         threads=threads,
         pipe_group=pipe,
@@ -39,8 +34,7 @@ def group(*layers: list[Any]) -> Any:
     class Group:
         global_resources = Resources()
         groupid = "g"
-        dag = SimpleNamespace(needrun=lambda _: True, toposorted=lambda *_, **__: layers)
-        jobs = members
+        toposorted = layers
         rules = frozenset(each.rule.name for each in members)
 
         def is_group(self) -> bool:

@@ -11,9 +11,7 @@ from snakemake_interface_executor_plugins.settings import CommonSettings, Execut
 
 from snakemake_executor_plugin_mantik.adapter import snakemake_errors
 from snakemake_executor_plugin_mantik.adapter.executor import Executor
-from snakemake_executor_plugin_mantik.adapter.progress_line import PROGRESS_CHOICES
 from snakemake_executor_plugin_mantik.adapter.signals import CHOICES
-from snakemake_executor_plugin_mantik.tracking.controller.worker_client import MADE_WAIT_S
 
 TRACKED = ("mlproject", "all", "none")
 
@@ -70,16 +68,6 @@ class ExecutorSettings(ExecutorSettingsBase):
             "env_var": True,
         },
     )
-    track_wait: int = field(
-        default=int(MADE_WAIT_S),
-        metadata={
-            "help": "The longest time in seconds that a job waits before its submission for MLflow"
-            " to create its run; after that the job's MLFLOW_RUN_ID is an id made by this plugin."
-            " 0: no job waits.",
-            "metavar": "SECONDS",
-            "env_var": True,
-        },
-    )
     ahead: int = field(
         default=100,
         metadata={
@@ -98,16 +86,6 @@ class ExecutorSettings(ExecutorSettingsBase):
             " SIGTERM and SIGHUP always detach.",
             "choices": list(CHOICES),
             "metavar": "|".join(CHOICES),
-            "env_var": True,
-        },
-    )
-    progress: str = field(
-        default="auto",
-        metadata={
-            "help": "Whether to show a line with the numbers of jobs and the transfers below"
-            " Snakemake's log on a terminal: 'auto' (not with --quiet), or 'none'.",
-            "choices": list(PROGRESS_CHOICES),
-            "metavar": "|".join(PROGRESS_CHOICES),
             "env_var": True,
         },
     )

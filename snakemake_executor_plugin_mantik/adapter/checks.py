@@ -160,7 +160,6 @@ class _Settings:
     conda_here: bool
     tracked: tracked.Which
     direct: Mapping[str, str]
-    track_wait_s: float
     force_all: bool
     forced: frozenset[str]
 
@@ -258,7 +257,6 @@ def _read_settings(workflow: Any, options: Any, deployed_here: Collection[Any]) 
         direct.sent_variables(os.environ)
         if options.track_direct and options.track != "none"
         else {},
-        options.track_wait,
         bool(workflow.dag_settings.forceall),
         frozenset(map(str, workflow.dag_settings.forcerun)),
     )

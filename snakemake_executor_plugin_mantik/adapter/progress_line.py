@@ -178,8 +178,6 @@ def _is_terminal(stream: Any) -> bool:
         return False
 
 
-PROGRESS_CHOICES: Final = ("auto", "none")
-
 _VERBS: Final = {
     "upload": "uploading", "download": "downloading", "move": "moving", "import": "importing",
 }  # fmt: skip
@@ -250,8 +248,8 @@ def open_progress_line(
 ) -> BottomLine | None:
     """Show a run's progress, where Snakemake logs to a terminal; return None where it does not.
 
-    Also return None with `--quiet`, with `--mantik-progress none`, and for terminals that cannot
-    erase. `count` returns `RunProgress.states`.
+    Also return None with `--quiet`, and for terminals that cannot erase. `count` returns
+    `RunProgress.states`.
     """
     from snakemake.settings.enums import Quietness
 
@@ -260,8 +258,6 @@ def open_progress_line(
     handlers = [each for each in logger.handlers if each.name == "DefaultStreamHandler"]
     terminal: TextIO | None = getattr(handlers[0], "stream", None) if handlers else None
     if terminal is None or not terminal.isatty() or os.environ.get("TERM", "dumb") == "dumb":
-        return None
-    if workflow.executor_settings.progress == "none":
         return None
     if quiet & {Quietness.PROGRESS, Quietness.ALL}:
         return None

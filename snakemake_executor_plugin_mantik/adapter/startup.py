@@ -86,7 +86,7 @@ def start_run(workflow: Any, dag: Any, logger: Any, meter: TransferMeter) -> Act
     direct = checked.settings.direct
     tracker = make_tracker(
         configs, credentials, workdir, logger.info,
-        workflow=described, direct=direct, wait_s=checked.settings.track_wait_s,
+        workflow=described, direct=direct,
     )  # fmt: skip
     which = checked.settings.tracked
     if which != "none":

@@ -13,7 +13,6 @@ from snakemake_executor_plugin_mantik.sites import make_issuer, make_site
 from snakemake_executor_plugin_mantik.sites.base import Site
 from snakemake_executor_plugin_mantik.sites.credentials import Credential, require_all
 from snakemake_executor_plugin_mantik.tracking.controller.tracker import Tracker
-from snakemake_executor_plugin_mantik.tracking.controller.worker_client import MADE_WAIT_S
 from snakemake_executor_plugin_mantik.tracking.masking import (
     config_secrets,
     credential_secrets,
@@ -63,13 +62,12 @@ def make_tracker(
     *,
     workflow: TrackedWorkflow | None = None,
     direct: Mapping[str, str] | None = None,
-    wait_s: float = MADE_WAIT_S,
 ) -> Tracker:
     """Make the tracker of jobs' MLflow runs, not started; it masks all secrets known here.
 
     `notify` writes a line to the user's log. `workflow` is the one whose jobs are run, if any.
     `direct` has variables for jobs that log to the tracking server themselves; such jobs wait
-    for MLflow to make their runs, at most `wait_s` seconds beyond what the site's pace delays them.
+    for MLflow to make their runs, some seconds at most beyond what the site's pace delays them.
     """
     texts = {n: c.path.read_text(errors="replace") for n, c in configs.items()}
     return Tracker(
@@ -80,7 +78,6 @@ def make_tracker(
         notify=lambda text: notify(printable(text)),
         workflow=workflow,
         direct=direct,
-        wait_s=wait_s,
         paces={name: c.config.site.submissions_per_second for name, c in configs.items()},
     )
 

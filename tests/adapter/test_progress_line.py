@@ -75,14 +75,13 @@ def terminal() -> Iterator[TextIO]:
     os.close(ours)
 
 
-def opened(stream: TextIO, choice: str = "auto", *quiet: Quietness) -> bool:
+def opened(stream: TextIO, *quiet: Quietness) -> bool:
     logger = logging.Logger("snakemake")
     handler = logging.StreamHandler(stream)
     handler.name = "DefaultStreamHandler"
     logger.addHandler(handler)
     workflow: Any = SimpleNamespace(
         output_settings=SimpleNamespace(quiet=set(quiet) or None),
-        executor_settings=SimpleNamespace(progress=choice),
         scheduler=None,
         dag=(),
     )
@@ -102,10 +101,9 @@ def test_there_is_a_line_only_where_one_is_wanted(
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("NO_COLOR", "1")
     assert opened(terminal)
-    assert opened(terminal, "auto", Quietness.RULES)
-    assert not opened(terminal, "none")
-    assert not opened(terminal, "auto", Quietness.RULES, Quietness.PROGRESS)
-    assert not opened(terminal, "auto", Quietness.ALL)
+    assert opened(terminal, Quietness.RULES)
+    assert not opened(terminal, Quietness.RULES, Quietness.PROGRESS)
+    assert not opened(terminal, Quietness.ALL)
     assert sys.stderr is not terminal
     with open(os.devnull, "w", encoding="utf-8") as stream:
         assert not opened(stream)

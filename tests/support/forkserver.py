@@ -49,6 +49,10 @@ _PRELOADED = (
 _FROZEN_AT_START = ("PYTHON", "LD_", "OPENBLAS", "LANG", "LC_", "TZ")
 """Beginnings of variables that a process reads only when it starts."""
 
+LIMITS = "MANTIK_TEST_LIMITS"
+"""A variable with constants that a slow machine or a patient test needs to be others, as JSON: by
+their names with those of their modules."""
+
 _NUMBER = struct.Struct("=i")
 
 _PR_SET_PDEATHSIG = 1
@@ -224,6 +228,9 @@ def _become(descriptors: list[int]) -> str:
         os.chdir(wanted["cwd"])
         os.environ.clear()
         os.environ.update(wanted["environment"])
+        for name, value in json.loads(os.environ.pop(LIMITS, "{}")).items():
+            module, _, constant = name.rpartition(".")
+            setattr(importlib.import_module(module), constant, value)
         sys.argv[1:] = wanted["arguments"]
         sys.path[0] = wanted["cwd"]
         # The one thing that Snakemake takes from the process when it is imported.

@@ -1,5 +1,6 @@
 """A real MLflow server, a sandbox, and the runs as MLflow's own client sees them."""
 
+import json
 import os
 import sys
 import time
@@ -16,10 +17,12 @@ from mlflow.tracking import MlflowClient
 from hpc_sandbox.server import Sandbox
 from hpc_sandbox.settings import SiteOption
 from snakemake_executor_plugin_mantik.common.locks import is_locked
+from snakemake_executor_plugin_mantik.tracking.controller import worker_client
 from snakemake_executor_plugin_mantik.tracking.store import DIRECTORY
 from snakemake_executor_plugin_mantik.tracking.worker.process import WORKER_LOCK
 from snakemake_executor_plugin_mantik.tracking.workflow import WORKFLOW
 from tests.support.daemons import Daemon
+from tests.support.forkserver import LIMITS
 from tests.support.gate import Gate
 from tests.support.ports import free_port
 from tests.support.sandbox import FAST
@@ -124,7 +127,7 @@ class Tracked:
             "MLFLOW_TRACKING_PASSWORD": PASSWORD,
             "MLFLOW_TRACKING_USERNAME": "user",
             # However slow the machine is, a server that answers tells the jobs' ids.
-            "SNAKEMAKE_MANTIK_TRACK_WAIT": "600",
+            LIMITS: json.dumps({f"{worker_client.__name__}.MADE_WAIT_S": 600}),
         }
         self.client = MlflowClient(tracking_uri=self.uri)
 

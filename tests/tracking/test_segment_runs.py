@@ -47,8 +47,9 @@ class Controller:
         target = TrackingTarget(uri, experiment=experiment)
         self.tracker = Tracker(
             workdir, target, {"hpc1": "text"}, mask=str, notify=self.said.append,
-            workflow=TrackedWorkflow("Snakefile"), wait_s=0,
+            workflow=TrackedWorkflow("Snakefile"),
         )  # fmt: skip
+        self.tracker._worker.release()
         self.tracker.start(tracked=True, open_tries=[FIRST.id, SECOND.id, THIRD.id])
         self.outbox = self.tracker._box
         self.ledger = Ledger(self.outbox)

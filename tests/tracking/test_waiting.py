@@ -51,10 +51,12 @@ class Site:
 
     def tracker(self, wait_s: float, pace: float = 10.0, **target: str) -> Tracker:
         where = TrackingTarget(f"http://127.0.0.1:{self.gate.port}", experiment=self.experiment)
-        return Tracker(
+        made = Tracker(
             self.workdir, replace(where, **target), {"hpc1": ""}, mask=str, notify=self.said.append,
-            workflow=TrackedWorkflow("Snakefile"), wait_s=wait_s, paces={"hpc1": pace},
+            workflow=TrackedWorkflow("Snakefile"), paces={"hpc1": pace},
         )  # fmt: skip
+        made._worker._wait_s = wait_s
+        return made
 
     def prepared(self, tracker: Tracker, *names: str) -> dict[str, JobExtras]:
         """What jobs are given that are taken over at once, by their names."""

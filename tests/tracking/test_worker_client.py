@@ -35,7 +35,10 @@ class Workers:
 
     def worker(self, *lines: dict[str, Any], wait_s: float = NEVER_S) -> WorkerClient:
         (self.directory / "says").write_text(json.dumps(lines))
-        return WorkerClient(self.directory, self.directory / "log", self.said.append, {"a"}, wait_s)
+        log = self.directory / "log"
+        made = WorkerClient(self.directory, log, self.said.append, {"a"})
+        made._wait_s = wait_s
+        return made
 
 
 @pytest.fixture
@@ -105,17 +108,6 @@ def test_what_a_job_waits_for_in_any_case_does_not_count(workers: Workers) -> No
         assert each.close(LONG_S)
 
     run(work())
-
-
-def test_no_job_waits_where_none_is_to(workers: Workers) -> None:
-    async def work() -> None:
-        each = workers.worker(wait_s=0)
-        await asyncio.wait_for(each.made("a"), LONG_S)
-        assert each.close(LONG_S)
-
-    run(work())
-
-    assert workers.said == []
 
 
 def test_what_says_that_it_is_down_is_not_waited_for(workers: Workers) -> None:

@@ -33,10 +33,7 @@ from snakemake_executor_plugin_mantik.tracking.controller.invocation import (
     settle_invocations,
 )
 from snakemake_executor_plugin_mantik.tracking.controller.job_runs import Identities, JobRuns
-from snakemake_executor_plugin_mantik.tracking.controller.worker_client import (
-    MADE_WAIT_S,
-    WorkerClient,
-)
+from snakemake_executor_plugin_mantik.tracking.controller.worker_client import WorkerClient
 from snakemake_executor_plugin_mantik.tracking.ledger import GOES_ON, JobRow, Ledger
 from snakemake_executor_plugin_mantik.tracking.outbox import EventKind, Outbox, RunRecord
 from snakemake_executor_plugin_mantik.tracking.run import (
@@ -80,7 +77,6 @@ class Tracker(Observer):
         notify: Callable[[str], None],
         workflow: TrackedWorkflow | None = None,
         direct: Mapping[str, str] | None = None,
-        wait_s: float = MADE_WAIT_S,
         paces: Mapping[str, float] | None = None,
     ) -> None:
         """Prepare; nothing starts before there is something to track.
@@ -94,7 +90,6 @@ class Tracker(Observer):
             workflow: the workflow to run; None to end only earlier workflows.
             direct: variables for jobs that log to the server directly (`controller.direct`); empty:
                 this machine forwards what jobs log.
-            wait_s: the most seconds by which waiting for its run delays a job's submission.
             paces: the most jobs per second that are submitted to each site.
         """
         self._direct = dict(direct or {})
@@ -111,7 +106,7 @@ class Tracker(Observer):
         self._recording = False
         self._tracked: set[str] = set()
         log = self._directory / "worker.log"
-        self._worker = WorkerClient(workdir, log, notify, self._tracked, wait_s)
+        self._worker = WorkerClient(workdir, log, notify, self._tracked)
         self._identities = Identities(target, self._worker, paces or {})
         self._writing: set[asyncio.Task[None]] = set()
         self._runs: JobRuns | None = None

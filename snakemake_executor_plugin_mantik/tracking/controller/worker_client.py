@@ -19,7 +19,7 @@ from typing import Any
 from snakemake_executor_plugin_mantik.common.humanize import humanize_count
 
 MADE_WAIT_S = 15.0
-"""The default for the most seconds that a job waits for MLflow to create its run.
+"""The most seconds that a job waits for MLflow to create its run.
 
 Importing MLflow takes two to six seconds, creating a database in a new SQLite file two more.
 """
@@ -36,7 +36,6 @@ class WorkerClient:
         log: Path,
         notify: Callable[[str], None],
         tracked: Collection[str],
-        wait_s: float = MADE_WAIT_S,
     ) -> None:
         """Prepare; the worker starts at the first `wake`.
 
@@ -45,14 +44,12 @@ class WorkerClient:
             log: the file for the worker's own output.
             notify: writes a line to the user's log.
             tracked: the keys in the outbox of this process's jobs and workflow; it grows.
-            wait_s: the most seconds that a job waits for its run, worker's start included; see
-                `made`.
         """
         self._workdir = workdir
         self._log = log
         self._notify = notify
         self._tracked = tracked
-        self._wait_s = wait_s
+        self._wait_s = MADE_WAIT_S
         self._pipe: WorkerPipe | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._waiting: dict[str, asyncio.Future[None]] = {}
@@ -88,7 +85,7 @@ class WorkerClient:
         before = self._made
         try:
             self.wake()
-            if self._silent or self._wait_s <= 0:
+            if self._silent:
                 return
             async with asyncio.timeout(self._wait_s + turn_s):
                 await future

@@ -24,8 +24,7 @@ from snakemake_executor_plugin_mantik.rules.paths.job_paths import command_text
 from snakemake_executor_plugin_mantik.rules.payload import why_full_job
 from snakemake_executor_plugin_mantik.rules.tracked import is_tracked, make_tracked_run
 from snakemake_executor_plugin_mantik.rules.units import list_members
-from snakemake_executor_plugin_mantik.staging.left_out import UNSENT, missed_files
-from snakemake_executor_plugin_mantik.staging.sources import why_left_out
+from snakemake_executor_plugin_mantik.staging.sources import UNSENT, missed_files, why_left_out
 from snakemake_executor_plugin_mantik.storage.catalog import catalog_of
 from snakemake_executor_plugin_mantik.storage.paths import uses_provider
 from snakemake_executor_plugin_mantik.tracking.controller.invocation import Ending

@@ -57,8 +57,8 @@ from snakemake_executor_plugin_mantik.rules.wrapping.mpi import launcher_mistake
 from snakemake_executor_plugin_mantik.sites.credentials import (
     find_account,
 )
+from snakemake_executor_plugin_mantik.storage.access import Finding
 from snakemake_executor_plugin_mantik.storage.catalog import Catalog, catalog_of
-from snakemake_executor_plugin_mantik.storage.datasets import Finding
 from snakemake_executor_plugin_mantik.storage.paths import (
     find_dataset,
     storable_path,

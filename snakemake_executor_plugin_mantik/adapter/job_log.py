@@ -17,7 +17,7 @@ from snakemake_executor_plugin_mantik.engine import messages
 from snakemake_executor_plugin_mantik.engine.observer import JobEnd, JobExtras, Observer
 from snakemake_executor_plugin_mantik.engine.request import JobNumber, JobRequest
 from snakemake_executor_plugin_mantik.journal import TryRecord, TryState
-from snakemake_executor_plugin_mantik.sites.pending import explain_pending
+from snakemake_executor_plugin_mantik.sites.slurm import explain_pending
 
 
 class JobLog(Observer):

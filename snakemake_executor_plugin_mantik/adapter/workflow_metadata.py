@@ -11,7 +11,7 @@ from typing import Any
 import snakemake
 
 from snakemake_executor_plugin_mantik.jobs.paths import at_or_above
-from snakemake_executor_plugin_mantik.pictures.assemble import MAX_LISTED_JOBS
+from snakemake_executor_plugin_mantik.pictures.value import MAX_LISTED_JOBS
 from snakemake_executor_plugin_mantik.rules.units import job_display_name, job_identity
 from snakemake_executor_plugin_mantik.storage.paths import storable_path, workspace_path
 from snakemake_executor_plugin_mantik.tracking.run import user_name, without_user

@@ -82,7 +82,7 @@ def _app() -> typer.Typer:
     from snakemake_executor_plugin_mantik.cli.cancel import cancel
     from snakemake_executor_plugin_mantik.cli.check import check
     from snakemake_executor_plugin_mantik.cli.clean import clean
-    from snakemake_executor_plugin_mantik.cli.docs import docs
+    from snakemake_executor_plugin_mantik.cli.docs import docs, schema
     from snakemake_executor_plugin_mantik.cli.evaluation import Evaluating
     from snakemake_executor_plugin_mantik.cli.get import get
     from snakemake_executor_plugin_mantik.cli.init import init
@@ -94,7 +94,6 @@ def _app() -> typer.Typer:
     from snakemake_executor_plugin_mantik.cli.render import render
     from snakemake_executor_plugin_mantik.cli.report import report
     from snakemake_executor_plugin_mantik.cli.run import run
-    from snakemake_executor_plugin_mantik.cli.schema import schema
     from snakemake_executor_plugin_mantik.cli.track import track
     from snakemake_executor_plugin_mantik.cli.watch import watch
 

@@ -16,7 +16,7 @@ from snakemake_executor_plugin_mantik.connections.reconnect import (
 )
 from snakemake_executor_plugin_mantik.engine.cancel import CANCEL_WAIT_S
 from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, TryState, read_history
-from snakemake_executor_plugin_mantik.watching.naming import is_meant
+from snakemake_executor_plugin_mantik.watching.visitors import is_meant
 
 _UNCONFIRMED = 1
 """Exit code if a job may still run."""

@@ -9,7 +9,7 @@ import typer
 from snakemake_executor_plugin_mantik.cli.options import Sites, Workdir
 from snakemake_executor_plugin_mantik.common.errors import UserError, printable
 from snakemake_executor_plugin_mantik.common.state_directory import STATE
-from snakemake_executor_plugin_mantik.connections.visit import find_config, visit_site
+from snakemake_executor_plugin_mantik.connections.connect import find_config, visit_site
 from snakemake_executor_plugin_mantik.jobs.paths import display_path
 from snakemake_executor_plugin_mantik.journal import (
     TryRecord,
@@ -18,7 +18,7 @@ from snakemake_executor_plugin_mantik.journal import (
     read_stored,
 )
 from snakemake_executor_plugin_mantik.watching.job_log import LogSource, copy_log
-from snakemake_executor_plugin_mantik.watching.naming import find_try
+from snakemake_executor_plugin_mantik.watching.visitors import find_try
 
 
 def logs(

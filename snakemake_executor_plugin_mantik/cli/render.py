@@ -18,7 +18,7 @@ from snakemake_executor_plugin_mantik.config.reading import LoadedConfig
 from snakemake_executor_plugin_mantik.engine.plan import Planner
 from snakemake_executor_plugin_mantik.engine.preview import Preview, make_preview
 from snakemake_executor_plugin_mantik.sites.credentials import find_account
-from snakemake_executor_plugin_mantik.sites.unicore.hooks import HOOK_FILES
+from snakemake_executor_plugin_mantik.sites.unicore.description import HOOK_FILES
 from snakemake_executor_plugin_mantik.staging import sources
 
 _UNLIMITED = 1 << 62

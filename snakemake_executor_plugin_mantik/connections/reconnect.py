@@ -18,12 +18,12 @@ from snakemake_executor_plugin_mantik.config.reading import (
     read_configs,
 )
 from snakemake_executor_plugin_mantik.connections.connect import (
+    find_config,
     find_site_credentials,
     make_sites,
     make_tracker,
     workspace_name,
 )
-from snakemake_executor_plugin_mantik.connections.visit import find_config
 from snakemake_executor_plugin_mantik.engine.core import OPEN_WAIT_S
 from snakemake_executor_plugin_mantik.engine.place import Places
 from snakemake_executor_plugin_mantik.engine.plan import Planner

@@ -2,10 +2,11 @@
 
 import asyncio
 import posixpath
+import shutil
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from snakemake_executor_plugin_mantik.common.errors import (
     JournalError,
@@ -19,14 +20,71 @@ from snakemake_executor_plugin_mantik.engine import claims
 from snakemake_executor_plugin_mantik.engine.attempt import Attempt, TryEnd, TryEndKind
 from snakemake_executor_plugin_mantik.engine.fetch import Fetcher, log_path
 from snakemake_executor_plugin_mantik.engine.observer import JobEnd, Observer, with_times
-from snakemake_executor_plugin_mantik.engine.salvage import SALVAGE_WAIT_S, salvage_files
 from snakemake_executor_plugin_mantik.engine.scheduler_poller import LOST_S
 from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
 from snakemake_executor_plugin_mantik.engine.watch import Watcher
 from snakemake_executor_plugin_mantik.engine.workflow_context import WorkflowContext
-from snakemake_executor_plugin_mantik.jobs.paths import parse_marker_name
+from snakemake_executor_plugin_mantik.jobs.paths import MAX_PATH_DEPTH, parse_marker_name
 from snakemake_executor_plugin_mantik.journal import UNTIMED, Times, TryRecord, TryState
-from snakemake_executor_plugin_mantik.sites.base import Phase, Site
+from snakemake_executor_plugin_mantik.sites.base import Phase, Site, is_rest_safe
+
+SALVAGE_WAIT_S = 60.0
+"""Most seconds for the download: the report of the job's end waits for it."""
+MAX_SALVAGED_BYTES = 4 << 30
+"""Most bytes to download: a file at a site may be endless (a link to /dev/zero)."""
+_SUFFIX = ".mantik-salvage"
+
+
+async def salvage_files(site: Site, directory: str, workdir: Path) -> None:
+    """Download `directory`, relative to the workspace and to `workdir`, as far as possible.
+
+    Local entries of the same names are replaced after the whole download. A file whose download
+    fails stays incomplete; after a timeout or a failed listing, nothing is replaced. Beyond
+    `MAX_SALVAGED_BYTES` the rest is left out.
+    """
+    target = workdir / directory
+    part = target.with_name(target.name + _SUFFIX)
+    try:
+        async with asyncio.timeout(SALVAGE_WAIT_S):
+            await _fetch(site, directory, part)
+        await asyncio.to_thread(_settle, part, target)
+    except (TimeoutError, SiteError, OSError):
+        pass  # keep the files that are here already
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+async def _fetch(site: Site, directory: str, target: Path) -> None:
+    target.mkdir(parents=True, exist_ok=True)
+    folders, size = [PurePosixPath()], 0
+    while folders:
+        folder = folders.pop()
+        for name, entry in (await site.list(str(directory / folder))).items():
+            below = folder / name
+            if len(below.parts) != len(folder.parts) + 1 or len(below.parts) > MAX_PATH_DEPTH:
+                continue
+            if name == ".." or not is_rest_safe(str(directory / below)):
+                continue
+            if entry.directory:
+                (target / below).mkdir()
+                folders.append(below)
+                continue
+            with (target / below).open("wb") as file, suppress(SiteError):
+                async for part in site.get(str(directory / below), size=entry.size):
+                    size += len(part)
+                    if size > MAX_SALVAGED_BYTES:
+                        return
+                    file.write(part)
+
+
+def _settle(part: Path, target: Path) -> None:
+    target.mkdir(parents=True, exist_ok=True)
+    for path in part.iterdir():
+        place = target / path.name
+        if place.is_dir():
+            shutil.rmtree(place)
+        path.rename(place)
+
 
 CANCEL_WAIT_S = 180.0
 """Seconds to wait for cancelled jobs to be confirmed as ended before a message to the user. A job

@@ -28,10 +28,9 @@ from snakemake_executor_plugin_mantik.engine.cancel import CANCEL_WAIT_S
 from snakemake_executor_plugin_mantik.engine.observer import Observer
 from snakemake_executor_plugin_mantik.engine.place import Places
 from snakemake_executor_plugin_mantik.engine.plan import Planner
-from snakemake_executor_plugin_mantik.engine.progress_file import publish_transfers
 from snakemake_executor_plugin_mantik.engine.request import JobNumber, JobRequest, Outcome
 from snakemake_executor_plugin_mantik.engine.site_runner import JOB_STATES, SiteRunner
-from snakemake_executor_plugin_mantik.engine.transfer_meter import TransferMeter
+from snakemake_executor_plugin_mantik.engine.transfer_meter import TransferMeter, publish_transfers
 from snakemake_executor_plugin_mantik.engine.workflow_context import WorkflowContext
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.journal import FileLedger, Journal, TryRecord, TryState

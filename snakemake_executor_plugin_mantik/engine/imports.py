@@ -20,8 +20,11 @@ from snakemake_executor_plugin_mantik.common.errors import (
     SiteUnreachable,
 )
 from snakemake_executor_plugin_mantik.engine.site_retry import TRANSIENT, SiteRetry
-from snakemake_executor_plugin_mantik.engine.transfer_meter import TransferMeter
-from snakemake_executor_plugin_mantik.engine.transfer_progress import TransferProgress, Way
+from snakemake_executor_plugin_mantik.engine.transfer_meter import (
+    TransferMeter,
+    TransferProgress,
+    Way,
+)
 from snakemake_executor_plugin_mantik.jobs.paths import display_path, imported_path
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.journal import FileLedger

@@ -20,8 +20,10 @@ from snakemake_executor_plugin_mantik.jobs.spec import InputFile, JobSpec
 from snakemake_executor_plugin_mantik.journal import TryRecord, TryState
 from snakemake_executor_plugin_mantik.sites.base import SiteFacts, Submission
 from snakemake_executor_plugin_mantik.sites.firecrest.script import submission_body
-from snakemake_executor_plugin_mantik.sites.unicore.batch import batch_directives
-from snakemake_executor_plugin_mantik.sites.unicore.description import job_description
+from snakemake_executor_plugin_mantik.sites.unicore.description import (
+    batch_directives,
+    job_description,
+)
 
 TRY: Final = "00000000-0000-4000-8000-000000000000"
 """Placeholder for the UUID of a try."""

@@ -36,7 +36,7 @@ from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.jobs.segments import GO_ON_CODE
 from snakemake_executor_plugin_mantik.journal import FileRecord, TryRecord, TryState
 from snakemake_executor_plugin_mantik.sites.base import JobState, Site, SiteFacts
-from snakemake_executor_plugin_mantik.sites.pending import explain_pending
+from snakemake_executor_plugin_mantik.sites.slurm import explain_pending
 from snakemake_executor_plugin_mantik.staging.bundle import FileChanged
 from snakemake_executor_plugin_mantik.staging.local import LocalFile
 

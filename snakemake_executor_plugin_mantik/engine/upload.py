@@ -17,8 +17,11 @@ from typing import Final
 from snakemake_executor_plugin_mantik.common.errors import OutputsLost, SiteNotFound, UserError
 from snakemake_executor_plugin_mantik.engine.imports import IMPORT_BYTES, Importer
 from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
-from snakemake_executor_plugin_mantik.engine.transfer_meter import TransferMeter
-from snakemake_executor_plugin_mantik.engine.transfer_progress import TransferProgress, Way
+from snakemake_executor_plugin_mantik.engine.transfer_meter import (
+    TransferMeter,
+    TransferProgress,
+    Way,
+)
 from snakemake_executor_plugin_mantik.jobs.paths import KEPT, bundle_path
 from snakemake_executor_plugin_mantik.journal import Journal
 from snakemake_executor_plugin_mantik.sites.base import Site

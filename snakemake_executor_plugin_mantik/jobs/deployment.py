@@ -10,10 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from snakemake_executor_plugin_mantik.jobs.expansion import quote_word
-from snakemake_executor_plugin_mantik.jobs.once import Times, venv_text
 from snakemake_executor_plugin_mantik.jobs.paths import CONDA, IMAGES
 from snakemake_executor_plugin_mantik.jobs.script import quote_expandable
-from snakemake_executor_plugin_mantik.jobs.templates import load_template
+from snakemake_executor_plugin_mantik.jobs.templates import Times, load_template, venv_text
 
 MACHINES = {
     "linux-64": "x86_64",

@@ -15,7 +15,6 @@ from typing import Final
 from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.jobs import live_packs
 from snakemake_executor_plugin_mantik.jobs.expansion import expands, quote_expanded, quote_word
-from snakemake_executor_plugin_mantik.jobs.once import venv_text
 from snakemake_executor_plugin_mantik.jobs.paths import IMPORTED, bundle_done_path, bundle_path
 from snakemake_executor_plugin_mantik.jobs.segments import GO_ON_CODE, START_MARK
 from snakemake_executor_plugin_mantik.jobs.spec import (
@@ -24,7 +23,7 @@ from snakemake_executor_plugin_mantik.jobs.spec import (
     JobSpec,
     Segment,
 )
-from snakemake_executor_plugin_mantik.jobs.templates import load_template
+from snakemake_executor_plugin_mantik.jobs.templates import load_template, venv_text
 from snakemake_executor_plugin_mantik.jobs.tmpdir import make_tmpdir_code
 
 PREDECESSORS: Final = "predecessors"

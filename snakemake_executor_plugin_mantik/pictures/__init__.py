@@ -7,14 +7,16 @@ and scrolling; it shows SVG as a mere image.
 from collections.abc import Mapping
 
 from snakemake_executor_plugin_mantik.pictures.pipeline import render_pipeline
-from snakemake_executor_plugin_mantik.pictures.text import (
+from snakemake_executor_plugin_mantik.pictures.timeline import render_timeline
+from snakemake_executor_plugin_mantik.pictures.value import (
+    Node,
+    NodeState,
+    Picture,
     count_states,
     format_timestamp,
     render_template,
     text_line,
 )
-from snakemake_executor_plugin_mantik.pictures.timeline import render_timeline
-from snakemake_executor_plugin_mantik.pictures.value import Node, NodeState, Picture
 
 __all__ = ["Node", "NodeState", "Picture", "render_files", "render_pipeline", "render_timeline"]
 

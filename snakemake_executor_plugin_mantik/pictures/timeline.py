@@ -11,8 +11,11 @@ from itertools import pairwise
 from typing import Final
 
 from snakemake_executor_plugin_mantik.common.humanize import humanize_count, humanize_duration
-from snakemake_executor_plugin_mantik.pictures.text import (
+from snakemake_executor_plugin_mantik.pictures.value import (
     GLYPHS,
+    Node,
+    NodeState,
+    Picture,
     node_title,
     ran_s,
     render_template,
@@ -20,7 +23,6 @@ from snakemake_executor_plugin_mantik.pictures.text import (
     text_line,
     waited_s,
 )
-from snakemake_executor_plugin_mantik.pictures.value import Node, NodeState, Picture
 
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 _STEPS: Final = (

@@ -19,7 +19,7 @@ from snakemake_executor_plugin_mantik.journal import (
     read_workflow,
 )
 from snakemake_executor_plugin_mantik.pictures import NodeState, Picture
-from snakemake_executor_plugin_mantik.pictures.assemble import PicturedTry, make_picture
+from snakemake_executor_plugin_mantik.pictures.value import PicturedTry, make_picture
 from snakemake_executor_plugin_mantik.report.tries import (
     ReportedTry,
     begun_since,

@@ -11,7 +11,7 @@ from snakemake_executor_plugin_mantik.common.humanize import (
     humanize_size,
 )
 from snakemake_executor_plugin_mantik.pictures import NodeState, render_pipeline, render_timeline
-from snakemake_executor_plugin_mantik.pictures.text import (
+from snakemake_executor_plugin_mantik.pictures.value import (
     GLYPHS,
     format_timestamp,
     template_environment,

@@ -15,7 +15,7 @@ from typing import Any, Final
 from snakemake_executor_plugin_mantik.common.errors import MantikError, UserError
 from snakemake_executor_plugin_mantik.common.state_directory import STATE
 from snakemake_executor_plugin_mantik.config.reading import read_config_named
-from snakemake_executor_plugin_mantik.connections.visit import visit_site
+from snakemake_executor_plugin_mantik.connections.connect import visit_site
 from snakemake_executor_plugin_mantik.journal import JOURNAL_FILE, TryRecord
 from snakemake_executor_plugin_mantik.runs import controller
 from snakemake_executor_plugin_mantik.runs.directories import NEW_PREFIX, RunDirectory, runs_home

@@ -22,8 +22,12 @@ from snakemake_executor_plugin_mantik.sites.authentication import (
     Password,
     SshKey,
 )
-from snakemake_executor_plugin_mantik.sites.devicelogin import DeviceLogin
-from snakemake_executor_plugin_mantik.sites.issuers import ClientCredentials, Issuer, Refreshed
+from snakemake_executor_plugin_mantik.sites.issuers import (
+    ClientCredentials,
+    DeviceLogin,
+    Issuer,
+    Refreshed,
+)
 from snakemake_executor_plugin_mantik.sites.lookup import (
     FoundValue,
     Keyring,

@@ -5,8 +5,11 @@ in runs that need none.
 """
 
 import asyncio
+import fnmatch
+import posixpath
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,17 +17,25 @@ from snakemake_executor_plugin_mantik.common.errors import (
     MantikError,
     OutputsLost,
     SiteNotFound,
+    SiteRejected,
     UserError,
 )
 from snakemake_executor_plugin_mantik.common.state_directory import STATE
-from snakemake_executor_plugin_mantik.connections.visit import find_config, open_site_again
+from snakemake_executor_plugin_mantik.connections.connect import find_config, open_site_again
 from snakemake_executor_plugin_mantik.engine.compare import Sight, list_targets, look
 from snakemake_executor_plugin_mantik.engine.place import make_retry
-from snakemake_executor_plugin_mantik.jobs.paths import display_path
-from snakemake_executor_plugin_mantik.journal import SiteRecord, read_stored
+from snakemake_executor_plugin_mantik.jobs.paths import OURS, display_path, outside_path
+from snakemake_executor_plugin_mantik.journal import (
+    FileRecord,
+    SiteRecord,
+    StoredOutput,
+    content_name,
+    read_stored,
+)
 from snakemake_executor_plugin_mantik.sites.base import Entry, Site
 from snakemake_executor_plugin_mantik.sites.credentials import find_account
 from snakemake_executor_plugin_mantik.staging.transfers import download_file
+from snakemake_executor_plugin_mantik.storage.paths import Dataset
 
 _T = TypeVar("_T")
 
@@ -186,3 +197,111 @@ class Access:
             where=str(self._workdir),
             do="Run the workflow with the backend config of its site",
         )
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What was found of a dataset: its entry, None if it is not there; or nothing is known of it.
+
+    It is not known before the first run at a site, and where the site's API cannot list it.
+    """
+
+    known: bool
+    entry: Entry | None = None
+
+
+class Datasets:
+    """Looks up datasets: one listing per directory."""
+
+    def __init__(self, access: Access, notify: Callable[[str], None]) -> None:
+        """Make it; `notify` writes a line to the user's log."""
+        self._access = access
+        self._notify = notify
+        self._away: set[str] = set()
+        self._listed: dict[tuple[str, str], Mapping[str, Entry] | None] = {}
+
+    def try_again(self) -> None:
+        """Ask sites again that have not answered."""
+        self._away.clear()
+
+    def look(self, dataset: Dataset) -> Finding:
+        """Look up a dataset."""
+        directory, name = posixpath.split(dataset.path)
+        key = dataset.site, directory
+        if key not in self._listed:
+            place = self._access.place(dataset.site)
+            if place is None or dataset.site in self._away:
+                return Finding(known=False)
+            try:
+                self._listed[key] = self._access.list(place, directory)
+            except SiteRejected as error:  # of this directory
+                self._notify(f"{dataset} was not looked up: {error}")
+                self._listed[key] = None
+            except MantikError as error:
+                self._notify(f"Datasets at {dataset.site} were not looked up: {error}")
+                self._away.add(dataset.site)
+                return Finding(known=False)
+        entries = self._listed[key]
+        return Finding(known=False) if entries is None else Finding(True, entries.get(name))
+
+
+_OWN = frozenset({OURS, ".snakemake"})
+_MOST_DIRECTORIES = 200
+"""Most directories of a place that are listed to find files."""
+
+
+def find_workspace_files(access: Access, places: Iterable[str], name: str) -> list[StoredOutput]:
+    """Return the files at `name`, or in the directory `name`, in the workspaces at `places`.
+
+    The last part of `name` may be a pattern of the shell. Each file is returned in the form of an
+    output without a checksum.
+
+    Raises:
+        UserError: the path is one of the executor's own, leads out of the workspace, or stands for
+            too many directories.
+        SiteError: a site does not answer.
+    """
+    path = posixpath.normpath(outside_path(name) if name.startswith("/") else name)
+    if path == ".." or path.startswith("../") or (path.split("/")[0] in _OWN and name == path):
+        raise UserError(
+            f"{name} is no file of the workflow", where="smk-mantik get",
+            do="Name files below the working directory, relative to it",
+        )  # fmt: skip
+    return [file for place in places for file in _find_at(access, place, path)]
+
+
+def _find_at(access: Access, place: str, path: str) -> Iterator[StoredOutput]:
+    """Yield the files at `path`, or below it, at one place."""
+    folder, last = posixpath.split(path)
+    entries = access.list(place, folder or ".", [path])
+    exact = entries.get(last)
+    found = [exact] if exact is not None else _matching(entries.values(), last)
+    waiting = [(folder, entry) for entry in found]
+    listed = 0
+    while waiting:
+        folder, entry = waiting.pop()
+        below = posixpath.join(folder, entry.name)
+        if not entry.directory:
+            yield as_output(folder, entry, place)
+        elif entry.name not in _OWN and not entry.link:
+            listed += 1
+            if listed > _MOST_DIRECTORIES:
+                raise UserError(
+                    f"there are more than {_MOST_DIRECTORIES} directories below {path}",
+                    where=f"site {access.name(place)}",
+                    do="Name one of them",
+                )
+            inside = access.list(place, below)
+            waiting += [(below, inside[name]) for name in sorted(inside, reverse=True)]
+
+
+def as_output(folder: str, entry: Entry, place: str) -> StoredOutput:
+    """Return a file in a directory of a place in the form of an output without a checksum."""
+    path = posixpath.join(folder, entry.name)
+    name = content_name("", entry.size, entry.modified)
+    record = FileRecord(path, entry.size, name, modified=entry.modified or 1.0, mode=0o644)
+    return StoredOutput(path, place, False, entry.modified, "", (record,))
+
+
+def _matching(entries: Iterable[Entry], pattern: str) -> list[Entry]:
+    return [e for e in entries if fnmatch.fnmatchcase(e.name, pattern) and e.name[:1] != "."]

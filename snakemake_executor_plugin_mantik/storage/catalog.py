@@ -32,7 +32,13 @@ from snakemake_executor_plugin_mantik.journal import (
     read_uses,
 )
 from snakemake_executor_plugin_mantik.sites.base import Entry
-from snakemake_executor_plugin_mantik.storage.access import Access
+from snakemake_executor_plugin_mantik.storage.access import (
+    Access,
+    Datasets,
+    Finding,
+    as_output,
+    find_workspace_files,
+)
 from snakemake_executor_plugin_mantik.storage.comparison import Comparison
 from snakemake_executor_plugin_mantik.storage.copies import (
     copy_by_link,
@@ -41,12 +47,7 @@ from snakemake_executor_plugin_mantik.storage.copies import (
     put_in_place,
     remove_path,
 )
-from snakemake_executor_plugin_mantik.storage.datasets import Datasets, Finding
 from snakemake_executor_plugin_mantik.storage.paths import Dataset
-from snakemake_executor_plugin_mantik.storage.workspace_files import (
-    as_output,
-    find_workspace_files,
-)
 
 _SAME_TIME_S = 0.01
 """Seconds by which the times of the same file may differ: file systems round them."""

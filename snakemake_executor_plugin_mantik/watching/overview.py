@@ -11,7 +11,7 @@ from snakemake_executor_plugin_mantik.common.humanize import humanize_duration
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.journal import WENT_ON, TryRecord, TryState, turn_of
 from snakemake_executor_plugin_mantik.sites.base import Phase
-from snakemake_executor_plugin_mantik.sites.pending import explain_pending
+from snakemake_executor_plugin_mantik.sites.slurm import explain_pending
 
 
 class Condition(StrEnum):

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from snakemake_executor_plugin_mantik.cli.get_undeclared import bring_undeclared
+from snakemake_executor_plugin_mantik.cli.get import bring_undeclared
 from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.journal import StoredOutput
 

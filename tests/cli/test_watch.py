@@ -11,16 +11,13 @@ import pytest
 from rich.console import Console
 
 from snakemake_executor_plugin_mantik.cli import tables
-from snakemake_executor_plugin_mantik.cli.watch import watch
-from snakemake_executor_plugin_mantik.cli.watch_table import last_line, watch_view
-from snakemake_executor_plugin_mantik.engine.progress_file import (
-    publish_transfers,
-    read_transfers,
-)
+from snakemake_executor_plugin_mantik.cli.watch import last_line, watch, watch_view
 from snakemake_executor_plugin_mantik.engine.transfer_meter import (
     Direction,
     TransferMeter,
     TransferView,
+    publish_transfers,
+    read_transfers,
 )
 from snakemake_executor_plugin_mantik.journal import Journal, read_history
 from snakemake_executor_plugin_mantik.watching.overview import overview_jobs

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from snakemake_executor_plugin_mantik.engine import salvage
+from snakemake_executor_plugin_mantik.engine import cancel
 from snakemake_executor_plugin_mantik.engine.attempt import Attempt, TryEnd, TryEndKind
 from snakemake_executor_plugin_mantik.engine.fetch import Fetcher
 from snakemake_executor_plugin_mantik.engine.finalize import Finalizer
@@ -107,10 +107,10 @@ class Endless:
 
 
 def test_a_salvage_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(salvage, "MAX_SALVAGED_BYTES", 100 << 10)
+    monkeypatch.setattr(cancel, "MAX_SALVAGED_BYTES", 100 << 10)
     site = Endless()
 
-    virtualtime.run(salvage.salvage_files(cast(Site, site), "log", tmp_path))
+    virtualtime.run(cancel.salvage_files(cast(Site, site), "log", tmp_path))
 
     assert sum(p.stat().st_size for p in tmp_path.rglob("*") if p.is_file()) <= 101 << 10
     assert site.listed <= MAX_PATH_DEPTH + 1

@@ -382,7 +382,7 @@ class TestFromAnotherPlace:
 
 def test_a_long_upload_is_reported(play: Player, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "snakemake_executor_plugin_mantik.engine.transfer_progress._REPORTED_BYTES", SIZE
+        "snakemake_executor_plugin_mantik.engine.transfer_meter._REPORTED_BYTES", SIZE
     )
 
     async def scenario(run: Run) -> None:

@@ -16,7 +16,7 @@ from snakemake_executor_plugin_mantik.jobs.deployment import (
     wrap_container,
     wrap_modules,
 )
-from snakemake_executor_plugin_mantik.jobs.once import Times
+from snakemake_executor_plugin_mantik.jobs.templates import Times
 from tests.support import condas
 from tests.support.trial import NASTY, wait_until
 

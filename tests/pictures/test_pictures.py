@@ -18,8 +18,7 @@ from snakemake_executor_plugin_mantik.pictures import (
     render_pipeline,
     render_timeline,
 )
-from snakemake_executor_plugin_mantik.pictures.layout import Bend, layer_graph
-from snakemake_executor_plugin_mantik.pictures.pipeline import MAX_JOB_BOXES
+from snakemake_executor_plugin_mantik.pictures.pipeline import MAX_JOB_BOXES, Bend, layer_graph
 from snakemake_executor_plugin_mantik.pictures.timeline import (
     MOST_BARS,
     SOME_BARS,

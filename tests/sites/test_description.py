@@ -14,8 +14,9 @@ import pytest
 from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.jobs.spec import Resources
 from snakemake_executor_plugin_mantik.sites.base import Submission
-from snakemake_executor_plugin_mantik.sites.unicore.batch import batch_directives, batch_file
 from snakemake_executor_plugin_mantik.sites.unicore.description import (
+    batch_directives,
+    batch_file,
     job_description,
     lost_resources,
 )

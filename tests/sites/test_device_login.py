@@ -10,10 +10,9 @@ from urllib.parse import parse_qs
 import pytest
 
 from snakemake_executor_plugin_mantik.common.errors import CredentialError, SiteUnreachable
-from snakemake_executor_plugin_mantik.sites import devicelogin
+from snakemake_executor_plugin_mantik.sites import issuers
 from snakemake_executor_plugin_mantik.sites.credentials import find_credentials
-from snakemake_executor_plugin_mantik.sites.devicelogin import DeviceLogin
-from snakemake_executor_plugin_mantik.sites.issuers import Issuer
+from snakemake_executor_plugin_mantik.sites.issuers import DeviceLogin, Issuer
 
 GRANT = "urn:ietf:params:oauth:grant-type:device_code"
 KEPT = ("mantik:alps", "REFRESH_TOKEN")
@@ -77,7 +76,7 @@ class IssuerServer:
 
 @pytest.fixture
 def issuer(monkeypatch: pytest.MonkeyPatch) -> Iterator[IssuerServer]:
-    monkeypatch.setattr(devicelogin, "INTERVAL_S", 0.01)
+    monkeypatch.setattr(issuers, "INTERVAL_S", 0.01)
     server = IssuerServer()
     server.thread.start()
     yield server

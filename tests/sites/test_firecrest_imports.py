@@ -5,7 +5,7 @@ from typing import Any, cast
 import pytest
 
 from snakemake_executor_plugin_mantik.sites.base import SharedFile
-from snakemake_executor_plugin_mantik.sites.firecrest.imports import FirecrestImports
+from snakemake_executor_plugin_mantik.sites.firecrest.site import FirecrestImports
 from tests.support import virtualtime
 
 NOTHING = cast(Any, None)

@@ -6,7 +6,7 @@ import pytest
 
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.sites.base import Phase
-from snakemake_executor_plugin_mantik.sites.firecrest.states import firecrest_state
+from snakemake_executor_plugin_mantik.sites.firecrest.jobs import firecrest_state
 
 
 def job(state: Any, code: int | None = 0, signal: int | None = 0, **more: Any) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from snakemake_executor_plugin_mantik.sites.pending import (
+from snakemake_executor_plugin_mantik.sites.slurm import (
     Wait,
     explain_pending,
     judge_pending,

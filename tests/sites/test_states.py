@@ -7,7 +7,7 @@ import pytest
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.sites.base import JobState, Phase
 from snakemake_executor_plugin_mantik.sites.slurm import memory_message
-from snakemake_executor_plugin_mantik.sites.unicore.states import (
+from snakemake_executor_plugin_mantik.sites.unicore.jobs import (
     logged_details,
     rejection_message,
     slurm_details,

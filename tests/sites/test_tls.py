@@ -21,9 +21,8 @@ from snakemake_executor_plugin_mantik.common.errors import MantikError, SiteUnre
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
 from snakemake_executor_plugin_mantik.sites import request_policy
 from snakemake_executor_plugin_mantik.sites.credentials import Password
-from snakemake_executor_plugin_mantik.sites.devicelogin import DeviceLogin
 from snakemake_executor_plugin_mantik.sites.firecrest import FirecrestSite
-from snakemake_executor_plugin_mantik.sites.issuers import ClientCredentials, Issuer
+from snakemake_executor_plugin_mantik.sites.issuers import ClientCredentials, DeviceLogin, Issuer
 from snakemake_executor_plugin_mantik.sites.unicore import UnicoreSite
 from tests.support.parrot import Parrot, Say
 

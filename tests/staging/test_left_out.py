@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from snakemake_executor_plugin_mantik.staging.left_out import missed_files
+from snakemake_executor_plugin_mantik.staging.sources import missed_files
 
 WORKSPACE = "/scratch/me/mantik/project"
 

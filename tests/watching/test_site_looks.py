@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
-from snakemake_executor_plugin_mantik.connections import visit
+from snakemake_executor_plugin_mantik.connections import connect
 from snakemake_executor_plugin_mantik.journal import StoredOutputs, read_history
 from snakemake_executor_plugin_mantik.sites.authentication import Credential
 from snakemake_executor_plugin_mantik.sites.base import JobState, Phase
 from snakemake_executor_plugin_mantik.watching.overview import Condition, Sight, overview_jobs
-from snakemake_executor_plugin_mantik.watching.site_looks import SiteLooks
+from snakemake_executor_plugin_mantik.watching.visitors import SiteLooks
 from tests.support.controller import Controller, request, simulate
 from tests.support.simulated import Fate, World
 
@@ -114,11 +114,11 @@ def test_beside_a_controller_nobody_is_asked_to_log_in(
         def login(self) -> None:
             raise AssertionError("asked")
 
-    monkeypatch.setattr(visit, "find_site_credentials", lambda *_: {"sim": Login()})
+    monkeypatch.setattr(connect, "find_site_credentials", lambda *_: {"sim": Login()})
     loaded: Any = None
 
     async def opened() -> None:
-        await visit.open_site_again(
+        await connect.open_site_again(
             "sim", loaded, tmp_path, StoredOutputs(), account=None, may_ask=False
         )
 

@@ -12,7 +12,7 @@ from snakemake_executor_plugin_mantik.journal import (
     WorkflowHistory,
     turn_of,
 )
-from snakemake_executor_plugin_mantik.pictures.text import node_title, waited_s
+from snakemake_executor_plugin_mantik.pictures.value import node_title, waited_s
 from snakemake_executor_plugin_mantik.report.tries import report_tries
 from snakemake_executor_plugin_mantik.watching.overview import overview_jobs
 

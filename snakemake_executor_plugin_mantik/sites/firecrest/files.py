@@ -27,7 +27,7 @@ from snakemake_executor_plugin_mantik.sites.firecrest.opening import (
     local_time,
     zone_offset,
 )
-from snakemake_executor_plugin_mantik.sites.firecrest.paths import (
+from snakemake_executor_plugin_mantik.sites.firecrest.script import (
     JOBS,
     WorkspacePaths,
     parent_directory,

@@ -17,7 +17,6 @@ from snakemake_executor_plugin_mantik.common.errors import (
 )
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.sites.base import JobState, Phase, do_nothing
-from snakemake_executor_plugin_mantik.sites.firecrest import states
 from snakemake_executor_plugin_mantik.sites.firecrest.answers import malformed_answer
 from snakemake_executor_plugin_mantik.sites.firecrest.client import FirecrestClient
 from snakemake_executor_plugin_mantik.sites.firecrest.connection import (
@@ -25,7 +24,147 @@ from snakemake_executor_plugin_mantik.sites.firecrest.connection import (
     FirecrestConnection,
 )
 from snakemake_executor_plugin_mantik.sites.request_policy import RateLimiter, ask_all
-from snakemake_executor_plugin_mantik.sites.slurm import memory_message
+from snakemake_executor_plugin_mantik.sites.slurm import (
+    LAUNCH_SIGNAL,
+    SLURM_RUNNING,
+    SLURM_STATES,
+    SLURM_WAITING,
+    describe_end,
+    memory_message,
+    pending_obstacle,
+    pending_reason,
+)
+
+_LONGEST_DETAIL: Final = 500
+
+_ENDED: Final = frozenset((*SLURM_STATES, "COMPLETED", "FAILED"))
+
+_PBS_PHASES: Final = {
+    **dict.fromkeys("QHWT", Phase.WAITING),
+    **dict.fromkeys("RESUB", Phase.RUNNING),
+    **dict.fromkeys("FX", Phase.ENDED),
+}
+
+_KILL_SIGNAL: Final = 9
+
+_PBS_SIGNALLED: Final = 256
+"""PBS's exit status of a job that a signal ended is this plus the signal's number."""
+_PBS_TIME_LIMIT: Final = frozenset((-29, -28))
+_PBS_OUT_OF_MEMORY: Final = frozenset((-27, -26))
+
+
+def firecrest_state(job: Mapping[str, Any]) -> JobState:
+    """Return the state of one job in firecREST's list.
+
+    Right after the start and the end of a job Slurm's accounting has half a record of it, in which
+    a running job may be PENDING; an end in such a record was right each time.
+    """
+    status = job.get("status")
+    status = status if isinstance(status, Mapping) else {}
+    text = status.get("state")
+    text = " ".join(map(str, text)) if isinstance(text, list) else str(text or "")
+    word = text.split(" ")[0].rstrip("+")
+    phase = _phase(word)
+    code, signal = _number(status.get("exitCode")), _number(status.get("interruptSignal"))
+    reason = None
+    if phase is Phase.ENDED:
+        if len(word) == 1:
+            reason, signal = _pbs_reason(code)
+        else:
+            reason = _slurm_reason(word, code, signal, job)
+    waits, never, pending = None, False, ""
+    if phase is Phase.WAITING:
+        pending = pending_reason(status.get("stateReason"))
+        waits, never = pending_obstacle(pending)
+    plain = reason in (Reason.SUCCESS, Reason.EXIT_CODE)
+    return JobState(
+        phase,
+        reason,
+        detail=_detail(phase, text, pending_reason(status.get("stateReason")), (code, signal)),
+        exit_code=code if plain else None,
+        scheduler_id=str(job.get("jobId") or ""),
+        queue=str(job.get("partition") or ""),
+        waits=waits,
+        never=never,
+        pending=pending,
+        started=_seconds(job, "start") or None,
+        ran=_seconds(job, "elapsed") if phase is Phase.ENDED else None,
+    )
+
+
+def _seconds(job: Mapping[str, Any], name: str) -> float | None:
+    times = job.get("time")
+    number = _number(times.get(name)) if isinstance(times, Mapping) else None
+    return float(number) if number is not None else None
+
+
+def _phase(word: str) -> Phase:
+    if word in _PBS_PHASES:
+        return _PBS_PHASES[word]
+    if word in _ENDED:
+        return Phase.ENDED
+    if word in SLURM_RUNNING:
+        return Phase.RUNNING
+    return Phase.WAITING if word in SLURM_WAITING else Phase.UNKNOWN
+
+
+def _slurm_reason(
+    word: str, code: int | None, signal: int | None, job: Mapping[str, Any]
+) -> Reason:
+    if word == "COMPLETED":
+        return Reason.SUCCESS
+    if word in SLURM_STATES:
+        return SLURM_STATES[word]
+    if code:
+        return Reason.EXIT_CODE
+    if signal == LAUNCH_SIGNAL:
+        return Reason.LAUNCH_FAILURE
+    if signal == _KILL_SIGNAL and "CANCELLED by 0" in _steps(job):
+        return Reason.OUT_OF_MEMORY  # OverMemoryKill: slurmd itself cancels the step
+    return Reason.UNKNOWN
+
+
+def _pbs_reason(code: int | None) -> tuple[Reason, int | None]:
+    """Return why PBS ended a job, and the signal if any (`Exit_status` in `qstat`'s manual)."""
+    if code is None or code == 0:
+        return (Reason.UNKNOWN if code is None else Reason.SUCCESS), None
+    if code in _PBS_TIME_LIMIT:
+        return Reason.TIME_LIMIT, None
+    if code in _PBS_OUT_OF_MEMORY:
+        return Reason.OUT_OF_MEMORY, None
+    if code < 0:
+        return Reason.LAUNCH_FAILURE, None
+    if code < _PBS_SIGNALLED:
+        return Reason.EXIT_CODE, None
+    signal = code - _PBS_SIGNALLED
+    return (Reason.CANCELLED if signal == 15 else Reason.UNKNOWN), signal
+
+
+def _steps(job: Mapping[str, Any]) -> list[str]:
+    tasks = job.get("tasks")
+    return [
+        str(task["status"].get("state"))
+        for task in (tasks if isinstance(tasks, list) else [])
+        if isinstance(task, Mapping) and isinstance(task.get("status"), Mapping)
+    ]
+
+
+def _detail(phase: Phase, said: str, reason: str, end: tuple[int | None, int | None]) -> str:
+    """Describe a state in the scheduler's words; `end` are exit code and signal."""
+    if phase is Phase.ENDED and len(said) > 1:
+        text = describe_end(said, reason, *end)
+    else:
+        text = f"{said} ({reason})" if reason else said
+        text += f", signal {end[1]}" if end[1] else ""
+    return " ".join(text.split())[:_LONGEST_DETAIL]
+
+
+def _number(value: object) -> int | None:
+    try:
+        return int(str(value))
+    except ValueError:
+        return None
+
 
 _LIST_WINDOW: Final = "1h"
 """Age up to which ended jobs are listed for their states; waiting and running ones always are."""
@@ -105,7 +244,7 @@ class FirecrestJobs:
     async def states(self, ids: Sequence[str]) -> dict[str, JobState]:
         wanted = list(dict.fromkeys(ids))
         listed = await self._listed(set(wanted)) if len(wanted) > 1 else {}
-        known = {job_id: states.firecrest_state(job) for job_id, job in listed.items()}
+        known = {job_id: firecrest_state(job) for job_id, job in listed.items()}
         left = [job_id for job_id in wanted if job_id not in known]
         max_concurrency = max(1, self._connection.max_concurrency // JOB_CHANNELS)
         # If the scheduler cannot answer for one job in time, the others are not queried.
@@ -125,12 +264,12 @@ class FirecrestJobs:
     async def glance(self, ids: Sequence[str]) -> dict[str, JobState]:
         """See `Site.glance`."""
         jobs = await self._list("status", _LIST_WINDOW)
-        return {i: states.firecrest_state(jobs[i]) for i in ids if i in jobs}
+        return {i: firecrest_state(jobs[i]) for i in ids if i in jobs}
 
     async def state(self, job_id: str) -> JobState:
         """Return the state of one job, from the scheduler's queue and its accounting at once."""
         job = await self._job("status", job_id)
-        return _MISSING if job is None else states.firecrest_state(job)
+        return _MISSING if job is None else firecrest_state(job)
 
     async def explain(
         self, job_id: str, output: Callable[[FirecrestClient], Awaitable[Any]]
@@ -143,7 +282,7 @@ class FirecrestJobs:
         job = await self._job("explain", job_id)
         if job is None:
             return _MISSING
-        state = states.firecrest_state(job)
+        state = firecrest_state(job)
         if state.phase is not Phase.ENDED or state.reason not in _FOR_MEMORY:
             return state
         try:

@@ -31,7 +31,7 @@ from snakemake_executor_plugin_mantik.sites.firecrest.answers import malformed_a
 from snakemake_executor_plugin_mantik.sites.firecrest.connection import FirecrestConnection
 from snakemake_executor_plugin_mantik.sites.firecrest.jobs import FirecrestJobs
 from snakemake_executor_plugin_mantik.sites.firecrest.opening import FirecrestSystem
-from snakemake_executor_plugin_mantik.sites.firecrest.paths import (
+from snakemake_executor_plugin_mantik.sites.firecrest.script import (
     JOBS,
     TRANSFERS,
     WorkspacePaths,

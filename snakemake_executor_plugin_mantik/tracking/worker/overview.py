@@ -13,7 +13,7 @@ from mlflow.tracking import MlflowClient
 
 from snakemake_executor_plugin_mantik import pictures
 from snakemake_executor_plugin_mantik.pictures import Node, NodeState, Picture
-from snakemake_executor_plugin_mantik.pictures.assemble import PicturedTry, make_picture
+from snakemake_executor_plugin_mantik.pictures.value import PicturedTry, make_picture
 from snakemake_executor_plugin_mantik.tracking import segments
 from snakemake_executor_plugin_mantik.tracking.ledger import GOES_ON, JobRow, Ledger
 from snakemake_executor_plugin_mantik.tracking.outbox import RunRecord

@@ -1,4 +1,4 @@
-"""`smk-mantik docs`: show a page of the documentation, which every installation brings along."""
+"""`smk-mantik docs` and `schema`: show a page of the documentation, or the backend config's schema."""
 
 import difflib
 import json

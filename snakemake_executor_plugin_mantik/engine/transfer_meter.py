@@ -1,4 +1,4 @@
-"""Measure the transfers that are under way, for people who watch a run."""
+"""Measure the transfers that are under way, report them, and publish them for smk-mantik watch."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Load the bash templates of this package."""
+"""Load the bash templates of this package, and render what a job makes once at a site."""
 
 import shlex
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""The values that pictures of a workflow show: its jobs, their times and sites, and their edges."""
+"""What pictures of a workflow show, as values and as text: its jobs, their times, their edges."""
 
 import unicodedata
 from collections import Counter

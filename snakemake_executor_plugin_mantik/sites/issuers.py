@@ -1,4 +1,4 @@
-"""Access tokens from an OpenID Connect issuer, obtained with other credentials and renewed."""
+"""Access tokens from an OpenID Connect issuer: with other credentials, or confirmed in a browser."""
 
 import asyncio
 import sys

@@ -1,4 +1,4 @@
-"""Slurm's words for states and ends of jobs, independent of the API."""
+"""Slurm's words for states and ends of jobs, and for why they wait, independent of the API."""
 
 import re
 import signal as signals

@@ -1,4 +1,4 @@
-"""Jobs through firecREST's compute API."""
+"""Jobs through firecREST's compute API, and what its answers say of their states."""
 
 import logging
 import re

@@ -1,4 +1,4 @@
-"""Batch scripts of submissions, with the scheduler's own directives. Pure functions."""
+"""Batch scripts of submissions and paths for firecREST. Pure functions."""
 
 import re
 import shlex

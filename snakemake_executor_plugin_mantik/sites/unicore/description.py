@@ -1,4 +1,4 @@
-"""UNICORE job descriptions of submissions. Pure functions, without I/O.
+"""UNICORE job descriptions of submissions, with batch directives and hooks. Pure functions.
 
 If the scheduler is Slurm or PBS, a job is submitted RAW, with its own directives: servers 9.3 to
 11.1 drop or garble memory of 2 GiB and more and every GPU count, and all make tasks of CPUs

@@ -1,4 +1,4 @@
-"""Jobs through UNICORE's job API."""
+"""Jobs through UNICORE's job API, and what its answers say of their states."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""`smk-mantik docs` and `schema`: show a page of the documentation, or the backend config's schema."""
+"""`smk-mantik docs` and `schema`: show a page of the docs, or the schema of backend configs."""
 
 import difflib
 import json

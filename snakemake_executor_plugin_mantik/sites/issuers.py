@@ -1,4 +1,4 @@
-"""Access tokens from an OpenID Connect issuer: with other credentials, or confirmed in a browser."""
+"""Access tokens from an OpenID Connect issuer: by other credentials or a confirmed device."""
 
 import asyncio
 import sys

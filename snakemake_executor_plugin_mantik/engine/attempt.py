@@ -72,6 +72,7 @@ class Watched:
         silent: seconds since its last sign of life, or since the start of watching.
         seen: time of the last listing, or of the start of watching.
         looked: whether it has been looked for in a listing since the start of watching.
+        shown: whether the last listing showed what surely lies there: its claim, or `LOOK`.
         owner: the owner of the claim, once it was read.
         beat: when the claim was last written, by the clock of the file system.
         revoked: whether we have revoked it.
@@ -97,6 +98,7 @@ class Watched:
     waited: float = 0.0
     silent: float = 0.0
     looked: bool = False
+    shown: bool = False
     claimed: bool = False
     claim_bytes: int = -1
     owner: claims.ClaimOwner | None = None

@@ -9,6 +9,7 @@ from typing import Final
 
 from snakemake_executor_plugin_mantik.common.errors import SiteError, SiteNotFound, SiteRejected
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
+from snakemake_executor_plugin_mantik.engine import claims
 from snakemake_executor_plugin_mantik.engine.attempt import runtime_of
 from snakemake_executor_plugin_mantik.jobs.markers import Marker
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
@@ -93,8 +94,18 @@ class FailureClassifier:
         if state is not None and state.phase is Phase.WAITING:
             # The site put it back into the queue, where nobody cancelled it. Half a record may
             # say so for some seconds.
-            return Reason.PREEMPTED
+            return Reason.PREEMPTED if await self._ran(record, state) else None
         return state.reason if state is not None and state.reason in _TELLING else None
+
+    async def _ran(self, record: TryRecord, state: JobState) -> bool:
+        """Check whether the scheduler's job that waits is the one that ran.
+
+        It may be another start of the same submission, of which the site knows the last one only.
+        """
+        with suppress(SiteError):
+            owner = await claims.read_owner(self._site, record)
+            return owner is not None and owner.scheduler_job == state.scheduler_id
+        return False
 
     async def _found(self, record: TryRecord) -> list[str]:
         with suppress(SiteError):

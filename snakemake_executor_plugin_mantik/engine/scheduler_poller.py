@@ -65,7 +65,8 @@ _LOST_LOOKS = 5
 
 
 LOOK = ".look"
-"""A file that is written to a directory of claims before its last listing."""
+"""A file that is written to a directory of claims before its last listing, which counts only if it
+shows that file: a site may say for a moment that a directory is empty, or not there."""
 
 
 class PollTarget(Protocol):
@@ -142,7 +143,8 @@ class SchedulerPoller:
         if over:
             # A marker that has appeared meanwhile wins, and so does a new sign of life.
             await self._watching.look(w.record for w in over)
-            await self.each([w for w in over if w.ended_since is not None], self._explain)
+            sure = [w for w in over if w.ended_since is not None and w.shown]
+            await self.each(sure, self._explain)
 
     async def each(
         self, tries: Sequence[Watched], act: Callable[[Watched], Awaitable[bool]]
@@ -314,7 +316,7 @@ class SchedulerPoller:
         For one that has started, make the file system show a marker that may be there already.
         """
         if watched.claimed:
-            with suppress(SiteRejected):  # no room, for example: rely on the plain listing
+            with suppress(SiteRejected):  # no room, for example: rely on a listing with the claim
                 await self._site.put(f"{watched.record.paths.tries}/{LOOK}", b"\n")
             return True
         watched.revoked = True

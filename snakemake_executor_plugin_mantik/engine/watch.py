@@ -21,7 +21,7 @@ from snakemake_executor_plugin_mantik.engine.attempt import (
     TryEndKind,
     Watched,
 )
-from snakemake_executor_plugin_mantik.engine.scheduler_poller import SchedulerPoller
+from snakemake_executor_plugin_mantik.engine.scheduler_poller import LOOK, SchedulerPoller
 from snakemake_executor_plugin_mantik.engine.site_retry import TRANSIENT, SiteRetry
 from snakemake_executor_plugin_mantik.jobs.paths import LIVE, parse_marker_name
 from snakemake_executor_plugin_mantik.journal import TryRecord
@@ -241,6 +241,7 @@ class Watcher:
             watched.seen, watched.waited = now, watched.waited + passed
             watched.looked, watched.silent = True, watched.silent + passed
             claim = entries.get(watched.record.id)
+            watched.shown = claim is not None or LOOK in entries
             if (end := ends.get(watched.record.id)) is not None:
                 self._waits_no_more(watched)
                 self.end(watched, end)

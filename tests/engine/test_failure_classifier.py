@@ -1,6 +1,6 @@
 """Why a job failed that could still write its marker: what the scheduler says is asked for."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from typing import cast
 
@@ -49,6 +49,10 @@ class Scheduler:
             raise SiteUnreachable("not now")
         known = self.tags[0]
         return {tag: [job for job, its in known.items() if its == tag] for tag in names}
+
+    async def get(self, path: str, *, size: int | None = None) -> AsyncIterator[bytes]:
+        """The claim."""
+        yield b"scheduler_job=7\nhost=n\n"
 
     async def explain(self, job_id: str) -> JobState:
         if self.details is None:
@@ -191,8 +195,10 @@ def test_the_reason_is_told(marker: Marker, why: Reason, words: list[str]) -> No
 
 
 def test_a_job_that_waits_again_was_not_cancelled() -> None:
-    """But for some seconds after its end, firecREST may say so of any."""
-    waiting = JobState(Phase.WAITING)
+    """But for some seconds after its end, firecREST may say so of any; and what waits may be
+    another start of the same submission."""
+    waiting, other = (JobState(Phase.WAITING, scheduler_id=one) for one in ("7", "8"))
     assert reason(TERM, Scheduler([waiting]), "1") is Reason.PREEMPTED
+    assert reason(TERM, Scheduler([other]), "1") is Reason.CANCELLED
     cancelled = JobState(Phase.ENDED, Reason.CANCELLED)
     assert reason(TERM, Scheduler([waiting, waiting, cancelled]), "1") is Reason.CANCELLED

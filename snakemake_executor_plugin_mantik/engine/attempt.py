@@ -218,20 +218,7 @@ def used_of(marker: Marker | None, times: Times) -> Used:
     used = Used(ended=times.ended, told_by=times.told_by, behind=times.behind)
     if marker is None:
         return used
-    busy, memory = _gpu_use(marker)
-    return replace(
-        used, cpu_s=marker.cpu, memory_bytes=marker.memory, gpu_busy=busy, gpu_memory=memory
-    )
-
-
-def _gpu_use(marker: Marker) -> tuple[float | None, int | None]:
-    """Return the mean percentage of all GPUs, and the most memory of one in bytes."""
-    busy = [gpu.busy for gpu in marker.gpus if gpu.busy is not None]
-    memory = max((gpu.memory_mib for gpu in marker.gpus), default=None)
-    return (
-        sum(busy) / len(busy) if busy else None,
-        memory << 20 if memory is not None else None,
-    )
+    return replace(used, cpu_s=marker.cpu, memory_bytes=marker.memory, gpu_busy=marker.gpu_busy)
 
 
 def runtime_of(marker: Marker) -> float:

@@ -31,7 +31,7 @@ class LiveView:
             directory.
         growing: an extended regular expression that matches the paths of append-only files, of
             which only new bytes are transferred.
-        metrics: the directory for metrics of the job's GPUs (`LiveDirectory`).
+        metrics: the directory for the metric of the job's GPUs (`LiveDirectory`).
     """
 
     copy: str

@@ -34,8 +34,6 @@ _TIME: Final = re.compile(r"([0-9]{1,10})(?:\.([0-9]{1,10}))?", re.ASCII)
 _LONGEST_TIME: Final = 22
 _MODE: Final = re.compile(r"[0-7]{1,5}", re.ASCII)
 _FIELDS = 7
-_MOST_GPUS: Final = 64
-_GPU_FIELDS: Final = 6
 
 
 FilePlace = Literal["marker", "archive", "alone", "stored", "none"]
@@ -74,21 +72,6 @@ class OutputEntry:
 
 
 @dataclass(frozen=True)
-class GpuUse:
-    """What a job has used of a GPU on its first node.
-
-    Attributes:
-        busy: its mean utilization in percent; None if the GPU does not report it.
-        memory_mib, total_mib: the most memory that was used, and all that it has.
-    """
-
-    index: int
-    busy: float | None
-    memory_mib: int
-    total_mib: int
-
-
-@dataclass(frozen=True)
 class Marker:
     """How a try ended, as its script reports it.
 
@@ -120,7 +103,8 @@ class Marker:
         cpu: CPU seconds of all processes that the script waited for; None if unknown.
         memory: the most memory at a time of its processes on the first node, in bytes, as sampled
             (`memory.sh.j2`); None if unknown.
-        gpus: those of the job on its first node of which samples exist (`gpus.sh.j2`).
+        gpu_busy: how busy its GPUs on the first node were on average, in percent, as sampled
+            (`gpus.sh.j2`); None if unknown.
         go_on: why a job that may continue (`spec.Segment`) is to go on in a next segment: it
             `asked`, or its walltime ended (`time_limit`); empty if it is not to, by its script.
         changed: whether its checkpoint changed since the segment began.
@@ -146,7 +130,7 @@ class Marker:
     log_bytes: int = 0
     cpu: float | None = None
     memory: int | None = None
-    gpus: tuple[GpuUse, ...] = ()
+    gpu_busy: float | None = None
     go_on: str = ""
     changed: bool = False
     _small: Mapping[str, bytes] = field(default_factory=dict, repr=False)
@@ -184,7 +168,7 @@ def read_marker(content: bytes, *, try_id: str, exit_code: int) -> Marker:
         scheduler_job=meta.get("scheduler_job", ""),
         site_job=meta.get("site_job", ""),
         cpu=_cpu(meta),
-        gpus=_gpus(meta.get("gpus", "")),
+        gpu_busy=_gpu_busy(meta.get("gpus", "")),
         memory=int(meta["memory"]) if _is_number(meta.get("memory", "")) else None,
         go_on=meta.get("go_on", ""),
         changed=meta.get("changed") == "yes",
@@ -355,15 +339,12 @@ def _cpu(meta: Mapping[str, str]) -> float | None:
     return 60.0 * (int(minutes) + int(more_minutes)) + float(seconds) + float(more_seconds)
 
 
-def _gpus(text: str) -> tuple[GpuUse, ...]:
-    """Read records of GPUs, as `gpus.sh.j2` describes them; leave out those that make no sense."""
-    found = []
-    for record in text.split(";")[:_MOST_GPUS]:
-        numbers = [int(word) for word in record.split() if _is_number(word)]
-        if len(numbers) == _GPU_FIELDS:
-            index, _, busy, known, used, total = numbers
-            found.append(GpuUse(index, busy / known if known else None, used, total))
-    return tuple(found)
+def _gpu_busy(text: str) -> float | None:
+    """Divide the sum of samples by their number, which `gpus.sh.j2` writes."""
+    total, _, number = text.partition(" ")
+    if not (_is_number(total) and _is_number(number) and int(number)):
+        return None
+    return int(total) / int(number)
 
 
 def _is_number(text: str) -> bool:

@@ -207,8 +207,8 @@ class LiveDirectory:
         path: relative to the workspace; reports begin when it exists.
         growing: an extended regular expression for paths below the directory: files that match are
             only appended to, and only the appended part is reported.
-        metrics: a directory below it for metrics of the job's GPUs, relative to the workspace, in
-            the format of MLflow's file store; empty for none.
+        metrics: a directory below it for the metric of the job's GPUs, relative to the workspace,
+            in the format of MLflow's file store; empty for none.
     """
 
     path: str

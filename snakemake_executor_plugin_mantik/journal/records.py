@@ -109,14 +109,12 @@ class Used:
         memory_bytes: the most memory at a time on its first node.
         ended, told_by, behind: see `Times`.
         gpu_busy: how busy its GPUs on the first node were on average, in percent.
-        gpu_memory: the most bytes of memory of one of these.
     """
 
     cpu_s: float | None = None
     memory_bytes: int | None = None
     ended: float | None = None
     gpu_busy: float | None = None
-    gpu_memory: int | None = None
     told_by: str = ""
     behind: float | None = None
 

@@ -196,11 +196,11 @@ def _row(usage: RuleUsage) -> UsageRow:
 
 
 def _gpus(usage: RuleUsage) -> Meter:
-    busy, memory = usage.gpu_busy, usage.gpu_memory
-    words = [f"{busy:.0f} %"] if busy is not None else []
-    words += [_size(memory)] if memory is not None else []
-    share = busy / 100 if busy is not None else None
-    return Meter(", ".join(words) or _UNKNOWN, humanize_count(usage.gpus or 0, "GPU"), share)
+    busy = usage.gpu_busy
+    count = humanize_count(usage.gpus or 0, "GPU")
+    if busy is None:
+        return Meter(_UNKNOWN, count, None)
+    return Meter(f"{busy:.0f} %", count, busy / 100)
 
 
 def _meter(

@@ -78,7 +78,6 @@ class RuleUsage:
         typical: the median of their run times in seconds.
         queued: the median of their waiting times in seconds.
         gpu_busy: the percentage to which the GPUs of a try were busy on average, of the busiest.
-        gpu_memory: the most bytes of memory of a GPU that a try used.
         core_hours: of all tries, by site; None at a site where no try's cores are known.
         estimated: how many tries ran as long as the scheduler counts, or until the last heartbeat,
             because they could not report it.
@@ -102,7 +101,6 @@ class RuleUsage:
     queued: float | None
     gpus: int | None
     gpu_busy: float | None
-    gpu_memory: int | None
     core_hours: Mapping[str, float | None]
     estimated: int
     untimed: int
@@ -168,7 +166,6 @@ def _usage(rule: str, tries: Sequence[ReportedTry], now: float) -> RuleUsage:
         queued=median(waited) if waited else None,
         gpus=_most(one.asked.gpus for one in tries),
         gpu_busy=_most(one.used.gpu_busy for one in tries),
-        gpu_memory=_most(one.used.gpu_memory for one in tries),
         core_hours=hours,
         estimated=sum(bool(one.record.times.told_by) for one in tries),
         untimed=sum(one.untimed for one in tries),

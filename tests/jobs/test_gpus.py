@@ -1,11 +1,10 @@
-"""The GPUs of a job, as its script samples them; there is none here: programs stand in for them."""
+"""How busy a job's GPUs are, as its script samples it; programs stand in for GPUs here."""
 
 import subprocess
 from dataclasses import replace
 
 import pytest
 
-from snakemake_executor_plugin_mantik.jobs.markers import GpuUse
 from snakemake_executor_plugin_mantik.jobs.script import render_script
 from snakemake_executor_plugin_mantik.jobs.spec import (
     JobSpec,
@@ -17,9 +16,9 @@ from tests.support.trial import QUICK, Trial
 
 STORE = "its store"
 METRICS = f"{STORE}/0/run/metrics"
-QUERY = "--query-gpu=index,utilization.gpu,memory.used,memory.total"
-# What nvidia-smi prints for two of its GPUs, one of which does not report how busy it is.
-SAMPLES = "0, 50, 1000, 40960\\n3, [N/A], 20480, 40960\\n"
+QUERY = "--query-gpu=utilization.gpu"
+# What nvidia-smi prints for three GPUs, one of which does not report how busy it is.
+SAMPLES = "50\\n[N/A]\\n71\\n"
 HEARTBEATS = (
     "claim=$(echo .mantik/tries/*/*); size=$(stat -c %s $claim); "
     "until (( $(stat -c %s $claim) > size + 1 )); do sleep 0.05; done"
@@ -49,17 +48,17 @@ def gpu_functions(trial: Trial) -> str:
     return f"# {text.partition('# ----')[0].partition(chr(10))[2]}"
 
 
-def test_the_use_of_each_gpu_is_in_the_marker(trial: Trial) -> None:
-    smi(trial, 'sleep 0.2; printf "0, 71, 900, 40960\\n"; exec sleep 600')
-    more = "until grep -q ' 2 ' .mantik/work/*/*/gpus; do sleep 0.05; done 2> /dev/null"
+def test_the_mean_use_of_gpus_is_in_the_marker(trial: Trial) -> None:
+    smi(trial, 'sleep 0.2; printf "80\\n"; exec sleep 600')
+    more = "until grep -q ' 3$' .mantik/work/*/*/gpus; do sleep 0.05; done 2> /dev/null"
     ended = trial.run(job(trial, more), env={"CUDA_VISIBLE_DEVICES": "0,3"})
     assert ended.sure.exit_code == 0, ended.log
-    assert ended.sure.gpus == (GpuUse(0, 60.5, 1000, 40960), GpuUse(3, None, 20480, 40960))
+    assert ended.sure.gpu_busy == 67.0
     called = (trial.workspace / "called").read_text()
     assert called == f"--id=0,3 --format=csv,noheader,nounits {QUERY} --loop={QUICK.heartbeat_s}\n"
 
 
-def test_samples_are_metrics_of_its_run(trial: Trial) -> None:
+def test_their_mean_is_a_metric_of_its_run(trial: Trial) -> None:
     smi(trial, "exec sleep 600")
     ended = trial.run(job(trial, f"mkdir -p '{METRICS}'; {SEEN}", live=True))
     assert ended.sure.exit_code == 0, ended.log
@@ -68,16 +67,12 @@ def test_samples_are_metrics_of_its_run(trial: Trial) -> None:
         for path in (trial.workspace / METRICS / "system").iterdir()
     }
     assert {name: words[1:] for name, words in found.items()} == {
-        "gpu_0_utilization_percentage": ["50", "0"],
-        "gpu_0_memory_usage_percentage": ["2.4", "0"],
-        "gpu_0_memory_usage_megabytes": ["1048", "0"],
-        "gpu_3_memory_usage_percentage": ["50.0", "0"],
-        "gpu_3_memory_usage_megabytes": ["21474", "0"],
+        "gpu_utilization_percentage": ["60", "0"],
     }
     assert all(len(words[0]) == 13 and words[0].isdecimal() for words in found.values())
     # What is listed is what is there: the sampling has ended before.
     listed = {entry.path for entry in ended.sure.files if entry.type == "f"}
-    assert f"{METRICS}/system/gpu_0_utilization_percentage" in listed
+    assert f"{METRICS}/system/gpu_utilization_percentage" in listed
 
 
 @pytest.mark.parametrize(
@@ -86,7 +81,7 @@ def test_samples_are_metrics_of_its_run(trial: Trial) -> None:
         "",
         "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.\\n",
         "No devices were found\\n",
-        "0, [Unknown Error], [Unknown Error], [Unknown Error]\\n0, 5",
+        "[Unknown Error]\\n5",
         'Field \\"utilization.gpu\\" is not a valid field to query.\\n\\n',
     ],
 )
@@ -95,7 +90,7 @@ def test_a_driver_that_fails_or_hangs_disturbs_nothing(trial: Trial, lines: str)
     smi(trial, "trap '' TERM INT HUP PIPE; exec sleep 600" if not lines else "exit 9", lines)
     ended = trial.run(job(trial, f"until [ -e called ]; do sleep 0.05; done; {HEARTBEATS}"))
     assert ended.sure.exit_code == 0, ended.log
-    assert ended.sure.gpus == ()
+    assert ended.sure.gpu_busy is None
     assert ended.sure.memory is not None
 
 
@@ -126,7 +121,7 @@ def test_a_sampling_that_ended_long_ago_is_not_killed(trial: Trial) -> None:
 
 def test_nothing_is_sampled_without_gpus(trial: Trial) -> None:
     smi(trial, "exec sleep 600")
-    assert trial.run(trial.spec(":")).sure.gpus == ()
+    assert trial.run(trial.spec(":")).sure.gpu_busy is None
     assert not (trial.workspace / "called").exists()
 
 
@@ -136,8 +131,6 @@ def test_the_kernels_files_of_amd_are_read(trial: Trial) -> None:
         device = f"drm/card{card}/device"
         trial.write(f"{device}/drm/renderD{128 + card}/dev")
         trial.write(f"{device}/gpu_busy_percent", f"{busy}\n")
-        trial.write(f"{device}/mem_info_vram_used", f"{(card + 1) << 30}\n")
-        trial.write(f"{device}/mem_info_vram_total", f"{64 << 30}\n")
     # The control group of the job denies it another card.
     (trial.workspace / "dri").mkdir()
     (trial.workspace / "dri/renderD129").touch()
@@ -148,4 +141,4 @@ def test_the_kernels_files_of_amd_are_read(trial: Trial) -> None:
         ["bash", "-c", command], cwd=trial.workspace, text=True, capture_output=True, check=True,
         timeout=100,
     )  # fmt: skip
-    assert ended.stdout == "0, 20, 2048, 65536\n"
+    assert ended.stdout == "20\n"

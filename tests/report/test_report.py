@@ -109,7 +109,7 @@ def test_all_kinds_of_tries_are_shown(
     succeed(journal, sent(journal, "a"))
     group = sent(journal, "g", "group", members={"m1": "one", "m2": "two"})
     gpu = sent(journal, "gpu", "tune", Asked(cores=4, gpus=2))
-    seen = Used(gpu_busy=37.4, gpu_memory=20 << 30)
+    seen = Used(gpu_busy=37.4)
     journal.ended(gpu.id, "succeeded", waited=1.0, ran=60.0, log="", used=seen)
     log = tmp_path / "a.log"
     log.write_text(
@@ -145,7 +145,7 @@ def test_all_kinds_of_tries_are_shown(
         assert part in boxes
     assert "train" in section(root, "resources")
     assert "1.0 GiB of 8.0 GiB" in section(root, "resources")
-    assert "37 %, 20.0 GiB of 2 GPUs" in section(root, "resources")
+    assert "37 % of 2 GPUs" in section(root, "resources")
     environment = section(root, "environment")
     for part in ("snakemake -j", "3.13", "https://hpc1.example/rest", "queues batch"):
         assert part in environment

@@ -103,6 +103,7 @@ class TestUnicoreWithS3(WithS3):
     site = "hpc1"
 
 
+@pytest.mark.nightly
 class TestFirecrestWithS3(WithS3):
     __test__ = True
     site = "hpc2"

@@ -70,9 +70,6 @@ def test_an_interrupted_call_goes_on_and_runs_once(project: Project, tmp_path: P
     tells(ended.ok().output, "train:main(lr=0.5, names=['{a}', 'ü']) is in calls/train.main-")
     assert started.read_text() == "x"
 
-    again, out = end(start(project, *words))
-    assert json.loads(out)["score"] == 1.0
-    tells(again.ok().output, "Nothing to be done")
     assert len(project.tries) == 1
 
 
@@ -89,10 +86,6 @@ def test_it_runs_on_this_machine(project: Project, tmp_path: Path) -> None:
     tells(ended.ok().output, "train:main(lr=0.5) is in out.json.")
     assert json.loads(out)["score"] == 1.0
     assert project.read("out.json") == out
-
-    project.write("helper.py", "FACTOR = 3\n")
-    ended, out = end(start(project, *words, "--", "--executor", "local", "--cores", "1", "-n"))
-    assert (ended.ok().code, out) == (0, "")  # and not the result of the older version
 
 
 def test_mistakes_are_reported_together(project: Project) -> None:

@@ -63,27 +63,20 @@ def started(project: Project, run: Running) -> bool:
     return there and len(runs(project)) >= 2
 
 
-@pytest.mark.parametrize("meanwhile", ["run on", pytest.param("end", marks=pytest.mark.nightly)])
-def test_killed_while_jobs_run(both: Project, meanwhile: str) -> None:
+def test_killed_while_jobs_run(both: Project) -> None:
     prepare(both)
     first = both.start(plain=True)
     until(lambda: started(both, first), "jobs that run")
     first.kill()
-    if meanwhile == "end":
-        go(both)
-        until(lambda: len(runs(both)) == 4, "jobs that run without a controller")
-        second = both.start(plain=True)
-    else:
-        second = both.start(plain=True)
-        second.says("taken up again")
-        go(both)
+    second = both.start(plain=True)
+    second.says("taken up again")
+    go(both)
 
     said = second.end().ok().output
 
     assert runs(both) == ["0", "1", "2", "3", "sum"], said
     assert said.count("taken up again at ") == 5
     assert both.read("sum.txt") == "0\n1\n2\n3\n"
-    assert "Nothing to be done" in both.run(plain=True).ok().output
 
 
 def test_an_error_of_one_job_on_this_machine_leaves_the_others_running(project: Project) -> None:
@@ -121,45 +114,6 @@ def test_an_error_of_one_job_on_this_machine_leaves_the_others_running(project: 
     tells(project.run().ok().output, "long: taken up again")
 
     assert runs(project) == ["long"]
-
-
-@pytest.fixture
-def faulty_project(firecrest: Project, faulty: Sandbox) -> tuple[Project, Sandbox]:
-    prepare(firecrest)
-    return firecrest, faulty
-
-
-SUBMISSIONS = r"/(core|compute/\w+)/jobs$"
-"""The path of submissions to either API."""
-
-
-def test_killed_before_the_submission_was_answered(
-    faulty_project: tuple[Project, Sandbox],
-) -> None:
-    project, sandbox = faulty_project
-    dropped = sandbox.faults.add(Fault("drop_after", "POST", SUBMISSIONS, count=None))
-    first = project.start(plain=True)
-    until(lambda: dropped.happened >= 4, "submissions without an answer")
-    first.kill()
-    sandbox.faults.clear()
-    go(project)
-
-    said = project.run(plain=True).ok().output
-
-    assert runs(project) == ["0", "1", "2", "3", "sum"], said
-    assert project.read("sum.txt") == "0\n1\n2\n3\n"
-
-
-def test_submissions_reach_the_scheduler_twice(faulty_project: tuple[Project, Sandbox]) -> None:
-    project, sandbox = faulty_project
-    sandbox.faults.add(Fault("repeat_job", "POST", SUBMISSIONS, count=None))
-    project.workspace.mkdir(parents=True)
-    go(project)
-
-    said = project.run(plain=True).ok().output
-
-    assert runs(project) == ["0", "1", "2", "3", "sum"], said
-    assert project.read("sum.txt") == "0\n1\n2\n3\n"
 
 
 def test_interrupted(firecrest: Project) -> None:

@@ -7,7 +7,8 @@ from tests.support.workflows import Project, tells, until
 SNAKEFILE = r"""
     rule all:
         input:
-            "good.txt", "after.txt", "pipe.txt", "unset.txt", "nothing.txt", "killed.txt"
+            "good.txt", "after.txt", "pipe.txt", "unset.txt", "nothing.txt", "killed.txt",
+            "logged.txt"
 
     rule good:
         output: "good.txt"
@@ -40,6 +41,11 @@ SNAKEFILE = r"""
     rule killed:
         output: "killed.txt"
         shell: "touch {output}; kill -9 $$"
+
+    rule logged:
+        output: "logged.txt"
+        log: "logs/a.log", "logs/empty.log"
+        shell: "echo what was wrong > {log[0]}; touch {log[1]}; exit 3"
 """
 
 
@@ -67,7 +73,9 @@ def test_failing_jobs_are_told_and_the_others_go_on(both: Project) -> None:
     assert "exit code 137" in said
     for missing in ("bad.txt", "after.txt", "pipe.txt", "unset.txt", "killed.txt"):
         assert not both.exists(missing), f"{missing}: {said}"
-    assert len([record for record in both.tries if record.rule != "after"]) == 6
+    assert "Its log file logs/a.log ended with:\n    what was wrong\n" in said
+    assert "Its log file logs/empty.log" not in said
+    assert len([record for record in both.tries if record.rule != "after"]) == 7
     assert all(record.state.final for record in both.tries)
 
 
@@ -104,29 +112,6 @@ def test_what_cannot_be_prepared_here_fails_its_own_job(project: Project) -> Non
     assert "Traceback" not in ran.output
 
 
-def test_retries_really_try_again(project: Project) -> None:
-    project.write(
-        "Snakefile",
-        r"""
-        rule second_time_lucky:
-            output: "out.txt"
-            resources: mem_mb=lambda wildcards, attempt: attempt * 100
-            shell:
-                "echo {resources.mem_mb} >> counter.txt; "
-                "[ $(wc -l < counter.txt) = 2 ]; cp counter.txt {output}"
-        """,
-    )
-
-    ran = project.run("--retries", "2").ok()
-
-    assert project.read("out.txt") == "100\n200\n"
-    assert ran.output.count(": failed at ") == 1
-    assert "Trying to restart job" in ran.output
-    first, second = project.tries
-    assert first.id != second.id
-    assert (first.outcome[:6], second.outcome) == ("failed", "succeeded")
-
-
 def test_the_first_failure_ends_a_run_without_keep_going(project: Project) -> None:
     project.write(
         "Snakefile",
@@ -158,22 +143,6 @@ def test_the_first_failure_ends_a_run_without_keep_going(project: Project) -> No
     assert "exit code 3" in said
     assert project.exists("c.txt"), said
     assert not project.exists("b.txt")
-
-
-def test_log_files_of_a_failing_rule_are_told(project: Project) -> None:
-    project.write(
-        "Snakefile",
-        """
-        rule logged:
-            output: "out.txt"
-            log: "logs/a.log", "logs/empty.log"
-            shell: "echo the reason > {log[0]}; touch {log[1]}; exit 3"
-        """,
-    )
-    said = project.run().failed()
-    assert "Its log file logs/a.log ended with:\n    the reason\n" in said
-    assert "(no output)" not in said
-    assert "Its log file logs/empty.log" not in said
 
 
 def test_files_that_a_job_missed_and_that_are_here_are_told(project: Project) -> None:

@@ -228,25 +228,6 @@ def test_names(both: Project) -> None:
     assert both.read("--") == "dashes\n"
 
 
-def test_paths_that_begin_with_dots(project: Project) -> None:
-    project.write("data/in.txt", "in\n")
-    project.write("data/..in.txt", "dots\n")
-    project.write(
-        "Snakefile",
-        """
-        rule dots:
-            input: "./data/in.txt", "data/..in.txt"
-            output: "./made/..out.txt"
-            log: "./logs/a.log"
-            shell: "cat {input} > {output}; echo told > {log}"
-        """,
-    )
-    twin = project.twin()
-    twin.run(local=True).ok()
-    project.run().ok()
-    assert tree(project.directory) == tree(twin.directory)
-
-
 def test_a_rules_own_directory_for_temporary_files(project: Project) -> None:
     """It is made at the site, where alone its variables exist."""
     project.extra |= {"SNAKEMAKE_MANTIK_TRACK": "none", "MINE": "here"}

@@ -61,49 +61,19 @@ def test_unknown_account_of_a_rule_is_told_before_anything_is_sent(
     assert len(sandbox.record("hpc2")["runs"]) == before
 
 
-def of_kind(site: FirecrestServer, kind: str) -> dict[str, str]:
-    """The variables of one kind of credentials, without their prefix."""
-    tokens = site.tokens
-    return {
-        "client": {"CLIENT_ID": tokens.client_id, "CLIENT_SECRET": tokens.client_secret},
-        "token": {"TOKEN": tokens.issue()},
-        "refresh token": {"REFRESH_TOKEN": tokens.refresh_token, "CLIENT_ID": tokens.client_id},
-        "API key": {"API_KEY": tokens.api_key},
-    }[kind]
-
-
 def use(project: Project, prefix: str, values: dict[str, str]) -> None:
     """Let the project have these credentials and no others."""
     project.extra |= {name: "" for name in project.place.environment if "_HPC2_" in name}
     project.extra |= {f"{prefix}_{name}": value for name, value in values.items()}
 
 
-KINDS = ["client", "token", "refresh token", "API key"]
-"""The first one is what all other workflows here run with."""
-
-
 class TestCredentials:
-    @pytest.mark.nightly
-    @pytest.mark.parametrize("kind", KINDS[1:])
-    def test_of_all_kinds(self, firecrest: Project, sandbox: Sandbox, kind: str) -> None:
-        firecrest.write("Snakefile", GOOD)
-        prefix = "MANTIK_HPC2" if kind == "token" else "MANTIK_FIRECREST"
-        use(firecrest, prefix, of_kind(served(sandbox), kind))
-
-        firecrest.run().ok()
-
-        assert firecrest.read("good.txt") == "good\n"
-
-    @pytest.mark.parametrize(
-        "kind", [KINDS[0], *(pytest.param(kind, marks=pytest.mark.nightly) for kind in KINDS[1:])]
-    )
     def test_that_are_wrong_are_told_by_their_names(
-        self, firecrest: Project, sandbox: Sandbox, kind: str
+        self, firecrest: Project, sandbox: Sandbox
     ) -> None:
         firecrest.write("Snakefile", GOOD)
-        values = of_kind(served(sandbox), kind)
-        last = next(name for name in values if name != "CLIENT_ID")
-        values[last] = "a-wrong-guess"
+        tokens = served(sandbox).tokens
+        values = {"CLIENT_ID": tokens.client_id, "CLIENT_SECRET": "a-wrong-guess"}
         use(firecrest, "MANTIK_FIRECREST", values)
         jobs = len(sandbox.record("hpc2")["runs"])
 
@@ -142,32 +112,6 @@ class TestCredentials:
 
         assert "answers again" in said
         assert (own.workspace / "ran.txt").read_text() == "run\n"
-
-    def test_tokens_that_are_not_taken_any_more_are_renewed(
-        self, firecrest: Project, sandbox: Sandbox
-    ) -> None:
-        firecrest.write(
-            "Snakefile",
-            """
-            rule long:
-                output: "good.txt"
-                shell: "until [ -e go ]; do sleep 0.1; done; echo good > {output}"
-            """,
-        )
-        running = firecrest.start()
-        try:
-            sandbox.faults.add(Fault("expire_sessions", path="/ops/ls$"))
-            (_made(firecrest.workspace) / "go").touch()
-            said = running.end().ok().output
-        finally:
-            sandbox.faults.clear()
-
-        assert "has not answered" not in said
-
-
-def _made(directory: Path) -> Path:
-    until(directory.exists, str(directory))
-    return directory
 
 
 class TestServers:
@@ -227,15 +171,6 @@ class TestModules:
         finally:
             profile.unlink()
 
-    def test_hooks_on_the_login_node_are_refused(self, firecrest: Project) -> None:
-        hook = "Environment:\n  PreRunCommandOnLoginNode: echo\n"
-        firecrest.config.write_text(firecrest.place.config + hook)
-        firecrest.write("Snakefile", GOOD)
-
-        said = firecrest.run().failed()
-
-        tells(said, "Nothing submitted", "PreRunCommandOnLoginNode", "firecREST")
-
 
 LARGE = """
     rule copy:
@@ -289,24 +224,7 @@ class TestLargeFiles:
         assert not [path for path in transfers.rglob("*") if path.is_file()]
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [
-        Fault("timeout_after", method="POST", path="/compute/hpc2/jobs$"),
-        pytest.param(
-            Fault("timeout_after", method="POST", path="/compute/hpc2/jobs$", seconds=1.5),
-            marks=pytest.mark.nightly,
-        ),
-        pytest.param(
-            Fault("timeout_before", method="POST", path="/compute/hpc2/jobs$"),
-            marks=pytest.mark.nightly,
-        ),
-    ],
-    ids=["acted", "acted later", "did not act"],
-)
-def test_submission_with_a_slow_sbatch_runs_once(
-    firecrest: Project, sandbox: Sandbox, fault: Fault
-) -> None:
+def test_submission_with_a_slow_sbatch_runs_once(firecrest: Project, sandbox: Sandbox) -> None:
     firecrest.write(
         "Snakefile",
         """
@@ -317,7 +235,7 @@ def test_submission_with_a_slow_sbatch_runs_once(
     )
     config = firecrest.place.config.replace("UnknownWait: 20s", "UnknownWait: 4s")
     firecrest.config.write_text(config)
-    fault = sandbox.faults.add(replace(fault))
+    fault = sandbox.faults.add(Fault("timeout_after", method="POST", path="/compute/hpc2/jobs$"))
     try:
         said = firecrest.run().ok().output
     finally:

@@ -37,16 +37,12 @@ def _untracked(project: Project) -> None:
     project.extra.update(UNTRACKED)
 
 
-@pytest.mark.parametrize("meanwhile", ["run on", pytest.param("end", marks=pytest.mark.nightly)])
-def test_killed_while_a_group_runs(firecrest: Project, meanwhile: str) -> None:
+def test_killed_while_a_group_runs(firecrest: Project) -> None:
     firecrest.extra.update(UNTRACKED)
     firecrest.write("Snakefile", GROUP)
     first = firecrest.start(*FLAGS)
     until(lambda: len(ran(firecrest)) == 2, "members that run")
     first.kill()
-    if meanwhile == "end":
-        (firecrest.workspace / "go").touch()
-        until(lambda: "sum" in ran(firecrest), "the last member")
     second = firecrest.start(*FLAGS)
     second.says("taken up again")
     (firecrest.workspace / "go").touch()
@@ -128,7 +124,7 @@ def test_who_failed_is_told(project: Project) -> None:
 
 RESOURCES = r"""
     rule all:
-        input: "asked.txt", "alone.txt"
+        input: "asked.txt", "alone.txt", "bench.txt"
 
     rule one:
         output: "1"
@@ -157,40 +153,29 @@ RESOURCES = r"""
         group: "h"
         resources: tasks=2
         shell: "echo $SLURM_NTASKS > {output}"
+
+    rule a:
+        output: "a.txt"
+        benchmark: repeat("bench/a.tsv", 2)
+        group: "m"
+        shell: "sleep 1.2; echo {bench_iteration} > {output}"
+
+    rule b:
+        input: "a.txt"
+        output: "bench.txt"
+        benchmark: "bench/ü b.tsv"
+        group: "m"
+        shell: "cp {input} {output}"
 """
 
 
-def test_what_a_group_asks_for(project: Project) -> None:
+def test_what_a_group_asks_for_and_the_benchmark_files_of_members(project: Project) -> None:
     config = project.place.config.replace("  Queue: batch", "  Queue: batch\n  MemoryPerNode: 250M")
     project.config.write_text(config)
     project.write("Snakefile", RESOURCES)
     project.run("--default-resources", "db=1").ok()
     assert project.read("asked.txt").split()[:3] == ["3", "300", "1"]
     assert project.read("alone.txt") == "2\n"
-
-
-MEASURED = r"""
-    rule all:
-        input: "a.txt", "b.txt"
-
-    rule a:
-        output: "a.txt"
-        benchmark: repeat("bench/a.tsv", 2)
-        group: "g"
-        shell: "sleep 1.2; echo {bench_iteration} > {output}"
-
-    rule b:
-        input: "a.txt"
-        output: "b.txt"
-        benchmark: "bench/ü b.tsv"
-        group: "g"
-        shell: "cp {input} {output}"
-"""
-
-
-def test_benchmark_files_of_members(project: Project) -> None:
-    project.write("Snakefile", MEASURED)
-    project.run().ok()
     with (project.directory / "bench/a.tsv").open() as file:
         rows = list(csv.DictReader(file, delimiter="\t"))
     assert len(rows) == 2

@@ -58,30 +58,16 @@ def ran(project: Project) -> list[str]:
     return path.read_text().split() if path.exists() else []
 
 
-def test_go_on(project: Project, sit: Sit) -> None:
-    terminal = sit()
-
-    def gone_on(times: int) -> None:
-        until(lambda: terminal.output.count("Going on.") == times, "the answer's effect")
-
-    for times in (1, 2):
-        terminal.type(CTRL_C)
-        asked(terminal, times)
-        terminal.type(b"g\n")
-        gone_on(times)
-    (project.workspace / "go").touch()
-
-    assert terminal.end() == 0, terminal.output
-    assert ran(project) == ["run"]
-    assert project.read("out.txt") == "done\n"
-
-
-def test_detach(project: Project, sit: Sit) -> None:
+def test_go_on_and_detach(project: Project, sit: Sit) -> None:
     terminal = sit()
     terminal.type(CTRL_C)
     asked(terminal)
-    terminal.type(b"what?\n")
+    terminal.type(b"g\n")
+    until(lambda: "Going on." in terminal.output, "the answer's effect")
+    terminal.type(CTRL_C)
     asked(terminal, 2)
+    terminal.type(b"what?\n")
+    asked(terminal, 3)
     terminal.type(b"d\n")
 
     assert terminal.end() != 0
@@ -90,6 +76,7 @@ def test_detach(project: Project, sit: Sit) -> None:
     (project.workspace / "go").touch()
     project.run("--nolock", "--rerun-incomplete", "--config", "linger=0").ok()
     assert ran(project) == ["run"]
+    assert project.read("out.txt") == "done\n"
 
 
 def test_cancel(project: Project, sit: Sit) -> None:
@@ -120,10 +107,8 @@ def test_cancel_at_once(project: Project, sit: Sit, first: str) -> None:
     until(lambda: "term" in ran(project), "the job to be told")
 
 
-@pytest.mark.parametrize(
-    ("choice", "outcomes"),
-    [("cancel", ["cancelled"]), pytest.param("detach", [""], marks=pytest.mark.nightly)],
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize(("choice", "outcomes"), [("cancel", ["cancelled"]), ("detach", [""])])
 def test_decided_before(project: Project, sit: Sit, choice: str, outcomes: list[str]) -> None:
     terminal = sit("--mantik-on-interrupt", choice)
     terminal.type(CTRL_C)

@@ -61,7 +61,7 @@ Cancel = Callable[[str], object]
 """Cancels a job of the site, by its id there, without the executor's help."""
 
 
-@pytest.fixture(params=["firecrest", *REAL])
+@pytest.fixture(params=[pytest.param("firecrest", marks=pytest.mark.nightly), *REAL])
 def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Project, Cancel]]:
     """A project at each site, and how somebody else cancels its jobs: in another way at each."""
     get = request.getfixturevalue

@@ -32,6 +32,7 @@ def blocks() -> Iterator[tuple[str, str]]:
         yield (match[1], match[2]) if match[1] else ("", match[3])
 
 
+@pytest.mark.nightly
 def test_all_of_the_page_works(project: Project) -> None:
     directory, place = project.directory, project.place
     url = re.search(r"UnicoreApiUrl: (\S+)", place.config)

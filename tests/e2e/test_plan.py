@@ -155,21 +155,11 @@ def test_what_is_at_the_site_is_not_counted_again(planned: Project) -> None:
     assert made["sites"]["hpc1"]["uploads"]["bytes"] == 3_000_000
 
 
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        (["--unlock"], "with --unlock Snakemake runs no jobs"),
-        (["nothere.txt"], "MissingRuleException"),
-        (["--set-resources", "x:mantik_site=hpc2"], "there is no site 'hpc2' (did you mean hpc1?)"),
-    ],
-)
-def test_mistakes_are_those_of_a_real_run(
-    planned: Project, arguments: list[str], told: str
-) -> None:
+def test_mistakes_are_those_of_a_real_run(planned: Project) -> None:
     planned.write("Snakefile", SNAKEFILE.replace('"other"', '"hpc1"'))
-    ran = plan(planned, *arguments)
+    ran = plan(planned, "--set-resources", "x:mantik_site=hpc2")
     assert ran.code == 2, ran.output
-    tells(ran.output, told)
+    tells(ran.output, "there is no site 'hpc2' (did you mean hpc1?)")
     assert "Traceback" not in ran.output
     assert not ran.output.partition("=====")[2].strip()
 
@@ -292,4 +282,3 @@ def test_sources_and_what_is_none_are_listed_with_the_reason(planned: Project) -
     said = plan(planned, "--sources", *options(planned), "--", "all").ok().output
     tells(said, "Sources for hpc1:", "  script.py (9 B)", "Not uploaded to hpc1, unless a rule")
     tells(said, *(f"  {path}: {why}" for path, why in left.items()))
-    assert "Sources for" not in plan(planned, *options(planned), "--", "all").ok().output

@@ -78,6 +78,12 @@ def test_the_line_is_last_while_jobs_run_and_gone_at_the_end(seat: Seat) -> None
     assert not LINE.match(last_line(terminal)), "a child writes there"
     (project.directory / "heard").touch()
     until(lambda: re.match(r"1 of 6 jobs done, 2 running, 2 queued", last_line(terminal)), "it")
+    terminal.type(b"\x03")
+    until(lambda: "Your choice" in terminal.output, "the question")
+    assert last_line(terminal).startswith("Your choice [c/d/g]:")
+    assert not [line for line in terminal.screen if LINE.match(line)]
+    terminal.type(b"g\n")
+    until(lambda: LINE.match(last_line(terminal)), "the line again")
     (project.workspace / "go").touch()
     assert terminal.end() == 0, terminal.output
 
@@ -90,27 +96,3 @@ def test_the_line_is_last_while_jobs_run_and_gone_at_the_end(seat: Seat) -> None
     lines = iter(said)
     lacking = [line for line in logged(project.directory) if line not in lines]
     assert not lacking, "\n".join(said)
-
-
-CTRL_C = b"\x03"
-
-
-def test_a_question_and_an_end_from_outside_leave_no_line(seat: Seat) -> None:
-    project = seat.project
-    (project.directory / "speak").touch()
-    (project.directory / "heard").touch()
-    terminal = seat.start(columns=80)
-    until(lambda: re.match(r"1 of 6 jobs done, 2 running", last_line(terminal)), "the line")
-    terminal.type(CTRL_C)
-    until(lambda: "Your choice" in terminal.output, "the question")
-    assert last_line(terminal).startswith("Your choice [c/d/g]:")
-    assert not [line for line in terminal.screen if LINE.match(line)]
-    terminal.type(b"g\n")
-    until(lambda: LINE.match(last_line(terminal)), "the line again")
-    terminal.process.terminate()
-
-    assert terminal.end() != 0
-    said = [line for line in terminal.screen if line]
-    assert not [line for line in said if "jobs done" in line], said
-    assert "Detached: the jobs go on at their sites; start again to take them up." in said
-    (project.workspace / "go").touch()

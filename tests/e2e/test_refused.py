@@ -329,52 +329,37 @@ def test_more_jobs_than_a_site_takes_at_once_are_told(project: Project) -> None:
 
 
 GROUP = """
-    rule one:
-        output: "1"
-        group: "g"
+    rule one{g}:
+        output: "1{g}"
+        group: "{g}"
         resources: {one}
         shell: "touch {{output}}"
 
-    rule two:
-        output: "2"
-        group: "g"
+    rule two{g}:
+        input: "1{g}"
+        output: "2{g}"
+        group: "{g}"
         resources: {two}
         shell: "touch {{output}}"
-
-    rule three:
-        input: "1", "2"
-        output: "3"
-        group: "g"
-        shell: "cat {{input}} > {{output}}"
 """
+MISFITS = {
+    ('mantik_site="hpc2"', "runtime=5"): "are to run at different sites: onea at hpc2; twoa at",
+    ('queue="batch"', 'queue="devel"'): "queue is 'batch' for oneb, 'devel' for twob",
+    ("mem_mb=5, mem_mb_per_cpu=5", "runtime=5"): "rule onec: the resources mem_mb=5 and",
+}
 
 
-@pytest.mark.parametrize(
-    ("one", "two", "told"),
-    [
-        (
-            'mantik_site="hpc2"',
-            'mantik_site="hpc2"',
-            "its members are to run at different sites: one, two at hpc2; three at hpc1",
-        ),
-        (
-            'queue="batch"',
-            'queue="devel"',
-            "queue is 'batch' for one, 'devel' for two, not set for three",
-        ),
-        ("mem_mb=5, mem_mb_per_cpu=5", "runtime=5", "rule one: the resources mem_mb=5 and"),
-        ("runtime=1000", "runtime=20", "runtime: "),
-    ],
-)
-def test_members_that_do_not_fit_into_one_job(
-    project: Project, firecrest_place: Place, one: str, two: str, told: str
-) -> None:
+def test_members_that_do_not_fit_into_one_job(project: Project, firecrest_place: Place) -> None:
     second = project.directory.parent / "hpc2.yaml"
     second.write_text(firecrest_place.config)
     project.sites = [str(second)]
-    project.write("Snakefile", GROUP.format(one=one, two=two))
-    said = project.run("3", "--set-resources", "three:runtime=1000").failed()
-    tells(said, "nothing submitted", "group g (rules one, three, two)", told)
+    texts = [GROUP.format(g=g, one=a, two=b) for g, (a, b) in zip("abc", MISFITS, strict=True)]
+    project.write("Snakefile", "".join(texts))
+    said = project.run("2a", "2b", "2c").failed()
+    tells(said, "nothing submitted", *MISFITS.values(), "group a (rules onea, twoa)")
+    long = GROUP.format(g="d", one="runtime=1000", two="runtime=1000")
+    project.write("Snakefile", long)
+    tells(project.run("2d").failed(), "group d (rules oned, twod)", "runtime: ")
 
 
 def test_members_whose_values_nobody_would_evaluate(project: Project) -> None:
@@ -584,6 +569,7 @@ def test_a_queue_that_is_not_listed_may_exist(project: Project) -> None:
 
 
 def test_no_config(project: Project) -> None:
+    """Without anything to do it needs none."""
     project.write("Snakefile", GOOD)
 
     said = project.run("--executor", "mantik", "--jobs", "1", plain=True).failed()
@@ -594,6 +580,9 @@ def test_no_config(project: Project) -> None:
         "smk-mantik init",
         "SNAKEMAKE_MANTIK_BACKEND_CONFIG",
     )
+    project.write("good.txt")
+    said = project.run("--executor", "mantik", "-j1", plain=True).ok().output
+    assert "Nothing to be done" in said
 
 
 def test_missing_credentials_are_told_with_the_names_looked_for(project: Project) -> None:
@@ -676,32 +665,31 @@ def test_an_environment_file_that_nobody_uses_is_missing(project: Project) -> No
     tells(said, "rule b has the environment file", "b.yaml, which cannot be read")
 
 
-@pytest.mark.parametrize("what", ["input", "script", "target of a link"])
-def test_a_date_in_the_future(project: Project, what: str) -> None:
+def test_a_date_in_the_future(project: Project) -> None:
     """Snakemake would refuse each output, or make it again at each start."""
-    project.write("elsewhere/in.txt")
-    (project.directory / "in.txt").symlink_to("elsewhere/in.txt")
+    for name in ("link", "target"):
+        project.write(f"elsewhere/{name}.txt")
+        (project.directory / f"{name}.txt").symlink_to(f"elsewhere/{name}.txt")
     project.write("copy.sh", 'cp "${snakemake_input[0]}" "${snakemake_output[0]}"')
     project.write(
         "Snakefile",
         """
         rule a:
-            input: "in.txt"
+            input: "link.txt", "target.txt"
             output: "a.txt"
             script: "copy.sh"
         """,
     )
-    dated = {"input": "in.txt", "script": "copy.sh", "target of a link": "elsewhere/in.txt"}[what]
     later = time.time() + 100 * 86400 + 1800
-    os.utime(project.directory / dated, (later, later), follow_symlinks=False)
+    for dated in ("link.txt", "elsewhere/target.txt", "copy.sh"):
+        os.utime(project.directory / dated, (later, later), follow_symlinks=False)
 
     said = project.run().failed()
 
-    told = "copy.sh" if what == "script" else "in.txt"
+    tells(said, "inputs are dated in the future (nothing submitted)", "touch ")
     tells(
-        said, "inputs are dated in the future (nothing submitted)", f"{told} (by 100 days, rule a)"
+        said, *(f"{name} (by 100 days, rule a)" for name in ("link.txt", "target.txt", "copy.sh"))
     )
-    tells(said, f"touch {told}")
 
 
 def test_a_date_a_little_ahead_is_waited_for(project: Project) -> None:
@@ -722,16 +710,6 @@ def test_a_date_a_little_ahead_is_waited_for(project: Project) -> None:
     project.run().ok()
 
     tells(project.run().ok().output, "Nothing to be done")
-
-
-def test_nothing_to_do_needs_no_config(project: Project) -> None:
-    project.write("Snakefile", GOOD)
-    project.write("good.txt")
-    project.write("profiles/x")
-
-    assert (
-        "Nothing to be done" in project.run("--executor", "mantik", "-j1", plain=True).ok().output
-    )
 
 
 def test_mistakes_of_all_kinds_are_reported_together(project: Project, tmp_path: Path) -> None:

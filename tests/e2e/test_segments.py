@@ -165,9 +165,6 @@ def test_used_up_segments_go_on_when_it_is_started_again(project: Project) -> No
     noted = (project.workspace / "segments.txt").read_text().split()
     assert noted == [*"030", *"132", *"234", "3", "10", "6"]
     assert (project.workspace / "loss.txt").read_text().split() == [str(n) for n in range(8)]
-    # A job that is forced begins anew.
-    project.run("model.txt", "--forcerun", "train", "-R", "train").ok()
-    assert (project.workspace / "segments.txt").read_text().split()[12:15] == ["0", "10", "0"]
 
 
 MISTAKES = {
@@ -180,6 +177,28 @@ MISTAKES = {
 }
 
 
+GROUPED_AND_FULL = """
+rule first:
+    output: "first.txt"
+    group: "both"
+    shell: "touch {output}"
+
+rule grouped:
+    input: "first.txt"
+    output: "grouped.txt"
+    group: "both"
+    resources: runtime=10, mantik_continue=3, mantik_checkpoint="ckpt/"
+    shell: "touch {output}"
+
+rule full:
+    output: "full.txt"
+    resources: runtime=10, mantik_continue=3, mantik_checkpoint="ckpt/"
+    run:
+        open(output[0], "w").close()
+
+"""
+
+
 def test_mistakes_are_reported_before_anything_is_submitted(project: Project) -> None:
     written(project)
     rules = []
@@ -188,42 +207,14 @@ def test_mistakes_are_reported_before_anything_is_submitted(project: Project) ->
         given = {"mantik_continue": "10", "mantik_checkpoint": '"ckpt/"', name: value}
         listed = ", ".join(f"{n}={v}" for n, v in given.items())
         rules.append(f"rule r{number}:\n    output: '{number}'\n    resources: {listed}\n")
-    project.write("Snakefile", "".join(f"{rule}    shell: 'true'\n" for rule in rules))
-    said = project.run(*(f"r{number}" for number in range(len(rules)))).failed()
-    tells(said, "nothing submitted", *MISTAKES.values())
-    assert not project.workspace.exists()
-
-
-REFUSED = """
-    rule all:
-        input: "grouped.txt", "full.txt"
-
-    rule first:
-        output: "first.txt"
-        group: "both"
-        shell: "touch {output}"
-
-    rule grouped:
-        input: "first.txt"
-        output: "grouped.txt"
-        group: "both"
-        resources: runtime=10, mantik_continue=3, mantik_checkpoint="ckpt/"
-        shell: "touch {output}"
-
-    rule full:
-        output: "full.txt"
-        resources: runtime=10, mantik_continue=3, mantik_checkpoint="ckpt/"
-        run:
-            open(output[0], "w").close()
-"""
-
-
-def test_groups_and_jobs_with_a_snakemake_at_the_site_are_refused(project: Project) -> None:
-    project.write("Snakefile", REFUSED)
-    said = project.run().failed()
+    listed = "".join(f"{rule}    shell: 'true'\n" for rule in rules)
+    project.write("Snakefile", GROUPED_AND_FULL + listed)
+    targets = ("grouped", "full", *(f"r{number}" for number in range(len(rules))))
+    said = project.run(*targets).failed()
     tells(
         said,
         "nothing submitted: invalid resource requests:",
+        *MISTAKES.values(),
         "rule grouped has mantik_continue, but a job in a group cannot go on",
         "Take it out of its group",
         "rule full: the resource mantik_continue is not supported for a rule that has run:",

@@ -1,57 +1,37 @@
 """Options from every place, and what the scheduler is asked for in the end."""
 
-import pytest
-
 from tests.support.workflows import Project
 
-SHOW = r"""
-    rule show:
-        output: "out.txt"
+SHOW = """
+    rule of_config:
+        output: "{dataset}.config.txt"
         threads: 3
-        resources: {resources}
         shell:
-            "echo $SLURM_CPUS_PER_TASK ${{{{SLURM_MEM_PER_NODE:-none}}}} $SLURM_JOB_PARTITION"
-            " $SLURM_JOB_ACCOUNT > {{output}}"
+            "echo $SLURM_CPUS_PER_TASK $SLURM_MEM_PER_NODE $SLURM_JOB_PARTITION"
+            " $SLURM_JOB_ACCOUNT $SLURM_JOB_NAME > {output}"
+
+    use rule of_config as of_rule with:
+        output: "{dataset}.rule.txt"
+        resources:
+            mem_mb=lambda w, attempt: attempt * 300, slurm_partition="devel",
+            slurm_account="other"
 """
 
 
-def asked(project: Project) -> str:
-    """What the job saw of its allocation: CPUs, MiB of memory, partition, account."""
-    return project.read("out.txt").strip()
-
-
-@pytest.mark.parametrize(
-    ("config", "resources", "options", "result"),
-    [
-        ("MemoryPerNode: 700M", "", ["--default-resources", "runtime=10"], "3 700 batch sandbox"),
-        (
-            "MemoryPerNode: 700M",
-            "mem_mb=lambda w, attempt: attempt * 300, slurm_partition='devel', "
-            "slurm_account='other'",
-            ["--default-resources"],
-            "3 300 devel other",
-        ),
-    ],
-)
-def test_resources_reach_the_scheduler(
-    project: Project, config: str, resources: str, options: list[str], result: str
-) -> None:
-    if config:
-        text = project.place.config.replace("  Queue: batch", f"  Queue: batch\n  {config}")
-        project.config.write_text(text)
-    project.write("Snakefile", SHOW.format(resources=resources or "runtime=5"))
-
-    project.run(*options).ok()
-
-    assert asked(project) == result
-
-
-def test_a_warning_of_a_config_names_its_file_once(project: Project) -> None:
-    text = project.place.config.replace("  Queue: batch", "  Queue: batch\n  Memory: 100M")
+def test_resources_and_a_name_reach_the_scheduler(project: Project) -> None:
+    """And a warning of the config names its file once."""
+    text = project.place.config.replace("  Queue: batch", "  Queue: batch\n  Memory: 700M")
     project.config.write_text(text)
-    project.write("Snakefile", SHOW.format(resources="runtime=5"))
-    said = project.run().ok().output
-    (line,) = [line for line in said.splitlines() if "Resources.Memory: is read as" in line]
+    project.write("Snakefile", SHOW)
+
+    words = ("digits.config.txt", "digits.rule.txt", "--default-resources", "runtime=10")
+    said = project.run(*words).ok()
+
+    for name, asked in (("config", "3 700 batch sandbox"), ("rule", "3 300 devel other")):
+        told = project.read(f"digits.{name}.txt")
+        assert told.startswith(f"{asked} of_{name}")
+        assert "digits" in told
+    (line,) = [each for each in said.output.splitlines() if "Resources.Memory: is read as" in each]
     assert line.count(project.config.name) == 1
 
 
@@ -76,7 +56,7 @@ def test_resources_that_follow_from_a_file_that_is_still_to_be_made(project: Pro
 
     project.run().ok()
 
-    assert asked(project) == "300 300 devel"
+    assert project.read("out.txt") == "300 300 devel\n"
 
 
 SITES = """
@@ -112,20 +92,3 @@ def test_sites_from_the_environment(project: Project) -> None:
 
     assert project.read("first.txt") + project.read("second.txt") == "one\ntwo\n"
     assert {record.site for record in project.tries} == {"one", "other"}
-
-
-def test_a_jobs_name_at_the_site(project: Project) -> None:
-    project.write(
-        "Snakefile",
-        """
-        rule train:
-            output: "{dataset}.{alpha}.txt"
-            shell: "echo $SLURM_JOB_NAME > {output}"
-        """,
-    )
-
-    project.run("digits.03.txt").ok()
-
-    name = project.read("digits.03.txt")
-    assert name.startswith("train")
-    assert "digits" in name

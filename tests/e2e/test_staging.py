@@ -101,6 +101,7 @@ def test_each_content_goes_up_once(project: Project, sandbox: Sandbox) -> None:
 
     project.run().ok()
     assert requests.uploads == 4, "the workspace's permissions, the lease, the sources, the input"
+    assert tree(project.workspace) == tree(project.directory), "the site is left as a mirror"
     assert project.read("a.sum") == project.read("b.sum")
 
     os.utime(data)
@@ -178,18 +179,6 @@ def test_sources_that_no_rule_names(both: Project) -> None:
     listed = both.read("out.txt").splitlines()
     assert listed[0] == "other"
     assert "old.py" not in listed
-
-
-def test_the_site_is_left_as_a_mirror(project: Project) -> None:
-    project.write("in.txt", "in\n")
-    project.write(
-        "Snakefile",
-        "rule a:\n    input: 'in.txt'\n    output: 'out/a.txt'\n    shell: 'cp {input} {output}'\n",
-    )
-
-    project.run("out/a.txt").ok()
-
-    assert tree(project.workspace) == tree(project.directory)
 
 
 def test_links_of_outputs_stay_links_where_they_were_made(firecrest: Project) -> None:

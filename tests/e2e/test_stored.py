@@ -228,16 +228,6 @@ def test_idioms_that_need_the_path_of_a_rule_are_answered_with_what_to_write(
     )
 
 
-def test_what_changed_at_the_site_or_here(pipeline: Project) -> None:
-    run(pipeline)
-    shutil.rmtree(pipeline.workspace / "results")
-
-    run(pipeline, "--forcerun", "report")
-
-    assert ran(pipeline) == "ptspts"
-    assert pipeline.read("report.txt") == REPORT
-
-
 def test_a_part_of_a_directory_that_was_purged(pipeline: Project) -> None:
     run(pipeline)
     (pipeline.workspace / "results/steps/a/1").unlink()
@@ -263,27 +253,6 @@ def test_a_part_of_a_directory_that_was_purged(pipeline: Project) -> None:
     run(pipeline)
     assert ran(pipeline) == "ptstssptspts", "an input here is another"
     assert pipeline.read("report.txt") == "set and more\nmodel\n2\n1\nraw and more\n"
-
-
-def test_an_output_from_the_beginning_of_time(project: Project) -> None:
-    project.extra |= UNTRACKED
-    project.write(
-        "Snakefile",
-        """
-        rule read:
-            input: "old.txt"
-            output: "new.txt"
-            shell: "cat {input} > {output}"
-
-        rule make:
-            output: "old.txt"
-            shell: "echo 1 > {output}; touch -d @0 {output}"
-        """,
-    )
-    run(project)
-
-    assert (project.workspace / "new.txt").read_text() == "1\n"
-    tells(run(project), "Nothing to be done")
 
 
 UNFETCHED = """
@@ -348,14 +317,7 @@ OWN = """
 """
 
 
-@pytest.mark.parametrize(
-    "options",
-    [FILES_STAY, pytest.param((), marks=pytest.mark.nightly)],
-    ids=["all", "named"],
-)
-def test_own_files_below_a_directory_that_is_read_too(
-    one: Project, options: tuple[str, ...]
-) -> None:
+def test_own_files_below_a_directory_that_is_read_too(one: Project) -> None:
     for name in ("x", "y"):
         one.write(f"data/own/{name}.csv", f"{name}\n")
     elsewhere = one.directory.parent / "elsewhere"
@@ -363,22 +325,17 @@ def test_own_files_below_a_directory_that_is_read_too(
     (elsewhere / "z.csv").write_text("z\n")
     (one.directory / "data/own/linked").symlink_to(elsewhere)
     (one.directory / "data/own/around").symlink_to(one.directory / "data")
-    text = OWN
-    if not options:
-        text = re.sub(r'"(data/own[^"]*)"', r'storage.mantik("\1")', OWN)
-        text = text.replace("localrules: all, one, both", "localrules: all")
-    one.write("Snakefile", text)
+    one.write("Snakefile", OWN)
     before = tree(one.directory / "data")
 
-    one.run(*options).ok()
-    one.run(*options, "-n").ok()
-    one.run(*options, "--forceall").ok()
+    run(one)
+    run(one, "-n")
 
     assert tree(one.directory / "data") == before
     assert (elsewhere / "z.csv").read_text() == "z\n"
     smk_mantik(one, "get", "--all").ok()
     assert one.read("both.txt") == "x\ny\nz\n"
-    one.run(*options, "--delete-all-output").ok()
+    run(one, "--delete-all-output")
     assert tree(one.directory / "data") == before
 
 
@@ -399,18 +356,6 @@ def test_files_that_are_the_same_everywhere_are_never_removed(one: Project) -> N
         one.run(*FILES_STAY, "-n").ok()
 
         assert tree(Path(directory)).keys() >= {"x", "made/x"}
-
-
-def test_old_links_below_the_local_copies_lead_nowhere(one: Project) -> None:
-    one.write("data/own/x.csv", "x\n")
-    copies = one.directory / ".snakemake/storage/mantik/data"
-    copies.mkdir(parents=True)
-    (copies / "own").symlink_to(one.directory / "data/own")
-    one.write("Snakefile", OWN.replace('"both.txt", "there.txt"', ""))
-
-    one.run(*FILES_STAY).ok()
-
-    assert one.read("one.txt") == one.read("data/own/x.csv") == "x\n"
 
 
 def test_a_mirror_follows_and_is_never_taken_away(tmp_path: Path) -> None:
@@ -437,23 +382,6 @@ def test_a_mirror_follows_and_is_never_taken_away(tmp_path: Path) -> None:
     assert (home / "a").read_text() == "A"
 
 
-def test_a_copy_that_was_changed_here_is_no_source(one: Project) -> None:
-    run(one)
-    smk_mantik(one, "get", "results/set.txt").ok()
-    one.write("results/set.txt", "mine\n")
-    other = 'rule other:\n    output: "other.txt"\n    shell: "touch {output}"\n'
-    snakefile = (one.directory / "Snakefile").read_text()
-    one.write("Snakefile", other)
-    run(one)
-    assert (one.workspace / "results/set.txt").read_text() == "set\n"
-    one.write("Snakefile", snakefile)
-
-    run(one, "--forcerun", "train")
-
-    assert (one.workspace / "results/set.txt").read_text() == "set\n"
-    assert one.read("report.txt") == REPORT
-
-
 def test_killed_at_any_time(pipeline: Project) -> None:
     pipeline.write(
         "Snakefile", PIPELINE.replace("echo p >> ran.txt", "touch wait; echo p >> ran.txt")
@@ -470,22 +398,6 @@ def test_killed_at_any_time(pipeline: Project) -> None:
     assert ran(pipeline) == "pts"
     assert pipeline.read("report.txt") == REPORT
     assert pipeline.read("data/raw.txt") == "raw\n"
-
-
-def test_files_of_the_user_stay(one: Project) -> None:
-    own = {"results/notes.txt": "my own\n", "results/set.txt": "an older one\n"}
-    for path, text in own.items():
-        one.write(path, text)
-    one.write(
-        "Snakefile", PIPELINE.replace('input: "data/raw.txt"', 'input: temp("data/raw.txt")', 1)
-    )
-    run(one)
-    for words in (["--forceall"], ["--touch", "--forceall"], ["--delete-all-output"]):
-        run(one, *words)
-        for path, text in {**own, "data/raw.txt": "raw\n"}.items():
-            assert one.read(path) == text, words
-    assert not (one.workspace / "results/model.txt").exists()
-    assert not one.exists("report.txt")
 
 
 RISKY = """
@@ -508,7 +420,7 @@ RISKY = """
 """
 COMMANDS = (
     ["--unlock"], ["--cleanup-metadata", "data/raw.txt"], ["--rerun-incomplete"],
-    ["--delete-temp-output"], ["--forceall"], ["--delete-all-output"],
+    ["--delete-temp-output"], ["--forceall"], ["--touch", "--forceall"], ["--delete-all-output"],
 )  # fmt: skip
 
 
@@ -533,6 +445,7 @@ def test_own_files_outlive_a_killed_run_and_all_that_removes_files(one: Project)
         assert {name: tree(one.directory / name) for name in own} == own, words
         if words == ["--forceall"]:
             assert one.read("here.txt") == "raw\nx\nraw\nx\n"
+    assert not one.exists("here.txt"), "an output"
 
 
 def test_get_replaces_nothing_unless_told(one: Project) -> None:
@@ -549,6 +462,11 @@ def test_get_replaces_nothing_unless_told(one: Project) -> None:
     smk_mantik(one, "get", "results", "--force").ok()
     assert one.read("results/model.txt") == "set\nmodel\n"
 
+    one.write("results/set.txt", "mine\n")
+    run(one, "--forcerun", "train")
+    assert (one.workspace / "results/set.txt").read_text() == "set\n", "a copy is no source"
+    assert one.read("report.txt") == REPORT
+
 
 TARGETS = """
     rule all:
@@ -556,9 +474,20 @@ TARGETS = """
 """
 
 
-def test_get_brings_the_targets(pipeline: Project) -> None:
+def test_ls_shows_which_rules_need_an_output_and_get_brings_the_targets(pipeline: Project) -> None:
     pipeline.write("Snakefile", TARGETS + PIPELINE)
     run(pipeline)
+
+    said = smk_mantik(pipeline, "ls", "--needed-by", "--json", "--", *FILES_STAY).ok().output
+    found = {each["file"]: each for each in json.loads(said[said.index("[\n") :])}
+    assert {file: (each["needed_by"], each["target"]) for file, each in found.items()} == {
+        "results/model.txt": (["score"], False),
+        "results/score.txt": (["all", "report"], True),
+        "results/set.txt": (["train"], False),
+        "results/steps": (["all", "score"], True),
+    }
+    model = found["results/model.txt"]
+    assert (model["site"], model["size"], model["job"]) == (pipeline.place.name, 10, "train")
 
     said = smk_mantik(pipeline, "get", "--all-targets", "--", *FILES_STAY).ok().output
 
@@ -571,6 +500,11 @@ def test_get_brings_the_targets(pipeline: Project) -> None:
     tells(smk_mantik(pipeline, *words).ok().output, "Brought 2 outputs")
     assert pipeline.read("results/model.txt") == "set\nmodel\n"
     assert pipeline.read("results/set.txt") == "set\n"
+
+    (pipeline.directory / "Snakefile").unlink()
+    plain = smk_mantik(pipeline, "ls", "--json").ok().output
+    assert {each["file"] for each in json.loads(plain)} == set(found)
+    assert smk_mantik(pipeline, "ls", "--needed-by").code != 0
 
 
 @pytest.mark.nightly
@@ -611,53 +545,6 @@ def test_get_is_told_one_thing_to_bring(one: Project) -> None:
         assert "AssertionError" not in said.output
 
 
-def test_ls_shows_which_rules_need_an_output(one: Project) -> None:
-    one.write("Snakefile", (TARGETS + PIPELINE).replace('"results/score.txt"\n', '"more.txt"\n', 1))
-    one.write("more.txt")
-    run(one)
-
-    said = smk_mantik(one, "ls", "--needed-by", "--json", "--", *FILES_STAY).ok().output
-
-    found = {each["file"]: each for each in json.loads(said[said.index("[\n") :])}
-    assert {file: (each["needed_by"], each["target"]) for file, each in found.items()} == {
-        "results/model.txt": (["score"], False),
-        "results/score.txt": (["report"], False),
-        "results/set.txt": (["train"], False),
-        "results/steps": (["all", "score"], True),
-    }
-    model = found["results/model.txt"]
-    assert (model["site"], model["size"], model["job"]) == (one.place.name, 10, "train")
-    words = ["ls", "--needed-by", "--", *FILES_STAY, "--", "results/model.txt"]
-    shown = smk_mantik(one, *words).ok().output.splitlines()
-    assert {line.split()[0]: line.split()[-1] for line in shown if line.startswith("results/")} == {
-        "results/model.txt": "(target)",
-        "results/score.txt": "score",  # which made it; no other rule is named
-        "results/set.txt": "train",
-        "results/steps/": "train",  # made by it
-    }
-
-    (one.directory / "Snakefile").unlink()
-    plain = smk_mantik(one, "ls", "--json").ok().output
-    assert {each["file"] for each in json.loads(plain)} == set(found)
-    assert smk_mantik(one, "ls", "--needed-by").code != 0
-
-
-@pytest.mark.nightly
-def test_an_older_file_here_is_no_output_of_a_job_that_failed(one: Project) -> None:
-    run(one)
-    smk_mantik(one, "get", "--all").ok()
-    one.write("data/raw.txt", "raw, too\n")
-    one.write("Snakefile", PIPELINE.replace("chmod +x {output[1]}/2;", "[ ! -e fails ];"))
-    (one.workspace / "fails").touch()
-    one.run(*FILES_STAY).failed()
-    (one.workspace / "fails").unlink()
-
-    run(one)
-
-    assert one.read("report.txt") == "set, too\nmodel\n2\n1\nraw, too\n"
-    assert one.read("results/model.txt") == "set\nmodel\n"  # what get brought
-
-
 def test_a_file_from_before_is_no_output_of_a_job_that_failed(one: Project) -> None:
     one.write("results/set.txt", "from before\n")
     one.write("Snakefile", PIPELINE.replace("sed s/raw", "[ ! -e fails ]; sed s/raw"))
@@ -683,7 +570,10 @@ def test_a_directory_here_does_not_hide_the_one_at_the_site(one: Project) -> Non
     assert one.read("report.txt") == REPORT
 
 
-def test_a_local_rule_finds_none_of_its_old_output(one: Project) -> None:
+def test_a_local_rule_reads_a_link_of_the_user_and_none_of_its_old_output(one: Project) -> None:
+    one.write("shared/raw.txt", "raw\n")
+    (one.directory / "data/raw.txt").unlink()
+    (one.directory / "data/raw.txt").symlink_to("../shared/raw.txt")
     text = PIPELINE.replace(
         "cat {input} > {output}; echo written > {log}", "cat {input} >> {output}"
     )
@@ -691,16 +581,6 @@ def test_a_local_rule_finds_none_of_its_old_output(one: Project) -> None:
     run(one)
 
     run(one, "--forcerun", "report")
-
-    assert one.read("report.txt") == REPORT
-
-
-def test_a_link_of_the_user_is_read(one: Project) -> None:
-    one.write("shared/raw.txt", "raw\n")
-    (one.directory / "data/raw.txt").unlink()
-    (one.directory / "data/raw.txt").symlink_to("../shared/raw.txt")
-
-    run(one)
 
     assert one.read("report.txt") == REPORT
     assert (one.directory / "data/raw.txt").readlink() == Path("../shared/raw.txt")
@@ -937,14 +817,14 @@ def test_clean_names_what_is_only_there(one: Project) -> None:
 
 LINKS = """
     rule read:
-        input: "results/link", "results/folder"
+        input: "results/link", "results/folder", "results/old"
         output: "read.txt"
         shell: "cat {input[0]} {input[1]}/x {input[1]}/again > {output}; echo r >> ran.txt"
 
     rule make:
-        output: "results/link", directory("results/folder")
+        output: "results/link", directory("results/folder"), "results/old"
         shell:
-            "mkdir hidden {output[1]}; echo the target > hidden/one;"
+            "mkdir hidden {output[1]}; echo the target > hidden/one; touch -d @0 {output[2]};"
             " ln -s ../hidden/one {output[0]};"
             " echo x > {output[1]}/x; ln -s x {output[1]}/link; ln -s link {output[1]}/again;"
             " touch {output[1]}/$(printf 'n\\\\377'); echo m >> ran.txt"

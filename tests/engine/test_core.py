@@ -173,16 +173,6 @@ def test_what_could_not_be_fetched_is_computed_again_if_forced(
     assert len(world.runs) == 2
 
 
-def test_forced_job_is_run_again(start: Start, world: World) -> None:
-    engine = start()
-    assert outcomes(engine, request(1))[1].succeeded
-    engine.close(tidy=False)
-
-    assert outcomes(start(), replace(request(1), forced=True))[1].succeeded
-
-    assert len(world.runs) == 2
-
-
 def test_tidies_up_at_the_end(start: Start, world: World) -> None:
     engine = start()
     engine.commit(outcomes(engine, request(1))[1])
@@ -432,8 +422,7 @@ def test_what_is_left_at_another_site_may_still_run(
     assert any(f"smk-mantik cancel {left.id}" in line for line in said)
 
 
-@pytest.mark.parametrize("swapped", [False, True])
-@pytest.mark.parametrize("between", [False, True])
+@pytest.mark.parametrize(("swapped", "between"), [(False, True), (True, False)])
 def test_a_workspace_under_another_name_runs_one_try_at_a_time(
     start: Start, world: World, tmp_path: Path, between: bool, swapped: bool
 ) -> None:

@@ -91,6 +91,7 @@ class TestAnswers:
 
 
 class TestSessions:
+    @pytest.mark.nightly
     @pytest.mark.parametrize(
         "own_site", [{"command_time": 3.0, "command_timeout": 60.0}], indirect=True
     )

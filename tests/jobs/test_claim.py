@@ -13,7 +13,7 @@ COUNT = "echo ran >> runs"
 
 
 def test_of_thirty_starts_exactly_one_runs(trial: Trial) -> None:
-    for _ in range(5):
+    for _ in range(2):
         spec = trial.spec(COUNT)
         runs = trial.workspace / "runs"
         runs.unlink(missing_ok=True)
@@ -110,7 +110,7 @@ def test_a_claim_of_nobody_is_not_taken_for_ones_own(trial: Trial) -> None:
     assert not (trial.workspace / "runs").exists()
 
 
-@pytest.mark.parametrize("others", [0, 1, 3, 7, 12])
+@pytest.mark.parametrize("others", [0, 3, 12])
 def test_revocation_that_races_many_starts(trial: Trial, others: int) -> None:
     """Either nothing runs, or one does and the controller hears of it: it cannot revoke."""
     calls = trial.start_folder / "calls"

@@ -132,7 +132,7 @@ SCRIPTS_AS_TEXT = {name: render_script(spec) for name, spec in SCRIPTS.items()}
 SCRIPTS_AS_TEXT["group"] = group.render_group(GROUP)
 
 
-@pytest.mark.parametrize("name", SCRIPTS_AS_TEXT)
+@pytest.mark.parametrize("name", ["plain", "staged", "group"])
 def test_scripts_are_as_they_were(name: str) -> None:
     path, script = GOLDEN / f"{name}.sh", SCRIPTS_AS_TEXT[name]
     if os.environ.get("MANTIK_GOLDEN") == "write":

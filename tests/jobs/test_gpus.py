@@ -79,10 +79,8 @@ def test_their_mean_is_a_metric_of_its_run(trial: Trial) -> None:
     "lines",
     [
         "",
-        "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.\\n",
         "No devices were found\\n",
         "[Unknown Error]\\n5",
-        'Field \\"utilization.gpu\\" is not a valid field to query.\\n\\n',
     ],
 )
 def test_a_driver_that_fails_or_hangs_disturbs_nothing(trial: Trial, lines: str) -> None:

@@ -25,7 +25,7 @@ from tests.support.trial import NASTY, QUICK, Trial, wait_until
 CLEAN = ("echo cleaned > after",)
 
 
-@pytest.mark.parametrize("code", [0, 1, 5, 126, 137, 255])
+@pytest.mark.parametrize("code", [0, 5, 137])
 def test_the_code_is_the_commands(trial: Trial, code: int) -> None:
     ended = trial.run(trial.spec(f"exit {code}", environment=Environment(after_on_compute=CLEAN)))
     assert ended.returned == ended.sure.exit_code == code
@@ -69,13 +69,10 @@ def test_a_failing_hook_keeps_the_others_and_the_code(trial: Trial, hook: str) -
         ("exit 5", 5),
         ("exit 0", 1),
         ("false", 1),
-        ("(exit 6)", 6),
         ("syntax error (", 1),
-        ("set -e; false; touch not-reached", 1),
         ("set -u; echo $not_there; touch not-reached", 1),
         ("exec true", 1),
         ("kill -KILL $BASHPID", 137),
-        ("trap : EXIT; exit 8", 8),
     ],
 )
 def test_a_failing_command_before_the_job(trial: Trial, hook: str, code: int) -> None:
@@ -309,7 +306,7 @@ def test_another_shell(trial: Trial) -> None:
     assert "bash" not in trial.run(spec).log
 
 
-@pytest.mark.parametrize("size", [99_999, 100_001, 140_000, 2_000_000])
+@pytest.mark.parametrize("size", [99_999, 100_001, 2_000_000])
 def test_a_command_of_any_length(trial: Trial, size: int) -> None:
     tail = "\necho end 'of it'; exit 3"
     ended = trial.run(trial.spec("#" * (size - len(tail)) + tail))

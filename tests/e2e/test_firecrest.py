@@ -200,6 +200,7 @@ class TestLargeFiles:
         assert (project.directory / "many/1").read_bytes() == second
         assert (project.directory / "many/2").read_bytes() == first
 
+    @pytest.mark.nightly
     def test_by_the_sites_object_store(self, firecrest: Project, sandbox: Sandbox) -> None:
         contents = self.fill(firecrest)
         before = Counter(sandbox.record("hpc2")["requests"])

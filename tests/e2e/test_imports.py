@@ -12,7 +12,6 @@ import pytest
 from hpc_sandbox.faults import Fault
 from hpc_sandbox.server import Sandbox
 from hpc_sandbox.settings import (
-    FirecrestSettings,
     SandboxSettings,
     SiteOption,
     Timing,
@@ -163,6 +162,7 @@ def test_from_server_to_server(box: Sandbox, tmp_path: Path) -> None:
     project.close()
 
 
+@pytest.mark.nightly
 def test_servers_that_do_not_trust_each_other(tmp_path: Path) -> None:
     with boxed(tmp_path / "box") as box:
         project = between(place_in(box, "one"), place_in(box, "two"), tmp_path)
@@ -214,44 +214,6 @@ def test_no_way_from_server_to_server(box: Sandbox, tmp_path: Path) -> None:
     assert "from server to server" not in ran.output
     verify(project, place_in(box, "three"))
     project.close()
-
-
-@pytest.mark.nightly
-def test_a_bundle_in_one_part_where_no_import_is_possible(tmp_path: Path) -> None:
-    """Nothing that was prepared for the import is in its way."""
-    sites = [SiteOption("one"), SiteOption("three", "firecrest")]
-    settings = SandboxSettings(firecrest=FirecrestSettings(max_file_size=32 << 20))
-    with Sandbox(tmp_path / "box", sites, settings) as box:
-        project = between(place_in(box, "one"), place_in(box, "three"), tmp_path)
-
-        ran = project.run(*FILES_STAY).ok()
-
-        tells(ran.output, f"Moving results/tool ({SHOWN}) to site three, through this machine.")
-        verify(project, place_in(box, "three"))
-        project.close()
-
-
-@pytest.mark.nightly
-def test_an_import_goes_on_while_the_controller_is_dead(tmp_path: Path) -> None:
-    with boxed(tmp_path / "box", trusted="each other", transfer_time=20.0) as box:
-        project = between(place_in(box, "one"), place_in(box, "two"), tmp_path)
-        running = project.start(*FILES_STAY)
-        imported = project.workspace_at(place_in(box, "two")) / ".mantik/bundles"
-        until(
-            lambda: [f.stat().st_size for f in imported.glob("*/*/imported/*")] == [SIZE],
-            "an import",
-        )
-        until(lambda: requests(box, "two", "GET transfers/*") > 0, "a look at it")
-        running.kill()
-
-        ran = project.run(*FILES_STAY, "--rerun-incomplete", "--nolock").ok()
-
-        told = f"Moving results/tool ({SHOWN}) to site two, from server to server; "
-        tells(ran.output, told, "of it is there already")
-        assert requests(box, "two", "POST storages/*/transfers") == 1
-        assert "through this machine" not in ran.output
-        verify(project, place_in(box, "two"))
-        project.close()
 
 
 WAYS = {

@@ -77,7 +77,6 @@ def test_named_outputs_stay(workflow: Project) -> None:
     assert (workflow.workspace / "results/set.txt").read_text() == "raw\n"
     assert not (workflow.workspace / "results/model.txt").exists()  # temp()
     assert ran(workflow) == "pts"
-    tells(workflow.run().ok().output, "Nothing to be done")
 
     target = ["get", "--all-targets", "--", "train"]
     tells(smk_mantik(workflow, *target).output, "do not exist: results/model.txt")  # temp()
@@ -134,10 +133,11 @@ def test_datasets_are_read_where_they_lie(workflow: Project, data: Path) -> None
 
     assert workflow.read("report.txt") == f"--table {data}/tables/one.csv\n1\na\n1\n2\n"
     assert "was not looked up" not in first
-    tells(workflow.run().ok().output, "Nothing to be done")
     later = time.time() + 60
     os.utime(data / "tables/two.csv", (later, later))
-    tells(workflow.run("-n").ok().output, "sample", "report")
+    said = workflow.run("-n").ok().output
+    tells(said, "rule sample:", "rule report:")
+    assert "rule count:" not in said
     workflow.run("--delete-all-output").ok()
     assert sorted(data.rglob("*")) == before
 

@@ -2,33 +2,13 @@
 
 from pathlib import Path
 
-from tests.support.workflows import UNTRACKED, Project, tells, tree, until
+from tests.support.workflows import UNTRACKED, Project, tree, until
 
 ONCE = """
     rule once:
         output: "out.txt"
         script: "scripts/{word}.py"
 """
-
-
-def test_where_it_failed_is_told(project: Project) -> None:
-    project.write("Snakefile", ONCE.replace("{word}", "fails"))
-    project.write("scripts/fails.py", "import helper\n\nhelper.check(snakemake.output)\n")
-    project.write("scripts/helper.py", "def check(value):\n    raise ValueError(f'not {value}')\n")
-
-    ran = project.run()
-
-    assert ran.code == 1
-    scripts = f"{project.workspace}/scripts"
-    tells(
-        ran.output,
-        "Traceback (most recent call last):",
-        f'File "{scripts}/fails.py", line 3, in <module>',
-        f'File "{scripts}/helper.py", line 2, in check',
-        "ValueError: not out.txt",
-    )
-    assert "mantik_script.py" not in ran.output
-    assert project.tries[0].outcome != "succeeded"
 
 
 def test_only_the_same_script_is_adopted(project: Project) -> None:

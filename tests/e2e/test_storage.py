@@ -277,7 +277,6 @@ def test_half_of_a_shared_file_system(project: Project) -> None:
 
     said = project.run("--shared-fs-usage", "storage-local-copies", *storage).failed()
     tells(said, "names storage-local-copies without input-output")
-
     said = project.run("--shared-fs-usage", "input-output", "persistence", "sources").failed()
     tells(said, "names input-output without storage-local-copies")
 

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Mapping
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -14,10 +15,16 @@ from tests.support.workflows import Project, Ran
 
 def smk_mantik(project: Project, *arguments: str) -> Ran:
     """Run the command in the workflow's directory, where nobody sits at a terminal."""
+    variables = {**project.place.environment, **project.extra}
+    return smk_mantik_in(project.directory, *arguments, variables=variables)
+
+
+def smk_mantik_in(directory: Path, *arguments: str, variables: Mapping[str, str] = {}) -> Ran:
+    """The same in any directory."""
     said, code = StringIO(), 0
     with pytest.MonkeyPatch.context() as patch, Path(os.devnull).open() as nobody:
-        patch.chdir(project.directory)
-        for name, value in {**project.place.environment, **project.extra}.items():
+        patch.chdir(directory)
+        for name, value in variables.items():
             patch.setenv(name, value)
         patch.setattr(sys, "argv", ["smk-mantik", *arguments])
         patch.setattr(sys, "stdin", nobody)

@@ -22,7 +22,9 @@ KEPT = re.compile(
 )
 """How this machine reaches its package index: the only thing that a newcomer's has in common."""
 
-SAMPLE = "tests/test_plugin.py tests/config tests/e2e/test_undeclared.py tests/tracking/test_values.py"
+SAMPLE = (
+    "tests/test_plugin.py tests/config tests/e2e/test_undeclared.py tests/tracking/test_values.py"
+)
 """The whole of `make test` runs beside this; here it is seen that it starts on such a machine."""
 
 pytestmark = pytest.mark.timeout(1800)

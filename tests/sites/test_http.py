@@ -54,8 +54,9 @@ def site_of(kind: str, parrot: Parrot, timeout: str = "120s") -> Site:
     )
 
 
-@pytest.mark.parametrize("trouble", TOO_MUCH)
-@pytest.mark.parametrize("kind", ["unicore", "firecrest"])
+@pytest.mark.parametrize(
+    ("kind", "trouble"), [*(("unicore", trouble) for trouble in TOO_MUCH), ("firecrest", "bomb")]
+)
 def test_answers_of_sites(parrot: Parrot, kind: str, trouble: str) -> None:
     parrot.answers = [TOO_MUCH[trouble]]
 
@@ -76,7 +77,7 @@ def test_answers_of_sites(parrot: Parrot, kind: str, trouble: str) -> None:
     assert len(str(caught.value)) < 1000
 
 
-@pytest.mark.parametrize("trouble", TOO_MUCH)
+@pytest.mark.parametrize("trouble", ["bomb", "drip", "endless", "deep"])
 def test_answers_of_issuers(parrot: Parrot, monkeypatch: pytest.MonkeyPatch, trouble: str) -> None:
     parrot.answers = [TOO_MUCH[trouble]]
     if trouble == "drip":

@@ -58,7 +58,8 @@ class UndeclaredFiles:
         here = await asyncio.to_thread(lambda: [_look_at(self._workdir / e.path, e) for e in new])
         stay = [entry for entry, state in zip(new, here, strict=True) if not state]
         kept = [entry for entry, state in zip(new, here, strict=True) if state == "other"]
-        if not stay and not kept:
+        # Another job of the rule may have been concluded meanwhile.
+        if request.rule in self._reported or not (stay or kept):
             return
         self._reported.add(request.rule)
         if stay:

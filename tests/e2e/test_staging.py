@@ -105,16 +105,16 @@ def test_each_content_goes_up_once(project: Project, sandbox: Sandbox) -> None:
 
     os.utime(data)
     project.run("--forceall").ok()
-    assert requests.uploads == 0, "touched, but the same"
+    assert requests.uploads == 1, "the lease alone: touched, but the same"
 
     project.run("more").ok()
-    assert requests.uploads == 0, "small inputs go with the job"
+    assert requests.uploads == 1, "the lease alone: small inputs go with the job"
     assert project.read("more") == "a\nb\n"
 
     (project.directory / "folder/b").unlink()
     (project.workspace / "data.bin").unlink()
     ran = project.run("more", "--forcerun", "more").ok()
-    assert requests.uploads == 1, f"the site has purged it\n{ran.output}"
+    assert requests.uploads == 2, f"the lease, and what was purged\n{ran.output}"
     assert project.read("more") == "a\n", "what is no longer here is not seen there"
 
     shutil.rmtree(project.workspace)

@@ -15,14 +15,14 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import endtoend, stored
-from snakemake_executor_plugin_mantik.config.settings import SiteSettings
+from snakemake_executor_plugin_mantik.config.settings import Timing
 
 IN_FLIGHT = (1, 50, 500)
 MANY, LARGE = 10_000, 5_000_000_000
 """How many small files go up and come back, and how many bytes one large file has."""
 TRACKED = 200
 """How many jobs become MLflow runs."""
-AT_ONCE, DEFAULT_PACE, SLOW_PACE = 1000, int(SiteSettings().submissions_per_second), 4
+AT_ONCE, DEFAULT_PACE, SLOW_PACE = 1000, int(Timing().submissions_per_second), 4
 """Submissions per second: as fast as it goes; as a site is asked by default; so slowly that jobs
 do not queue up on this machine, tracked or not, since to look after those that wait costs, too."""
 SOAKED = 5000

@@ -38,8 +38,6 @@ AT_ONCE = 4
 """Requests at a time, as many as the executor makes."""
 WAIT_S = 1800.0
 CONSOLE = Console()
-QUICKER = re.compile(r"^  (PollMin|Heartbeat): .*\n", re.MULTILINE)
-"""Settings of tests, which the executor is not measured with."""
 
 
 @dataclass(frozen=True)
@@ -166,10 +164,9 @@ def executor(
     foreign = ("MANTIK_", "SNAKEMAKE_", "PYTHONDONTWRITEBYTECODE")
     kept = {k: v for k, v in os.environ.items() if not k.startswith(foreign)}
     environment = {**kept, **place.environment, "SNAKEMAKE_MANTIK_TRACK": "none"}
-    config = QUICKER.sub("", place.config).removesuffix("Site:\n")
     with tempfile.TemporaryDirectory() as directory:
         Path(directory, "Snakefile").write_text(snakefile)
-        Path(directory, "site.yaml").write_text(config)
+        Path(directory, "site.yaml").write_text(place.config)
         command = [sys.executable, "-m", "snakemake", "--quiet", "all", "--config"]
         command += [f"rules={jobs}", "--executor", "mantik", "--jobs", str(max(jobs, 1))]
         command += ["--mantik-backend-config", "site.yaml", *options]

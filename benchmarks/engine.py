@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from snakemake_executor_plugin_mantik.config.reading import read_configs
+from snakemake_executor_plugin_mantik.config.settings import Timing
 from snakemake_executor_plugin_mantik.engine.core import Engine
 from snakemake_executor_plugin_mantik.engine.plan import Planner
 from snakemake_executor_plugin_mantik.engine.request import JobRequest
@@ -44,8 +45,17 @@ def request(number: int, site: str) -> JobRequest:
     )  # fmt: skip
 
 
+AT_ONCE = Timing(submissions_per_second=1000)
+
+
 def opened(
-    name: str, jobs: int, workdir: Path, *, configs: Path | None = None, **limits: int
+    name: str,
+    jobs: int,
+    workdir: Path,
+    timing: Timing = AT_ONCE,
+    *,
+    configs: Path | None = None,
+    **limits: int,
 ) -> tuple[Site, Planner]:
     """A site of the sandbox, with its limits out of the way.
 
@@ -53,14 +63,13 @@ def opened(
         name: of the site.
         jobs: how many may be there at the same time.
         workdir: of the workflow.
+        timing: the waits and limits that its config does not have.
         configs: where the backend configs lie, if not the sandbox's own.
         limits: fields of its settings that are other than in its config.
     """
     directory = configs or os.environ["MANTIK_SANDBOX_DIR"]
     loaded = read_configs([f"{name}={directory}/{name}.yaml"], workdir)[name]
-    settings = loaded.config.site.model_copy(
-        update={"max_jobs": jobs, "submissions_per_second": 1000, **limits}
-    )
+    settings = loaded.config.site.model_copy(update={"max_jobs": jobs, "timing": timing, **limits})
     config = loaded.config.model_copy(update={"site": settings})
     issuer = make_issuer(loaded, workdir)
     credential = find_credentials(name, APIS[name], os.environ, issuer=issuer)

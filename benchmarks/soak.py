@@ -18,8 +18,10 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from benchmarks.engine import APIS, cpu_seconds, opened, request
+from snakemake_executor_plugin_mantik.config.settings import Timing
 from snakemake_executor_plugin_mantik.engine.core import Engine
 from snakemake_executor_plugin_mantik.engine.request import JobRequest
+from snakemake_executor_plugin_mantik.jobs.spec import ScriptLimits
 from snakemake_executor_plugin_mantik.journal import Journal
 from snakemake_executor_plugin_mantik.staging.sources import Sources
 from tests.faults.faults import FAULTS
@@ -29,10 +31,10 @@ SEED = 1
 SHARE = 0.01
 """Of the requests, those that fail."""
 IN_FLIGHT = 100
-LIMITS = {
-    "timeout_s": 5, "poll_min_s": 1, "poll_max_s": 2, "heartbeat_s": 5, "unknown_wait_s": 5,
-    "marker_grace_s": 3,
-}  # fmt: skip
+TIMING = Timing(
+    timeout_s=5, unknown_wait_s=5, marker_grace_s=3, submissions_per_second=1000,
+    script=ScriptLimits(heartbeat_s=5),
+)  # fmt: skip
 """Short waits: what fails is tried again as often as in a day, in an hour."""
 
 
@@ -78,7 +80,10 @@ def measure(jobs: int, workdir: Path) -> dict[str, float]:
         for name in APIS:
             text = (sandbox / f"{name}.yaml").read_text().replace(server, proxy.url)
             (workdir / f"{name}.yaml").write_text(text)
-        sites = {name: opened(name, IN_FLIGHT, workdir, configs=workdir, **LIMITS) for name in APIS}
+        sites = {
+            name: opened(name, IN_FLIGHT, workdir, TIMING, configs=workdir, poll_s=2)
+            for name in APIS
+        }
         state = workdir / ".state"
         engine = Engine(
             sites, journal=Journal(state), workdir=workdir, state=state,

@@ -27,6 +27,7 @@ from pathlib import Path, PurePosixPath
 from statistics import median
 
 from benchmarks.engine import cpu_seconds, opened, request
+from snakemake_executor_plugin_mantik.config.settings import Timing
 from snakemake_executor_plugin_mantik.engine.core import Engine
 from snakemake_executor_plugin_mantik.engine.observer import JobExtras, Observer, Observers
 from snakemake_executor_plugin_mantik.engine.request import JobRequest
@@ -104,7 +105,7 @@ def run(requests: Sequence[JobRequest], workdir: Path, uri: str, pace: int) -> R
     )  # fmt: skip
     begun, watch = cpu_seconds(), Stopwatch()
     tracker.start(tracked=bool(uri), open_tries=())
-    site = opened(SITE, len(requests), workdir, submissions_per_second=pace)
+    site = opened(SITE, len(requests), workdir, Timing(submissions_per_second=pace))
     engine = Engine(
         {SITE: site}, journal=Journal(workdir / ".state"), workdir=workdir,
         state=workdir / ".state", notify=lambda _: None, observer=Observers(watch, tracker),

@@ -128,8 +128,7 @@ class ActiveRun:
         paths = list(map(command_text, chain.from_iterable(own)))
         why = partial(
             why_left_out, workdir=self.checked.workdir, exclude=Exclude(config.config.exclude),
-            products=self.named.paths, file_limit=config.config.site.source_file_limit_bytes,
-            include=Include(config.config.site.include),
+            products=self.named.paths, include=Include(config.config.site.include),
         )  # fmt: skip
         found = missed_files(
             f"{_end_of(outcome.log)}\n{outcome.message}",

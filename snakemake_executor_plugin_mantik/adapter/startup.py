@@ -214,7 +214,7 @@ def collect_sources(
     brought = list_brought(checked.workdir, read_undeclared(checked.state))
     chosen = sources.select_sources(
         checked.workdir, Exclude(config.exclude), products=made | brought,
-        file_limit=config.site.source_file_limit_bytes, total_limit=config.site.sources_limit_bytes,
+        total_limit=config.site.sources_limit_bytes,
         include=Include(config.site.include),
     )  # fmt: skip
     if chosen.withheld:

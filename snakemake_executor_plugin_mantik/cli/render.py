@@ -11,7 +11,7 @@ import typer
 
 from snakemake_executor_plugin_mantik.cli.check import WRONG, examine
 from snakemake_executor_plugin_mantik.common.errors import UserError
-from snakemake_executor_plugin_mantik.common.humanize import humanize_count
+from snakemake_executor_plugin_mantik.common.humanize import humanize_count, humanize_size
 from snakemake_executor_plugin_mantik.config.environment import unknown_environment
 from snakemake_executor_plugin_mantik.config.exclude import Exclude, Include
 from snakemake_executor_plugin_mantik.config.reading import LoadedConfig
@@ -94,7 +94,7 @@ def render_preview(
     # Without a workflow, products of rules are unknown and count as sources: so allow any total.
     chosen = sources.select_sources(
         project, Exclude(config.exclude), products=(),
-        file_limit=config.site.source_file_limit_bytes, total_limit=_UNLIMITED,
+        total_limit=_UNLIMITED,
         include=Include(config.site.include),
     )  # fmt: skip
     files = planner.environment_files(environment)
@@ -116,7 +116,7 @@ def _sizes(loaded: LoadedConfig, chosen: sources.Sources, files: Collection[str]
         named = ", ".join(map(_shown, left[:3])) + ", …" * (len(left) > 3)
         warnings.append(
             f"not uploaded unless a rule names it as an input: {humanize_count(len(left), 'file')}"
-            f" above Site.SourceFileLimit, {named}"
+            f" above {humanize_size(sources.FILE_BYTES)}, {named}"
         )
     if chosen.size > site.sources_limit_bytes:
         warnings.append(

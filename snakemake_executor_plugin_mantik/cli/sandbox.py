@@ -40,12 +40,8 @@ _BACKEND_CONFIG = """\
   Queue: {queue}
 Site:
   Scheduler: slurm
-  PollMin: 1s
-  PollMax: 5s
-  Heartbeat: 10s
+  Poll: 5s
   TermGrace: 3s
-  MarkerGrace: 5s
-  UnknownWait: 20s
 """
 _FIRECREST = """\
 Firecrest:

@@ -9,6 +9,7 @@ import hashlib
 import os
 import posixpath
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Final
 
@@ -145,17 +146,7 @@ def job_resources(config: BackendConfig) -> Resources:
 
 def script_limits(config: BackendConfig) -> ScriptLimits:
     """Return the limits of the site's job scripts."""
-    site = config.site
-    return ScriptLimits(
-        heartbeat_s=site.heartbeat_s,
-        grace_s=site.term_grace_s,
-        marker_bytes=site.marker_limit_bytes,
-        archive_file_bytes=site.archive_file_limit_bytes,
-        log_tail_bytes=site.log_tail_bytes,
-        live_s=site.live_s,
-        live_file_bytes=site.live_file_limit_bytes,
-        live_bytes=site.live_limit_bytes,
-    )
+    return replace(config.site.timing.script, grace_s=config.site.term_grace_s)
 
 
 def image_upload(environment: EnvironmentConfig, project: Path) -> tuple[Path, str] | None:

@@ -269,9 +269,9 @@ class BackendConfig(ConfigSection):
         "project folder.",
     )
     site: SiteSettings = Field(
-        default=SiteSettings(),
+        default_factory=SiteSettings,
         alias="Site",
-        description="Time-outs, limits and paths of the site; never credentials.",
+        description="Limits and paths of the site; never credentials.",
     )
 
     def named_environment(self, name: str) -> EnvironmentConfig:

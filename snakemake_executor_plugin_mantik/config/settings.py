@@ -1,21 +1,22 @@
-"""The key `Site` of a backend config: a site's time-outs, limits and paths, all optional.
+"""The key `Site` of a backend config: a site's limits and paths, all optional.
 
 Credentials are not part of it: they come from the environment or the keyring.
 """
 
-from collections.abc import Iterator, Mapping
+import os
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BeforeValidator, Field, WithJsonSchema
+from pydantic import BeforeValidator, Field, TypeAdapter, WithJsonSchema
+from pydantic.json_schema import SkipJsonSchema
 
 from snakemake_executor_plugin_mantik.config import units
 from snakemake_executor_plugin_mantik.config.exclude import read_patterns
-from snakemake_executor_plugin_mantik.config.section import ConfigSection, Keys
+from snakemake_executor_plugin_mantik.config.section import ConfigSection
 from snakemake_executor_plugin_mantik.config.values import (
     Duration,
     Name,
     Positive,
-    Rate,
     Size,
     Text,
     Url,
@@ -25,6 +26,7 @@ from snakemake_executor_plugin_mantik.config.values import (
     parse_text,
     words_schema,
 )
+from snakemake_executor_plugin_mantik.jobs.spec import ScriptLimits
 
 _SCHEDULERS: Final = ("slurm", "pbs", "none")
 _SHARING: Final = ("private", "group")
@@ -78,12 +80,49 @@ def _bytes(alias: str, default: str, description: str) -> Any:
     )
 
 
-def _seconds(value: object) -> int | None:
-    """Return the seconds of a time; None if invalid, which the key's own validation reports."""
-    try:
-        return units.parse_duration(str(value))
-    except ValueError:
-        return None
+@dataclass(frozen=True)
+class Timing:
+    """Waits and limits that no user has a reason to change; tests pass shorter ones.
+
+    Attributes:
+        timeout_s: how long one request may take, and as long again for each MiB of a file that it
+            carries.
+        concurrent_requests: requests at the same time. Uploads and downloads of files (at
+            firecREST: downloads through its object store) have a separate limit of the same size.
+            A firecREST server has ten SSH sessions for each user, and a question about a job takes
+            two.
+        submissions_per_second: limits a burst at a server that answers at once. Others are slower
+            anyway, since all but one of the `concurrent_requests` are the most at a time.
+        poll_min_s: shortest time between two polls of the site's jobs, after a change.
+        marker_grace_s: how long to wait for a job's marker after the scheduler reported its end:
+            slow file systems show it late.
+        unknown_wait_s: time after which to repeat a submission whose result is unknown; the job
+            still runs only once.
+        fetch_wait_s: how long to repeat the download of a successful job's outputs if the site
+            refuses them or returns something else; after that the next run downloads them.
+        inline_limit_bytes: small inputs up to this total size are part of the submission, whose
+            script may have 4 MB at firecREST.
+        script: of job scripts; `TermGrace` replaces their `grace_s`.
+    """
+
+    timeout_s: float = 120
+    concurrent_requests: int = 4
+    submissions_per_second: float = 50
+    poll_min_s: float = 1
+    marker_grace_s: float = 30
+    unknown_wait_s: float = 120
+    fetch_wait_s: float = 300
+    inline_limit_bytes: int = 256 << 10
+    script: ScriptLimits = field(default_factory=ScriptLimits)
+
+
+TIMING: Final = "MANTIK_TIMING"
+"""The variable with a `Timing` as JSON, for tests that run commands."""
+
+
+def _timing() -> Timing:
+    given = os.environ.get(TIMING)
+    return TypeAdapter(Timing).validate_json(given) if given else Timing()
 
 
 class SiteSettings(ConfigSection):
@@ -128,17 +167,6 @@ class SiteSettings(ConfigSection):
         alias="Proxy",
         description="URL of an HTTP proxy for all requests, without credentials.",
     )
-    timeout_s: Duration = _time(
-        "Timeout",
-        "120s",
-        "How long one request may take; as long again for each MiB of a file that it carries.",
-    )
-    concurrent_requests: Positive = Field(
-        default=4,
-        alias="ConcurrentRequests",
-        description="Maximum number of simultaneous requests. Uploads and downloads of files (at "
-        "firecREST: downloads through its object store) have a separate limit of the same size.",
-    )
     expand: Annotated[bool, BeforeValidator(_yes_or_no), WithJsonSchema({"type": "boolean"})] = (
         Field(
             default=False,
@@ -152,71 +180,14 @@ class SiteSettings(ConfigSection):
         alias="MaxJobs",
         description="Maximum number of jobs that are submitted and have not ended.",
     )
-    submissions_per_second: Rate = Field(
-        default=50.0,
-        alias="SubmissionsPerSecond",
-        description="Maximum number of submissions per second.",
+    poll_s: Duration = _time(
+        "Poll", "15s", "Longest time between two polls of the site's jobs; shorter after a change."
     )
-    poll_min_s: Duration = _time(
-        "PollMin", "1s", "Shortest time between two polls of the site's jobs."
-    )
-    poll_max_s: Duration = _time(
-        "PollMax", "15s", "Longest time between two polls of the site's jobs; not below PollMin."
-    )
-    heartbeat_s: Duration = _time("Heartbeat", "10s", "How often a running job writes a heartbeat.")
     term_grace_s: Duration = _time(
         "TermGrace",
         "20s",
         "Time a command has to end after TERM before it is killed; shorter than the scheduler's "
         "own (Slurm's KillWait, 30s).",
-    )
-    marker_grace_s: Duration = _time(
-        "MarkerGrace",
-        "30s",
-        "How long to wait for a job's marker after the scheduler reported its end: slow file "
-        "systems show it late.",
-    )
-    unknown_wait_s: Duration = _time(
-        "UnknownWait",
-        "120s",
-        "Time after which to repeat a submission whose result is unknown (the job still runs only "
-        "once).",
-    )
-    fetch_wait_s: Duration = _time(
-        "FetchWait",
-        "5m",
-        "How long to repeat the download of a successful job's outputs if the site refuses them or "
-        "returns something else; after that the next run downloads them.",
-    )
-    inline_limit_bytes: Size = _bytes(
-        "InlineLimit", "256K", "Small inputs up to this total size are part of the submission."
-    )
-    marker_limit_bytes: Size = _bytes(
-        "MarkerLimit", "1M", "Outputs up to this total size are downloaded with the job's marker."
-    )
-    archive_file_limit_bytes: Size = _bytes(
-        "ArchiveFileLimit", "8M", "Single outputs up to this size are downloaded in one archive."
-    )
-    log_tail_bytes: Size = _bytes(
-        "LogTail", "256K", "How much of a log's end is downloaded with the job's marker."
-    )
-    live_s: Duration = _time(
-        "Live",
-        "10s",
-        "How often a running job checks what its code has logged, to report it meanwhile.",
-    )
-    live_file_limit_bytes: Size = _bytes(
-        "LiveFileLimit", "1M", "Artifacts up to this size are reported while the job runs."
-    )
-    live_limit_bytes: Size = _bytes(
-        "LiveLimit",
-        "64M",
-        "Maximum packed size of what is reported while a job runs; the rest follows at its end.",
-    )
-    source_file_limit_bytes: Size = _bytes(
-        "SourceFileLimit",
-        "1M",
-        "Larger files of the project folder are not uploaded as sources.",
     )
     sources_limit_bytes: Size = _bytes("SourcesLimit", "32M", "Maximum total size of the sources.")
     include: Annotated[tuple[str, ...], BeforeValidator(read_patterns), list_schema()] = Field(
@@ -225,15 +196,4 @@ class SiteSettings(ConfigSection):
         description="Files to upload although they seem to hold a secret: patterns as in "
         "Exclude. A credential's own file is never uploaded.",
     )
-
-    @classmethod
-    def between(cls, data: Mapping[str, Any]) -> Iterator[tuple[Keys, str]]:
-        shortest = _seconds(data.get("PollMin", "1s"))
-        longest = _seconds(data.get("PollMax", "15s"))
-        if shortest and longest and longest < shortest:
-            key = "PollMax" if "PollMax" in data else "PollMin"
-            yield (
-                (key,),
-                f"PollMax ({units.format_duration(longest)}) has to be PollMin "
-                f"({units.format_duration(shortest)}) or longer",
-            )
+    timing: SkipJsonSchema[Timing] = Field(default_factory=_timing)

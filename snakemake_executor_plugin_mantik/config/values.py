@@ -23,7 +23,7 @@ _INTEGER: Final = re.compile(r"[+-]?[0-9]{1,9}")
 # Options reach bash as written: these characters must be in quotes.
 _OPERATORS: Final = set(";&|<>()`")
 _SHOWN: Final = 60
-_DECIMAL: Final = r"\s*\+?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?\s*"
+
 
 _T = TypeVar("_T")
 
@@ -143,21 +143,6 @@ def _positive(value: object) -> int:
 
 def _count(value: object) -> int:
     return parse_integer(value, 0)
-
-
-def _rate(value: object) -> float:
-    number = 0.0
-    if isinstance(value, (int, float)) or (
-        isinstance(value, str) and re.fullmatch(_DECIMAL, value, re.ASCII)
-    ):
-        try:
-            number = float(value)
-        except OverflowError:
-            number = 0.0
-    if isinstance(value, bool) or not 0 < number < 10**6:
-        most = " and below a million" if number >= 10**6 else ""
-        raise not_allowed(f"a number above zero{most}", value)
-    return number
 
 
 def _duration(value: object) -> int:
@@ -381,20 +366,6 @@ Positive = Annotated[int, BeforeValidator(_positive), WithJsonSchema({**_WHOLE, 
 
 Count = Annotated[int, BeforeValidator(_count), WithJsonSchema({**_WHOLE, "minimum": 0})]
 """A whole number of zero or more."""
-
-Rate = Annotated[
-    float,
-    BeforeValidator(_rate),
-    WithJsonSchema(
-        {
-            "type": ["number", "string"],
-            "exclusiveMinimum": 0,
-            "exclusiveMaximum": 10**6,
-            "pattern": rf"^(?=[^eE]*[1-9]){_DECIMAL}$",
-        }
-    ),
-]
-"""A number above zero."""
 
 Duration = Annotated[
     int,

@@ -144,8 +144,7 @@ def find_config(record: SiteRecord | None, name: str, given: Sequence[str] = ())
 
 
 _OF_CLIENTS = (
-    "workspace", "storage", "sharing", "scheduler", "ca_file", "proxy", "timeout_s",
-    "concurrent_requests", "submissions_per_second",
+    "workspace", "storage", "sharing", "scheduler", "ca_file", "proxy",
 )  # fmt: skip
 """The settings of a site that its client uses; the others are the engine's."""
 
@@ -199,7 +198,7 @@ def make_tracker(
         notify=lambda text: notify(printable(text)),
         workflow=workflow,
         direct=direct,
-        paces={name: c.config.site.submissions_per_second for name, c in configs.items()},
+        paces={name: c.config.site.timing.submissions_per_second for name, c in configs.items()},
     )
 
 

@@ -165,11 +165,11 @@ class Canceller:
         self._observer = observer
         # A site reports a job as ended once it has passed on the request, but the job has this long
         # to end, and then writes its marker.
-        self._grace_s = settings.term_grace_s + settings.marker_grace_s
-        self._marker_grace_s = settings.marker_grace_s
+        self._grace_s = settings.term_grace_s + settings.timing.marker_grace_s
+        self._marker_grace_s = settings.timing.marker_grace_s
         # A job that runs on after its grace has not received the signal.
         self._again_s = settings.term_grace_s + _CANCEL_AGAIN_S
-        self._silent_s = max(_MISSED_BEATS * settings.heartbeat_s, _SILENT_S)
+        self._silent_s = max(_MISSED_BEATS * settings.timing.script.heartbeat_s, _SILENT_S)
         self._journal = workflow.journal
         self._watcher = watcher
         self._notify = workflow.notify

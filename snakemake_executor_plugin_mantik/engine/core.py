@@ -109,7 +109,7 @@ class Engine:
             self._site,
         )
         self._opened: dict[int, asyncio.Task[SiteFacts]] = {}
-        self._chosen: set[tuple[str, str, int]] = set()
+        self._chosen: set[tuple[str, str]] = set()
         self._runners: dict[str, SiteRunner] = {}
         self._opening: dict[str, asyncio.Task[SiteRunner]] = {}
         self._watching: list[asyncio.Task[None]] = []
@@ -354,7 +354,7 @@ class Engine:
             ahead=partial(self._room_ahead, name),
         )
         config = planner.config
-        chosen = (place.id, str(config.exclude), config.site.source_file_limit_bytes)
+        chosen = (place.id, str(config.exclude))
         if chosen not in self._chosen:  # of names with the same choice, the first one uploads
             self._chosen.add(chosen)
             try:

@@ -325,7 +325,7 @@ class Dispatcher:
         for message in await self._place.conflicts.make_way(files, made):
             self._notify(message)
         await self._place.conflicts.free(attempt.record, made, of_this_run=False)
-        limit = self._planner.config.site.inline_limit_bytes
+        limit = self._planner.config.site.timing.inline_limit_bytes
         unmade = {path for one in after for path in one.makes}
         named = [path for path in request.inputs if path not in unmade]
         staged = await self._place.stager.stage(

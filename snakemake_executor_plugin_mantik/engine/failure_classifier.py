@@ -82,15 +82,15 @@ class FailureClassifier:
     async def _scheduler_reason(self, record: TryRecord, ids: list[str]) -> Reason | None:
         """Return the scheduler's reason for the job's end; None if it has none.
 
-        Wait up to `MarkerGrace` for a site that does not answer or is slow to notice the end.
+        Wait up to the marker's grace for a site that does not answer or is slow to notice the end.
         """
         state: JobState | None = None
         with suppress(TimeoutError):
-            async with asyncio.timeout(self._settings.marker_grace_s):
+            async with asyncio.timeout(self._settings.timing.marker_grace_s):
                 while (state := await self._last(ids or await self._found(record))) is None or (
                     state.phase is Phase.WAITING
                 ):
-                    await asyncio.sleep(self._settings.poll_min_s)
+                    await asyncio.sleep(self._settings.timing.poll_min_s)
         if state is not None and state.phase is Phase.WAITING:
             # The site put it back into the queue, where nobody cancelled it. Half a record may
             # say so for some seconds.

@@ -47,7 +47,7 @@ _TIDY_WAIT_S = 30.0
 
 def takeover_wait_s(settings: SiteSettings) -> int:
     """Return the seconds within which a controller with these settings answers a question."""
-    return max(_SHORTEST_WAIT_S, 2 * settings.poll_max_s + _SHORTEST_WAIT_S // 2)
+    return max(_SHORTEST_WAIT_S, 2 * settings.poll_s + _SHORTEST_WAIT_S // 2)
 
 
 class Place:
@@ -218,7 +218,7 @@ class Places:
         retry = make_retry(site, self.workflow.notify)
         leases = Leases(
             site, facts.workspace, journal, retry, self.workflow.about,
-            seen_s=settings.marker_grace_s,
+            seen_s=settings.timing.marker_grace_s,
         )  # fmt: skip
 
         def mine(place: str) -> list[str]:

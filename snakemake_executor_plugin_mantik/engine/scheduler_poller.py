@@ -113,7 +113,10 @@ class SchedulerPoller:
         # With many buckets the last listing of one may be older than the try.
         if now < watched.next_check or not watched.looked:
             return False
-        return not watched.claimed or watched.silent > _LATE_BEATS * self._settings.heartbeat_s
+        return (
+            not watched.claimed
+            or watched.silent > _LATE_BEATS * self._settings.timing.script.heartbeat_s
+        )
 
     async def examine(self, tries: Iterable[Watched]) -> None:
         """Query the scheduler about those of `tries` that are overdue.
@@ -252,7 +255,7 @@ class SchedulerPoller:
             watched.denied_since = now
         limit, passed = watched.wait_s, watched.waited
         if watched.claimed:
-            limit = max(LOST_S, _LOST_LOOKS * self._settings.poll_max_s)
+            limit = max(LOST_S, _LOST_LOOKS * self._settings.poll_s)
             passed = watched.silent
         left = limit - min(passed, now - watched.denied_since)
         patient = left > 0
@@ -307,7 +310,7 @@ class SchedulerPoller:
     def _grace_s(self, watched: Watched) -> float:
         """Return the seconds to wait for a marker after the scheduler reports the end of a try."""
         usual = watched.word[1].reason in _USUAL_ENDS
-        limit = self._settings.marker_grace_s
+        limit = self._settings.timing.marker_grace_s
         return limit if usual else min(limit, _ABNORMAL_GRACE_S)
 
     async def _certain(self, watched: Watched) -> bool:

@@ -86,7 +86,7 @@ class SiteRunner:
         self._give_up = workflow.give_up
         clock = asyncio.get_running_loop().time
         retry = self._retry = make_retry(
-            site, notify, settings.marker_grace_s, settings.fetch_wait_s
+            site, notify, settings.timing.marker_grace_s, settings.timing.fetch_wait_s
         )
         self._live = LiveCopies(site, self._observer, workdir, notify)
         self.watcher = Watcher(

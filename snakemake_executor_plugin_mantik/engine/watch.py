@@ -114,7 +114,7 @@ class Watcher:
         """
         now = self._clock()
         future: asyncio.Future[TryEnd] = asyncio.get_running_loop().create_future()
-        wait = min(self._settings.unknown_wait_s * 2.0 ** min(sent - 1, 30), _LONGEST_WAIT_S)
+        wait = min(self._settings.timing.unknown_wait_s * 2.0 ** min(sent - 1, 30), _LONGEST_WAIT_S)
         if interrupted:
             wait = min(wait, INTERRUPTED_WAIT_S)
         watched = Watched(
@@ -123,7 +123,7 @@ class Watcher:
             waits=record.waits, pending=record.pending, began=not interrupted,
         )  # fmt: skip
         at, ends = self._last.get(record.bucket, (0.0, {}))
-        if record.id in ends and now - at <= self._settings.poll_max_s:
+        if record.id in ends and now - at <= self._settings.poll_s:
             future.set_result(replace(ends[record.id], ids=tuple(ids)))  # nobody watched it
             return future
         self._watched[record.id] = self._in_bucket[record.bucket][record.id] = watched
@@ -161,7 +161,7 @@ class Watcher:
     def interval(self) -> float:
         """Return the seconds until the next cycle, which grow with the time since a change."""
         quiet = self._clock() - self._changed
-        return min(max(self._settings.poll_min_s, quiet / 10), self._settings.poll_max_s)
+        return min(max(self._settings.timing.poll_min_s, quiet / 10), self._settings.poll_s)
 
     async def run(self) -> None:
         """Watch until cancelled."""
@@ -181,9 +181,9 @@ class Watcher:
                 self._mistakes = 0
                 self._retry.answered()
             # A new try is worth an early look, but never more often than the shortest interval.
-            await asyncio.sleep(self._settings.poll_min_s)
+            await asyncio.sleep(self._settings.timing.poll_min_s)
             with suppress(TimeoutError):
-                async with asyncio.timeout(self.interval() - self._settings.poll_min_s):
+                async with asyncio.timeout(self.interval() - self._settings.timing.poll_min_s):
                     await self._wake.wait()
 
     def _mistaken(self, error: Exception) -> None:
@@ -237,7 +237,7 @@ class Watcher:
         self._last[bucket] = now, ends
         for watched in list(self._in_bucket[bucket].values()):
             # A longer time between two looks was an outage.
-            passed = min(now - watched.seen, 2.0 * self._settings.poll_max_s)
+            passed = min(now - watched.seen, 2.0 * self._settings.poll_s)
             watched.seen, watched.waited = now, watched.waited + passed
             watched.looked, watched.silent = True, watched.silent + passed
             claim = entries.get(watched.record.id)

@@ -241,7 +241,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class ScriptLimits:
-    """Limits of a job script; defaults are those of the backend config.
+    """Limits of a job script.
 
     Attributes:
         heartbeat_s: seconds between two heartbeats, which are appended to the claim.

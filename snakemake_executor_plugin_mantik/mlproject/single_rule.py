@@ -33,9 +33,6 @@ RUNS: Final = STATE / "run"
 RESULTS: Final = "mlproject-runs"
 """Directory below the working directory with the collected files of runs without named outputs."""
 
-_SOURCE_FILE_LIMIT: Final = 1 << 20
-"""Bytes above which files are uploaded only as inputs, if there is no backend config."""
-
 _OURS: Final = re.compile(r"\{(?:(?:input|output)(?:[.\[][^{}]*)?|threads)\}")
 
 _TEMPLATE: Final = """\
@@ -233,17 +230,16 @@ def _large(folder: os.PathLike[str], config: LoadedConfig | None, made: list[str
     Raise ConfigError if a name has braces. `made` are outputs, which are left out.
     """
     from snakemake_executor_plugin_mantik.config.exclude import Exclude, Include
-    from snakemake_executor_plugin_mantik.staging.sources import list_candidates
+    from snakemake_executor_plugin_mantik.staging.sources import FILE_BYTES, list_candidates
 
     include = Include(config.config.site.include if config else ())
     exclude = Exclude(config.config.exclude if config else ())
-    limit = config.config.site.source_file_limit_bytes if config else _SOURCE_FILE_LIMIT
     products = {*map(os.path.normpath, made), RESULTS}
     found = []
     for path, size in list_candidates(Path(folder), Exclude(()), (), include):
         at = os.path.normpath(os.path.join(folder, path))
         parents = [str(parent) for parent in Path(at).parents]
-        if size > limit and not exclude.matches(at) and not products & {at, *parents}:
+        if size > FILE_BYTES and not exclude.matches(at) and not products & {at, *parents}:
             found.append(at)
     check_command_files(CommandFiles(found), CommandFiles())
     return found

@@ -93,14 +93,14 @@ _UNUSED: tuple[tuple[str, str, str, tuple[object, ...], str], ...] = (
         "remote_execution_settings",
         "seconds_between_status_checks",
         (10,),
-        "set Site: PollMin and PollMax in the backend config instead",
+        "set Site: Poll in the backend config instead",
     ),
     (
         "--max-status-checks-per-second",
         "remote_execution_settings",
         "max_status_checks_per_second",
         (10, 100),
-        "one request checks all jobs at a site; set Site: PollMin in the backend config instead",
+        "one request checks all jobs at a site; set Site: Poll in the backend config instead",
     ),
     (
         "--container-image",

@@ -128,6 +128,9 @@ differ in each run."""
 
 MIB = 1 << 20
 
+FILE_BYTES = MIB
+"""Size above which files are no sources: larger ones are data, which rules name as inputs."""
+
 
 _PROFILE = re.compile(r"(workflow/)?profiles/[^/]+/(config|profile)(\.v\d+\+)?\.ya?ml")
 """Options of the Snakemake on this machine, addresses and passwords among them. The Snakemake of a
@@ -158,7 +161,7 @@ def select_sources(
     exclude: Matching,
     *,
     products: Container[str],
-    file_limit: int,
+    file_limit: int = FILE_BYTES,
     total_limit: int,
     include: Matching = NOTHING,
 ) -> Sources:
@@ -221,7 +224,7 @@ def why_left_out(
     exclude: Matching,
     *,
     products: Container[str],
-    file_limit: int,
+    file_limit: int = FILE_BYTES,
     include: Matching = NOTHING,
 ) -> str | None:
     """Return why a file or directory below `workdir` is no source, in a few words; None if it is.
@@ -292,7 +295,7 @@ _IRREGULAR = "no regular file"
 
 
 def _too_large(limit: int) -> str:
-    return f"larger than Site: SourceFileLimit, {humanize_size(limit)}"
+    return f"larger than {humanize_size(limit)}"
 
 
 def _why_directory(

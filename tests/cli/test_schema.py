@@ -47,7 +47,7 @@ def test_corners_that_are_right(
 # What a schema cannot know, or tells only of the whole document.
 BEYOND = re.compile(
     r"duplicate|was not found|cannot be divided|not a multiple|unquoted|backslash"
-    r"|not closed|NUL|credentials in it|PollMin|nothing clear|comment|has \. as a part|leaves the"
+    r"|not closed|NUL|credentials in it|nothing clear|comment|has \. as a part|leaves the"
     r"|is absolute|control characters|may hold no|PBS|is longer"
     r"|URL that begins|is empty; it has|a path at the site|cannot be none|longer than zero"
     r"|more than zero|found the number (3\.0|1e3)|not expanded|must be absolute"
@@ -104,11 +104,6 @@ Q = "Resources: {Queue: q}"
 @pytest.mark.parametrize(
     ("text", "right"),
     [
-        *((f"{{{U}, {Q}, Site: {{SubmissionsPerSecond: {value}}}}}", True)
-          for value in ("10", "'10'", "' 0.5 '", "'1e3'", "'.5'", "2.5")),
-        *((f"{{{U}, {Q}, Site: {{SubmissionsPerSecond: {value}}}}}", False)
-          for value in ("0", "'0'", "'0.0e5'", "'1_0'", "'ten'", "'inf'", "'-1'", "1000000",
-                        "true")),
         *((f"{{UnicoreApiUrl: {value}, {Q}}}", True)
           for value in ("HTTPS://x.org/rest/core", "'  https://x.org/rest/core '",
                         "Https://x.org", "http://LOCALHOST/rest/core", "'http://127.0.0.1:80/a'", "'http://[::1]/a'",

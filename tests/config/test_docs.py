@@ -21,5 +21,6 @@ def test_editors_get_a_schema() -> None:
     assert schema["required"] == ["Resources"]
     assert set(schema["properties"]) == set(BackendConfig.key_names())
     site = schema["$defs"]["SiteSettings"]["properties"]
-    assert site["Timeout"]["default"] == "120s"
-    assert site["InlineLimit"]["default"] == "256K"
+    assert site["Poll"]["default"] == "15s"
+    assert site["SourcesLimit"]["default"] == "32M"
+    assert "timing" not in site

@@ -21,7 +21,7 @@ from snakemake_executor_plugin_mantik.config.values import as_written
 KEYS = [
     *BackendConfig.key_names(),
     *("ApiUrl", "Machine", "Apptainer", "Path", "Type", "Options", "Python", "Modules"),
-    *("Variables", "PreRunCommandOnLoginNode", "Queue", "Runtime", "Nodes", "Memory", "Timeout"),
+    *("Variables", "PreRunCommandOnLoginNode", "Queue", "Runtime", "Nodes", "Memory", "Poll"),
 ]
 SCALARS = (
     st.none()

@@ -124,10 +124,7 @@ def test_resources_ask_for_one_task_per_node() -> None:
 
 def test_the_settings_defaults_are_the_script_s() -> None:
     assert script_limits(config()) == ScriptLimits()
-    site = {"Heartbeat": "5s", "TermGrace": "9s", "MarkerLimit": "1K", "LogTail": 7}
-    assert script_limits(config(Site={**site, "ArchiveFileLimit": "2K"})) == ScriptLimits(
-        heartbeat_s=5, grace_s=9, marker_bytes=1024, archive_file_bytes=2048, log_tail_bytes=7
-    )
+    assert script_limits(config(Site={"TermGrace": "9s"})) == ScriptLimits(grace_s=9)
 
 
 def test_hooks_and_modules_are_handed_on() -> None:

@@ -9,11 +9,13 @@ import pytest
 
 from hpc_sandbox.server import Sandbox
 from hpc_sandbox.settings import SandboxSettings, SiteOption
+from snakemake_executor_plugin_mantik.jobs.spec import ScriptLimits
 from tests.support.places import PATIENT
 from tests.support.sandbox import held_workers
-from tests.support.workflows import UNTRACKED, Project, place_in, tells, until
+from tests.support.workflows import SHORT, UNTRACKED, Project, place_in, tells, until
 
 FOR_EVER = 36_000.0
+SOON = replace(SHORT, unknown_wait_s=3, script=ScriptLimits(heartbeat_s=1))
 
 
 @contextmanager
@@ -22,12 +24,7 @@ def project_at(
 ) -> Iterator[tuple[Sandbox, Project]]:
     """A project at a sandbox of its own, which is asked about silent jobs soon."""
     with Sandbox(directory / "sandbox", [SiteOption("hpc1", api)], settings) as box:
-        project = Project(directory / "project", place_in(box, "hpc1"), dict(UNTRACKED))
-        text = project.config.read_text()
-        for before, after in (("Heartbeat: 10s", "Heartbeat: 1s"), ("Wait: 20s", "Wait: 3s")):
-            assert before in text
-            text = text.replace(before, after)
-        project.config.write_text(text)
+        project = Project(directory / "project", place_in(box, "hpc1").timed(SOON), dict(UNTRACKED))
         yield box, project
         project.close()
 

@@ -12,6 +12,7 @@ import pytest
 from hpc_sandbox.faults import Fault
 from hpc_sandbox.server import Sandbox
 from hpc_sandbox.unicore import UnicoreServer
+from snakemake_executor_plugin_mantik.config.settings import Timing
 from tests.support.workflows import Project, Running, tells, until
 
 SNAKEFILE = r"""
@@ -137,8 +138,8 @@ def test_interrupted(firecrest: Project) -> None:
 def test_interrupted_where_the_site_ends_nothing(project: Project, sandbox: Sandbox) -> None:
     """It says that it has, as a UNICORE server that runs jobs itself; the job's word counts."""
     ignore = sandbox.faults.add(Fault("ignore_abort", "POST", "/actions/abort", count=None))
-    config = re.sub("  (TermGrace|MarkerGrace): .*", r"  \1: 1s", project.place.config)
-    project.config.write_text(config)
+    project.config.write_text(re.sub("TermGrace: .*", "TermGrace: 1s", project.place.config))
+    project.place = project.place.timed(Timing(marker_grace_s=1))
     prepare(project)
     running = project.start(plain=True)
     until(lambda: started(project, running), "jobs that run")

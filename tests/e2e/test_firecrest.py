@@ -15,7 +15,7 @@ from hpc_sandbox.settings import SiteOption
 from tests.support.firecrestv1 import FirecrestV1
 from tests.support.places import PATIENT
 from tests.support.proxy import Exchange, Proxy, Rule, pass_on
-from tests.support.workflows import Project, place_in, tells, until
+from tests.support.workflows import SHORT, Project, place_in, tells, until
 
 GOOD = """
     rule good:
@@ -234,8 +234,7 @@ def test_submission_with_a_slow_sbatch_runs_once(firecrest: Project, sandbox: Sa
             shell: "echo ran >> ran.txt; sleep 1; cp ran.txt {output}"
         """,
     )
-    config = firecrest.place.config.replace("UnknownWait: 20s", "UnknownWait: 4s")
-    firecrest.config.write_text(config)
+    firecrest.place = firecrest.place.timed(replace(SHORT, unknown_wait_s=4))
     fault = sandbox.faults.add(Fault("timeout_after", method="POST", path="/compute/hpc2/jobs$"))
     try:
         said = firecrest.run().ok().output

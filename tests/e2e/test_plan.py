@@ -265,14 +265,13 @@ def test_sources_and_what_is_none_are_listed_with_the_reason(planned: Project) -
     planned.write(".hidden")
     planned.write("old/x.csv")
     planned.write("big.csv", "x" * 2_000_000)
-    config = planned.place.config.replace("Site:", "Site:\n  SourceFileLimit: 1MiB")
-    planned.config.write_text(f"{config}Exclude: [old/]\n")
+    planned.config.write_text(f"{planned.place.config}Exclude: [old/]\n")
     sources, left = (
         {"Snakefile", "script.py"},
         {
             ".hidden": "hidden",
             "profiles/default/config.yaml": "a profile of Snakemake",
-            "big.csv": "larger than Site: SourceFileLimit, 1.0 MiB",
+            "big.csv": "larger than 1.0 MiB",
             "old/": "in Exclude of the backend config",
         },
     )

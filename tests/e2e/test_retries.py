@@ -7,8 +7,9 @@ import pytest
 
 from hpc_sandbox.server import Sandbox
 from hpc_sandbox.settings import SiteOption
+from snakemake_executor_plugin_mantik.jobs.spec import ScriptLimits
 from tests.support.places import PATIENT
-from tests.support.workflows import UNTRACKED, Project, place_in, tells
+from tests.support.workflows import SHORT, UNTRACKED, Project, place_in, tells
 
 SNAKEFILE = """
     from snakemake_executor_plugin_mantik.retry import grows, last_failure
@@ -38,17 +39,12 @@ SNAKEFILE = """
 """
 
 
-def _hurry(project: Project, grace: str = "1s") -> None:
+def _hurry(project: Project, grace_s: float = 1) -> None:
     """Let jobs have seconds, and let them be asked about soon after they fell silent."""
     text = project.config.read_text()
-    for before, after in (
-        ("Resources:\n", "Resources:\n  Runtime: 4s\n"),
-        ("Heartbeat: 10s", "Heartbeat: 1s"),
-        ("MarkerGrace: 5s", f"MarkerGrace: {grace}"),
-    ):
-        assert before in text
-        text = text.replace(before, after)
-    project.config.write_text(text)
+    project.config.write_text(text.replace("Resources:\n", "Resources:\n  Runtime: 4s\n"))
+    timing = replace(SHORT, marker_grace_s=grace_s, script=ScriptLimits(heartbeat_s=1))
+    project.place = project.place.timed(timing)
 
 
 def test_a_retry_asks_for_more_of_what_was_lacking_and_of_nothing_else(project: Project) -> None:
@@ -75,7 +71,7 @@ def test_children_are_told_to_end_before_their_parents(api: str, tmp_path: Path)
     settings = replace(PATIENT, timing=replace(PATIENT.timing, signal_gap=0.02))
     with Sandbox(tmp_path / "sandbox", [SiteOption("hpc1", api)], settings) as box:
         project = Project(tmp_path / "project", place_in(box, "hpc1"), dict(UNTRACKED))
-        _hurry(project, grace="60s")  # for the scheduler's answer, which a busy machine delays
+        _hurry(project, grace_s=60)  # for the scheduler's answer, which a busy machine delays
         project.write(
             "Snakefile",
             r"""

@@ -13,10 +13,11 @@ import pytest
 
 from snakemake_executor_plugin_mantik.common.errors import JournalError, MantikError, UserError
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
+from snakemake_executor_plugin_mantik.config.settings import Timing
 from snakemake_executor_plugin_mantik.engine import core
 from snakemake_executor_plugin_mantik.engine.core import Engine
 from snakemake_executor_plugin_mantik.engine.request import JobNumber, JobRequest, Outcome
-from snakemake_executor_plugin_mantik.jobs.spec import JobSpec
+from snakemake_executor_plugin_mantik.jobs.spec import JobSpec, ScriptLimits
 from snakemake_executor_plugin_mantik.journal import Journal, TryState, read_history
 from snakemake_executor_plugin_mantik.staging.sources import Sources
 from tests.support.controller import CONFIG, request
@@ -27,7 +28,7 @@ from tests.support.trial import wait_until
 QUICK = CONFIG.model_copy(
     update={
         "site": CONFIG.site.model_copy(
-            update={"poll_min_s": 0.02, "marker_grace_s": 0.1, "fetch_wait_s": 0.1}
+            update={"timing": Timing(poll_min_s=0.02, marker_grace_s=0.1, fetch_wait_s=0.1)}
         )
     }
 )
@@ -465,8 +466,11 @@ def test_names_of_one_place_keep_their_own_settings(
     sites = {}
     for number, (name, limit) in enumerate(inline.items()):
         values = {
-            "inline_limit_bytes": limit,
-            "heartbeat_s": 7 + number,
+            "timing": replace(
+                QUICK.site.timing,
+                inline_limit_bytes=limit,
+                script=ScriptLimits(heartbeat_s=7 + number),
+            ),
             "term_grace_s": 5 + number,
         }
         config = QUICK.model_copy(

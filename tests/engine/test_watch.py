@@ -378,7 +378,7 @@ def test_unknown_is_submitted_again_where_the_site_cannot_list_jobs(
         bench.site.find = find  # type: ignore[method-assign]
         begun = bench.now
         end = await bench.watcher.watch(bench.new(), [])
-        assert bench.now - begun <= bench.settings.unknown_wait_s + WITHIN_S
+        assert bench.now - begun <= bench.settings.timing.unknown_wait_s + WITHIN_S
         (line,) = bench.said
         assert "cannot list your jobs" in line
         return end
@@ -393,7 +393,7 @@ def test_unknown_waits_for_a_site_that_does_not_answer(play: Player) -> None:
 
         original, bench.site.find = bench.site.find, find  # type: ignore[method-assign]
         waiting = asyncio.ensure_future(bench.watcher.watch(bench.new(), []))
-        await asyncio.sleep(10 * bench.settings.unknown_wait_s)
+        await asyncio.sleep(10 * bench.settings.timing.unknown_wait_s)
         assert not waiting.done()
         bench.site.find = original  # type: ignore[method-assign]
         return await waiting
@@ -518,7 +518,7 @@ def test_what_a_job_logs_is_seen_soon_even_after_a_long_silence(play: Player) ->
         await asyncio.sleep(60)
 
         assert [size for _, size in bench.logged[:1]] == [100]
-        assert bench.logged[0][0] - begun <= bench.settings.poll_max_s + 1
+        assert bench.logged[0][0] - begun <= bench.settings.poll_s + 1
         return await ending
 
     assert play(fated(Fate(), 6 * 3600.0), scenario).exit_code == 0
@@ -715,7 +715,7 @@ def test_a_marker_that_is_seen_only_after_a_write_counts_before_the_schedulers_w
         end = await bench.watcher.watch(record, [job], sent=1)
         assert (end.kind, end.exit_code) == (TryEndKind.MARKER, code)
         waited = bench.now - ENDED_S
-        assert (waited < bench.settings.marker_grace_s) == (fate is WARNED), waited
+        assert (waited < bench.settings.timing.marker_grace_s) == (fate is WARNED), waited
 
     play(fated(fate, 5.0 if fate.killed_after is None else 100.0), scenario)
 

@@ -19,6 +19,8 @@ from urllib.parse import urlsplit
 
 from hpc_sandbox.server import Sandbox
 from hpc_sandbox.settings import SiteOption
+from snakemake_executor_plugin_mantik.config.settings import Timing
+from snakemake_executor_plugin_mantik.jobs.spec import ScriptLimits
 from snakemake_executor_plugin_mantik.journal import TryRecord
 from tests.faults.disk import Disk, small_disk
 from tests.faults.faults import Fault
@@ -75,16 +77,14 @@ JOBS = (*GOOD, "wrong")
 LIMITS = """\
 Site:
   Scheduler: slurm
-  PollMin: 1s
-  PollMax: 2s
-  Heartbeat: 2s
-  UnknownWait: 3s
-  Timeout: 6s
-  ConcurrentRequests: 4
-  InlineLimit: 4K
-  MarkerLimit: 4K
-  ArchiveFileLimit: 16K
+  Poll: 2s
 """
+TIMING = Timing(
+    timeout_s=6,
+    unknown_wait_s=3,
+    inline_limit_bytes=4 << 10,
+    script=ScriptLimits(heartbeat_s=2, marker_bytes=4 << 10, archive_file_bytes=16 << 10),
+)
 """Limits that let small files travel in all ways, and short waits where another one follows if it
 was too short. How long to wait before something is believed is as by default."""
 
@@ -334,7 +334,7 @@ def cell_at(
     with Proxy(server, partial(kind_of, api), ca_file=ca_file) as proxy:
         config = place.config.replace(server, proxy.url)
         config = config[: config.index("Site:\n")] + LIMITS
-        project = Project(directory / "project", replace(place, config=config))
+        project = Project(directory / "project", replace(place, config=config).timed(TIMING))
         if outside is None:
             outside = directory / "outside"
             outside.mkdir()

@@ -127,7 +127,7 @@ def moving(api: str, directory: Path, *, small: bool = False) -> Iterator[Move]:
         config = directory / "source.yaml"
         config.write_text(place.config)
         cell.project.sites = [str(config)]
-        cell.project.extra |= place.environment
+        cell.project.extra |= {**place.environment, **cell.project.place.environment}
         cell.options = FILES_STAY
         yield Move(cell, place)
 

@@ -4,12 +4,12 @@ import asyncio
 import hashlib
 import uuid
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from snakemake_executor_plugin_mantik.common.errors import SiteBusy
+from snakemake_executor_plugin_mantik.config.settings import Timing
 from snakemake_executor_plugin_mantik.sites.base import SiteFacts
 from snakemake_executor_plugin_mantik.sites.firecrest import FirecrestSite
 from tests.real.centre import firecrest
@@ -182,9 +182,7 @@ def all_ran_once(project: Project) -> None:
 def at_own(own_firecrest: OwnFirecrest, tmp_path: Path) -> Iterator[Project]:
     """A project at the test's own server."""
     place = own_firecrest.place()
-    made = Project(
-        tmp_path / "project", replace(place, config=f"{place.config}  UnknownWait: 5s\n")
-    )
+    made = Project(tmp_path / "project", place.timed(Timing(unknown_wait_s=5)))
     made.extra.update(UNTRACKED)
     made.write("Snakefile", COUNTED)
     yield made

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from snakemake_executor_plugin_mantik.config.settings import Timing
 from tests.support.places import unicorex_place
 from tests.support.unicoreserver import OwnUnicoreX, UnicoreX
 from tests.support.unicorex import OWN_SLOTS, SLOTS, SOFTWARE, own_unicorex
@@ -157,7 +158,8 @@ def test_interrupted(at: Make, unicorex: UnicoreX, tmp_path: Path) -> None:
     """This server says of a job that is to be aborted that it has ended, and lets it run on."""
     project, seen, go = at(unicorex), tmp_path / "seen", tmp_path / "go"
     config = project.config.read_text()
-    project.config.write_text(f"{config}  TermGrace: 1s\n  MarkerGrace: 1s\n")
+    project.config.write_text(f"{config}  TermGrace: 1s\n")
+    project.place = project.place.timed(Timing(marker_grace_s=1))
     wait = f"until [ -e {go} ]; do sleep 0.2; done"
     project.write("Snakefile", COUNTED.format(jobs=1, seen=seen, wait=wait))
     running = project.start()

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from snakemake_executor_plugin_mantik.common.errors import SiteUnreachable
-from snakemake_executor_plugin_mantik.config.settings import SiteSettings
+from snakemake_executor_plugin_mantik.config.settings import SiteSettings, Timing
 from snakemake_executor_plugin_mantik.sites import http, issuers, request_policy
 from snakemake_executor_plugin_mantik.sites.base import Site
 from snakemake_executor_plugin_mantik.sites.credentials import Bearer, ClientCredentials
@@ -45,8 +45,8 @@ def parrot(monkeypatch: pytest.MonkeyPatch) -> Iterator[Parrot]:
     parrot.stop()
 
 
-def site_of(kind: str, parrot: Parrot, timeout: str = "120s") -> Site:
-    settings = SiteSettings.model_validate({"Timeout": timeout})
+def site_of(kind: str, parrot: Parrot, timeout_s: float = 120) -> Site:
+    settings = SiteSettings().model_copy(update={"timing": Timing(timeout_s=timeout_s)})
     if kind == "unicore":
         return UnicoreSite("p", parrot.url, Bearer("t"), workspace_name="ws", settings=settings)
     return FirecrestSite(
@@ -61,7 +61,7 @@ def test_answers_of_sites(parrot: Parrot, kind: str, trouble: str) -> None:
     parrot.answers = [TOO_MUCH[trouble]]
 
     async def opened() -> None:
-        site = site_of(kind, parrot, "1s" if trouble == "drip" else "120s")
+        site = site_of(kind, parrot, 1 if trouble == "drip" else 120)
         try:
             await site.open()
         finally:

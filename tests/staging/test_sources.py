@@ -70,7 +70,7 @@ def test_logs_stay_here(tmp_path: Path) -> None:
 def test_large_files_are_left_out_and_told(tmp_path: Path) -> None:
     write(tmp_path, "large", size=1001)
     write(tmp_path, "just", size=1000)
-    why = {"large": "larger than Site: SourceFileLimit, 1000 B"}
+    why = {"large": "larger than 1000 B"}
     assert chosen(tmp_path) == Sources(("just",), 1000, ("large",), left_out=why)
 
 

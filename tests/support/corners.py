@@ -110,7 +110,7 @@ WRONG: Final[list[tuple[str | bytes, dict[str, str]]]] = [
     *_of("Environment.Apptainer.Image", "unknown key", "i.sif"),
     *_of("Environment.Pyhton", "did you mean Python?", "/v"),
     *_of("Environment.Variable", "did you mean Variables?", "{A: 1}"),
-    *_of("Site.Timeouts", "did you mean Timeout?", "5s"),
+    *_of("Site.Polls", "did you mean Poll?", "5s"),
     *_of("Site.Password", "MANTIK_", "hunter2"),
     *_of("Firecrest.Url", "unknown key", "https://x.org"),
     # --- the site
@@ -238,14 +238,12 @@ WRONG: Final[list[tuple[str | bytes, dict[str, str]]]] = [
     (f"{U}{R}Site:\n", {"Site": _EMPTY}),
     *_of("Site.Scheduler", "slurm, pbs or none", "lsf", "5"),
     (f"{F}{R}Site: {{Scheduler: None}}\n", {"Site.Scheduler": "firecREST"}),
-    *_of("Site.Timeout", _TIME, "5", "1m30s"),
+    *_of("Site.Poll", _TIME, "5", "1m30s"),
     *_of("Site.MaxJobs", _WHOLE, "0", "many"),
-    *_of("Site.SubmissionsPerSecond", "above zero", "0", "-1", "fast", "true"),
-    *_of("Site.InlineLimit", "bytes", "much", "-1", "1.5M"),
+    *_of("Site.SourcesLimit", "bytes", "much", "-1", "1.5M"),
     *_of("Site.Proxy", "credentials", "http://u:hunter2@h"),
     *_of("Site.CAFile", "was not found", "no.pem"),
     *_of("Site.Workspace", "path at the site", "../up", "~/ws", "$SCRATCH/ws"),
-    (f"{U}{R}Site: {{PollMin: 2m}}\n", {"Site.PollMin": "PollMax"}),
     (f"{U}Resources: {{Queue: q, QoS: x}}\nSite: {{Scheduler: PBS}}\n", {"Resources.QoS": "PBS"}),
 ]
 """Documents, and for each mistake its key with a part of its message: no more, no less."""
@@ -307,7 +305,7 @@ RIGHT: Final[list[tuple[str, dict[str, Any]]]] = [
     (f"{U}{R}Exclude: [5, .env, 'a b ', '!x', '*', '[', data/]\n",
      {"exclude": ("5", ".env", "a b ", "!x", "*", "[", "data/")}),
     (f"{U}{R}Site: {{}}\n", {"site.max_jobs": 100}),
-    (f"{U}{R}Site: {{Scheduler: PBS, Timeout: 5s, InlineLimit: 10, SubmissionsPerSecond: 0.5}}\n",
-     {"site.scheduler": "pbs", "site.timeout_s": 5, "site.inline_limit_bytes": 10}),
+    (f"{U}{R}Site: {{Scheduler: PBS, Poll: 5s, SourcesLimit: 10}}\n",
+     {"site.scheduler": "pbs", "site.poll_s": 5, "site.sources_limit_bytes": 10}),
 ]  # fmt: skip
 """Documents without a mistake, and values that they have."""

@@ -23,8 +23,6 @@ Resources:
   Queue: batch
 Site:
   CAFile: {ca_file}
-  PollMin: 1s
-  Heartbeat: 10s
 """
 
 

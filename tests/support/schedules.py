@@ -13,6 +13,7 @@ from functools import cache
 from typing import Any, Final
 
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
+from snakemake_executor_plugin_mantik.config.settings import SiteSettings, Timing
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.jobs.segments import Continuation
 from snakemake_executor_plugin_mantik.jobs.spec import JobSpec
@@ -80,13 +81,19 @@ _KILLS = (
 @cache
 def config(poll_min_s: int, poll_max_s: int, unknown_wait_s: int, grace_s: int) -> BackendConfig:
     """A site's config, with small limits so that small files travel in all ways."""
-    site = {
-        "PollMin": f"{poll_min_s}s", "PollMax": f"{poll_max_s}s",
-        "UnknownWait": f"{unknown_wait_s}s", "MarkerGrace": f"{grace_s}s",
-        "InlineLimit": "1K", "MaxJobs": 4,
-    }  # fmt: skip
+    timing = Timing(
+        poll_min_s=poll_min_s,
+        unknown_wait_s=unknown_wait_s,
+        marker_grace_s=grace_s,
+        inline_limit_bytes=1 << 10,
+    )
+    site = SiteSettings.model_validate({"Poll": f"{poll_max_s}s", "MaxJobs": 4})
     return BackendConfig.model_validate(
-        {"UnicoreApiUrl": "https://sim.example", "Resources": {"Queue": "batch"}, "Site": site}
+        {
+            "UnicoreApiUrl": "https://sim.example",
+            "Resources": {"Queue": "batch"},
+            "Site": site.model_copy(update={"timing": timing}),
+        }
     )
 
 

@@ -33,7 +33,7 @@ CONFIG = BackendConfig.model_validate(
     {
         "UnicoreApiUrl": "https://hpc.example.org/rest/core",
         "Resources": {"Queue": "batch"},
-        "Site": {"SourceFileLimit": "1M", "SourcesLimit": "4M"},
+        "Site": {"SourcesLimit": "4M"},
     }
 )
 """Of a site whose limits for files beside a script are small."""

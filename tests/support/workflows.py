@@ -1,5 +1,6 @@
 """Runs workflows through the real `snakemake` command, at a sandbox or a real UNICORE/X."""
 
+import json
 import os
 import shutil
 import signal
@@ -9,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from textwrap import dedent
 
@@ -20,6 +21,7 @@ from hpc_sandbox.firecrest.site import FirecrestServer
 from hpc_sandbox.server import Sandbox
 from snakemake_executor_plugin_mantik.cli.sandbox import backend_config, environment_of
 from snakemake_executor_plugin_mantik.common.errors import JournalError
+from snakemake_executor_plugin_mantik.config.settings import TIMING, Timing
 from snakemake_executor_plugin_mantik.connections.connect import workspace_name
 from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, read_history
 from tests.support import forkserver
@@ -52,6 +54,14 @@ class Place:
     server: Path
     end: Callable[[Sequence[str]], None] = lambda ids: None
 
+    def timed(self, timing: Timing) -> "Place":
+        """The same with other waits and limits in all that runs with its environment."""
+        return replace(self, environment={**self.environment, TIMING: json.dumps(asdict(timing))})
+
+
+SHORT = Timing(marker_grace_s=5, unknown_wait_s=20)
+"""Waits for sandboxes, which do nothing late."""
+
 
 def place_in(box: Sandbox, name: str) -> Place:
     """A site of a sandbox."""
@@ -71,7 +81,8 @@ def place_in(box: Sandbox, name: str) -> Place:
     own = site.home.name if isinstance(site, FirecrestServer) else "."
     # A busy machine may take a while to let a job say its last words.
     config = backend_config(box, name).replace("TermGrace: 3s", "TermGrace: 12s")
-    return Place(name, config, environment_of(box), directory / "scratch" / own, directory, end)
+    place = Place(name, config, environment_of(box), directory / "scratch" / own, directory, end)
+    return place.timed(SHORT)
 
 
 def with_snakemake(place: Place) -> Place:

@@ -17,6 +17,7 @@ from mlflow.tracking import MlflowClient
 from hpc_sandbox.server import Sandbox
 from hpc_sandbox.settings import SiteOption
 from snakemake_executor_plugin_mantik.common.locks import is_locked
+from snakemake_executor_plugin_mantik.jobs.spec import ScriptLimits
 from snakemake_executor_plugin_mantik.tracking.controller import worker_client
 from snakemake_executor_plugin_mantik.tracking.store import DIRECTORY
 from snakemake_executor_plugin_mantik.tracking.worker.process import WORKER_LOCK
@@ -26,7 +27,7 @@ from tests.support.forkserver import LIMITS
 from tests.support.gate import Gate
 from tests.support.ports import free_port
 from tests.support.sandbox import FAST
-from tests.support.workflows import Place, Project, place_in, until
+from tests.support.workflows import SHORT, Place, Project, place_in, until
 
 START_S = 600.0
 PASSWORD = "s3cret-of-the-tracking-server"
@@ -104,11 +105,8 @@ def sandbox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
 
 
 def place(sandbox: Sandbox, name: str) -> Place:
-    found = place_in(sandbox, name)
-    quick = found.config.replace("Heartbeat: 10s", "Heartbeat: 1s\n  Live: 1s")
-    quick = quick.replace("Grace: 5s", "Grace: 1s")
-    assert quick != found.config
-    return replace(found, config=quick)
+    script = ScriptLimits(heartbeat_s=1, live_s=1)
+    return place_in(sandbox, name).timed(replace(SHORT, marker_grace_s=1, script=script))
 
 
 @dataclass

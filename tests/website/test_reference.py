@@ -25,7 +25,7 @@ def test_what_is_read_from_the_code_is_shown() -> None:
     keys, commands, options = (
         reference.pages()[f"{name}.md"]() for name in ("config-keys", "commands", "options")
     )
-    assert "| `Timeout` | a time | `120s` | How long" in keys
+    assert "| `Poll` | a time | `15s` | Longest" in keys
     assert "| `Queue` | a text | required |" in keys
     assert "| `--missed skip\\|once` |" in commands
     assert "    smk-mantik runs submit [OPTIONS] PROJECT\n" in commands

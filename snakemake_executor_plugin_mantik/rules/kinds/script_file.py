@@ -15,7 +15,7 @@ from snakemake_executor_plugin_mantik.rules import Job
 from snakemake_executor_plugin_mantik.rules.context import report_withheld
 from snakemake_executor_plugin_mantik.rules.kinds.imports import imported_siblings
 from snakemake_executor_plugin_mantik.staging.secret_files import NOTHING, Matching, Withheld
-from snakemake_executor_plugin_mantik.staging.sources import MIB
+from snakemake_executor_plugin_mantik.staging.sources import FILE_BYTES, MIB
 
 
 @dataclass(frozen=True)
@@ -53,18 +53,15 @@ class ScriptFile:
         identity = re.sub(r".*/snakemake-runtime-cache/[^/]+", "", identity)
         return file_path(identity.encode(errors="surrogateescape"), self.directory.name or "root")
 
-    def beside(
-        self, file_limit: int, total_limit: int, include: Matching = NOTHING
-    ) -> Iterator[tuple[str, Path]]:
+    def beside(self, total_limit: int, include: Matching = NOTHING) -> Iterator[tuple[str, Path]]:
         """Yield paths in the workspace and local paths of files beside a script from elsewhere.
 
         These are the files of the script's directory, and for Python the packages that it imports,
-        each file up to `file_limit`. Hidden files are left out, and files that seem to contain a
-        secret unless `include` matches them. A script in the working directory yields none. Both
-        limits are in bytes.
+        each file up to `FILE_BYTES`. Hidden files are left out, and files that seem to contain a
+        secret unless `include` matches them. A script in the working directory yields none.
 
         Raises:
-            UserError: the sum of sizes exceeds `total_limit`.
+            UserError: the sum of sizes exceeds `total_limit` bytes.
         """
         if self.inside is not None:
             return
@@ -75,7 +72,7 @@ class ScriptFile:
         withheld = Withheld(self.directory, include)
         for path in dict.fromkeys(paths):
             status, name = path.stat(), path.relative_to(self.directory).as_posix()
-            if path.name.startswith(".") or status.st_size > file_limit:
+            if path.name.startswith(".") or status.st_size > FILE_BYTES:
                 continue
             if name != self.name and withheld.withholds(name, status):
                 continue

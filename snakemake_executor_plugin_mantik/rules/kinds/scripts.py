@@ -107,8 +107,7 @@ def script_command(
     """
     context = _script_context(job, places, iteration, config)
     file = context.file
-    limits = config.site.source_file_limit_bytes, config.site.sources_limit_bytes
-    found = file.beside(*limits, Include(config.site.include))
+    found = file.beside(config.site.sources_limit_bytes, Include(config.site.include))
     beside = [*context.uploads, *(Upload(path, local) for path, local in found)]
     if file.language == "python":
         content = file.text.encode()

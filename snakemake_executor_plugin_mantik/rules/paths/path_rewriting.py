@@ -313,16 +313,15 @@ def _outside_folders(job: Job, places: JobPaths) -> list[str]:
 
 
 def _with_surroundings(path: Path, places: JobPaths, config: BackendConfig) -> list[Path]:
-    limits = config.site.source_file_limit_bytes, config.site.sources_limit_bytes
+    limit, include = config.site.sources_limit_bytes, Include(config.site.include)
     if path.is_dir():
         chosen = sources.select_sources(
             path, Exclude(config.exclude), products={os.path.relpath(places.workdir, path)},
-            file_limit=limits[0], total_limit=limits[1],
-            include=Include(config.site.include),
+            total_limit=limit, include=include,
         )  # fmt: skip
         report_withheld(str(path), chosen.withheld)
         return [path / name for name in chosen.paths]
     python = path.suffix == ".py"
     text = path.read_text(errors="replace") if python else ""
     script = ScriptFile(path.name, text, "python" if python else None, path.parent, None, None)
-    return [path, *(beside for _, beside in script.beside(*limits, Include(config.site.include)))]
+    return [path, *(beside for _, beside in script.beside(limit, include))]

@@ -103,7 +103,6 @@ class WorkflowCode:
             return  # files of the working directory are uploaded as sources anyway
         chosen = sources.select_sources(
             directory, Exclude(config.exclude), products={os.path.relpath(self.workdir, directory)},
-            file_limit=config.site.source_file_limit_bytes,
             total_limit=config.site.sources_limit_bytes,
             include=Include(config.site.include),
         )  # fmt: skip

@@ -144,8 +144,7 @@ def scheduler_script(submission: Submission, scheduler: SchedulerName, output: s
     if len(script.encode()) > SCRIPT_BYTES:
         raise SiteRejected(
             f"the job's script is larger than {SCRIPT_BYTES // 10**6} MB, the limit for scripts",
-            do="It names each input and output: let the rule name a directory instead of its files;"
-            " or lower Site.InlineLimit in the backend config, if that is above 1 MB",
+            do="It names each input and output: let the rule name a directory instead of its files",
         )
     return script
 

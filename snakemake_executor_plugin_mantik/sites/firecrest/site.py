@@ -8,9 +8,10 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal, Protocol
+from typing import Final
 
 from snakemake_executor_plugin_mantik.common.errors import SiteRejected, SiteUnreachable
+from snakemake_executor_plugin_mantik.config.settings import SiteSettings
 from snakemake_executor_plugin_mantik.sites.base import (
     Entry,
     JobState,
@@ -128,27 +129,6 @@ class FirecrestImports:
         await self._files.remove(f"{JOBS}/{job}.out")
 
 
-class FirecrestSiteSettings(Protocol):
-    """Settings of a firecREST site from the backend config (`config.settings.SiteSettings`)."""
-
-    @property
-    def workspace(self) -> str | None: ...
-    @property
-    def storage(self) -> str | None: ...
-    @property
-    def sharing(self) -> Literal["private", "group"]: ...
-    @property
-    def ca_file(self) -> str | None: ...
-    @property
-    def proxy(self) -> str | None: ...
-    @property
-    def timeout_s(self) -> int: ...
-    @property
-    def concurrent_requests(self) -> int: ...
-    @property
-    def submissions_per_second(self) -> float: ...
-
-
 @dataclass(frozen=True)
 class _Opened:
     system: FirecrestSystem
@@ -171,7 +151,7 @@ class FirecrestSite:
         credentials: Credential,
         *,
         workspace_name: str,
-        settings: FirecrestSiteSettings,
+        settings: SiteSettings,
         base: Path | None = None,
         account: str | None = None,
     ) -> None:
@@ -199,10 +179,10 @@ class FirecrestSite:
             credentials,
             ca_file=(base or Path()) / settings.ca_file if settings.ca_file else None,
             proxy=settings.proxy,
-            timeout_s=settings.timeout_s,
-            concurrent_requests=settings.concurrent_requests,
+            timeout_s=settings.timing.timeout_s,
+            concurrent_requests=settings.timing.concurrent_requests,
         )
-        self._jobs = FirecrestJobs(self._connection, settings.submissions_per_second)
+        self._jobs = FirecrestJobs(self._connection, settings.timing.submissions_per_second)
         self._opened: _Opened | None = None
 
     @property

@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Final, Literal, Protocol
+from typing import Final
 
 from snakemake_executor_plugin_mantik.common.errors import (
     SiteError,
@@ -14,6 +14,7 @@ from snakemake_executor_plugin_mantik.common.errors import (
     SiteRejected,
     one_line,
 )
+from snakemake_executor_plugin_mantik.config.settings import SiteSettings
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.sites.answers import shorten
 from snakemake_executor_plugin_mantik.sites.base import (
@@ -115,29 +116,6 @@ class UnicoreImports:
 _log = logging.getLogger(__name__)
 
 
-class UnicoreSiteSettings(Protocol):
-    """Settings of a UNICORE site from the backend config (`config.settings.SiteSettings`)."""
-
-    @property
-    def scheduler(self) -> Literal["slurm", "pbs", "none"]: ...
-    @property
-    def workspace(self) -> str | None: ...
-    @property
-    def storage(self) -> str | None: ...
-    @property
-    def sharing(self) -> Literal["private", "group"]: ...
-    @property
-    def ca_file(self) -> str | None: ...
-    @property
-    def proxy(self) -> str | None: ...
-    @property
-    def timeout_s(self) -> int: ...
-    @property
-    def concurrent_requests(self) -> int: ...
-    @property
-    def submissions_per_second(self) -> float: ...
-
-
 class UnicoreSite:
     """One workspace behind one UNICORE server; implements `Site`.
 
@@ -154,7 +132,7 @@ class UnicoreSite:
         credentials: Credential,
         *,
         workspace_name: str,
-        settings: UnicoreSiteSettings,
+        settings: SiteSettings,
         base: Path | None = None,
     ) -> None:
         """Prepare a site; `open` makes the first request.
@@ -178,10 +156,10 @@ class UnicoreSite:
             credentials,
             ca_file=(base or Path()) / settings.ca_file if settings.ca_file else None,
             proxy=settings.proxy,
-            timeout_s=settings.timeout_s,
-            concurrent_requests=settings.concurrent_requests,
+            timeout_s=settings.timing.timeout_s,
+            concurrent_requests=settings.timing.concurrent_requests,
         )
-        self._jobs = UnicoreJobs(self._connection, name, settings.submissions_per_second)
+        self._jobs = UnicoreJobs(self._connection, name, settings.timing.submissions_per_second)
         self._opened_files: UnicoreFiles | None = None
         self._opened_imports: UnicoreImports | None = None
         self._queues = UnicoreQueues()

@@ -50,8 +50,7 @@ Firecrest:
 Resources:
   Queue: batch
 Site:
-  PollMin: 1s
-  Heartbeat: 10s
+  Poll: 15s
 """
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from snakemake_executor_plugin_mantik.common.errors import SiteNotFound, SiteRejected
-from snakemake_executor_plugin_mantik.config.settings import SiteSettings
+from snakemake_executor_plugin_mantik.config.settings import Timing
 from snakemake_executor_plugin_mantik.sites.base import Site, SiteFacts, is_rest_safe
 from tests.sites.contract.steps import STARTS_S, a_job, content, ended, refused, until
 from tests.support.benches import Bench
@@ -234,7 +234,7 @@ class TestConcurrency:
     def test_small_requests_pass_downloads_that_wait(self, bench: Bench) -> None:
         async def scenario(site: Site) -> None:
             await site.put("large", os.urandom(4 << 20))
-            places = SiteSettings().concurrent_requests  # no more downloads begin at once
+            places = Timing().concurrent_requests  # no more downloads begin at once
             streams = [site.get("large") for _ in range(places)]
             for stream in streams:
                 await anext(stream)

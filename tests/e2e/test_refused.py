@@ -736,7 +736,7 @@ def test_mistakes_of_all_kinds_are_reported_together(project: Project, tmp_path:
 
         rule c:
             output: "c"
-            resources: mem_gb=4
+            resources: slurm_partitoin="x"
             shell: "touch {output}"
 
         rule d:
@@ -768,7 +768,7 @@ def test_mistakes_of_all_kinds_are_reported_together(project: Project, tmp_path:
         "Resources.Nodes",
         "\n2. Not every rule can run at a site yet: rule d has script: bad.py, which is no valid",
         "rule g has script: gone.py, which does not exist",
-        "rule c: there is no resource mem_gb (did you mean mem_mb?)",
+        "rule c: there is no resource slurm_partitoin (did you mean slurm_partition?)",
         "there is no site 'hpc11' (did you mean hpc1?)",
         "mantik_retry_on='x'",
         "outptu",

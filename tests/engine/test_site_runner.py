@@ -68,7 +68,7 @@ def test_each_reason_why_a_job_cannot_start_is_told_once(tmp_path: Path) -> None
         "ReqNodeNotAvail",
         "PartitionDown",
     ]
-    assert "nodes that it needs are down or reserved" in said[0]
+    assert "nodes that it needs are down, or reserved" in said[0]
 
 
 def test_purged_again_and_again_is_told(tmp_path: Path) -> None:

@@ -59,22 +59,24 @@ def plain_params(job: Job, resources: Any = None) -> Any:
     plain = make_plain(job)
     if plain is None:
         return params
-    again = params
+    now = again = params
     stored = [path for path in (*job.input, *job.output) if storable_path(path) is not None]
     if stored:
         inputs, outputs = (type(each)(toclone=each, custom_map=command_text) for each in lists)
         with suppress(WorkflowError, RuleException):
+            # Snakemake keeps those of the first attempt: not all that differs is due to names.
+            now = expand_params(job, lists, resources)
             again = expand_params(job, (inputs, outputs), resources)
 
-    def choose(value: Any, named: Any) -> Any:
+    def choose(value: Any, at_present: Any, named: Any) -> Any:
         text = map_texts(value, plain)
         # Without the local copy, a function that reads the file cannot be evaluated, either.
-        if UNKNOWN in f"{value}{named}" or repr(named) == repr(text):
+        if UNKNOWN in f"{value}{named}" or repr(named) == repr(map_texts(at_present, plain)):
             return text
         _refuse_outdated(job, stored)
         return map_texts(named, plain)
 
-    values = iter([choose(*both) for both in zip_longest(params, again)])
+    values = iter([choose(*each) for each in zip_longest(params, now, again)])
     return type(params)(toclone=params, custom_map=lambda _: next(values))
 
 

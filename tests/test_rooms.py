@@ -17,11 +17,17 @@ MODULES = {
 
 def imported(path: Path) -> Iterator[str]:
     """The package's modules that a module imports, at its beginning or when it needs them."""
+    package = path.relative_to(PACKAGE.parent).parent.parts
     for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module in MODULES:
+        if not isinstance(node, ast.ImportFrom):
+            continue
+        origin = (node.module or "").split(".") if node.module else []
+        if node.level:  # relative
+            origin = [*package[: len(package) - node.level + 1], *origin]
+        if (base := ".".join(origin)) in MODULES:
             for name in node.names:
-                module = f"{node.module}.{name.name}"
-                yield module if module in MODULES else node.module
+                module = f"{base}.{name.name}"
+                yield module if module in MODULES else base
 
 
 def test_the_sandbox_imports_nothing_of_the_executor() -> None:

@@ -8,10 +8,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from snakemake_executor_plugin_mantik.adapter.checks import CheckedWorkflow, find_products
-from snakemake_executor_plugin_mantik.adapter.job_log import JobLog
-from snakemake_executor_plugin_mantik.adapter.look_ahead import LookAhead
-from snakemake_executor_plugin_mantik.adapter.workflow_metadata import describe_pipeline
 from snakemake_executor_plugin_mantik.config.exclude import Exclude, Include
 from snakemake_executor_plugin_mantik.engine.core import Engine
 from snakemake_executor_plugin_mantik.engine.request import (
@@ -30,6 +26,11 @@ from snakemake_executor_plugin_mantik.storage.paths import uses_provider
 from snakemake_executor_plugin_mantik.tracking.controller.invocation import Ending
 from snakemake_executor_plugin_mantik.tracking.controller.tracker import Tracker
 from snakemake_executor_plugin_mantik.tracking.run import TrackedRun
+
+from .checks import CheckedWorkflow, find_products
+from .job_log import JobLog
+from .look_ahead import LookAhead
+from .workflow_metadata import describe_pipeline
 
 _LOG_END_BYTES = 64 << 10
 """Bytes at the end of a failed job's output in which files are looked for that it missed."""

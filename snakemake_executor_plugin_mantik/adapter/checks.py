@@ -10,7 +10,6 @@ from typing import Any
 from snakemake.io import is_flagged
 from snakemake_interface_executor_plugins.settings import DeploymentMethod
 
-from snakemake_executor_plugin_mantik.adapter.future_inputs import refuse_future_inputs
 from snakemake_executor_plugin_mantik.common.errors import (
     ConfigError,
     Mistake,
@@ -66,6 +65,8 @@ from snakemake_executor_plugin_mantik.storage.paths import (
     workspace_path,
 )
 from snakemake_executor_plugin_mantik.tracking.controller import direct
+
+from .future_inputs import refuse_future_inputs
 
 STATE_DIRECTORY = "mantik"
 """The executor's directory below Snakemake's `.snakemake`."""

@@ -12,24 +12,20 @@ from snakemake_interface_common.exceptions import ApiError, WorkflowError
 from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
 from snakemake_interface_executor_plugins.executors.remote import RemoteExecutor
 
-from snakemake_executor_plugin_mantik.adapter import snakemake_errors
-from snakemake_executor_plugin_mantik.adapter.signals import (
-    DETACHED,
-    FAILED_HERE,
-    NO_SPACE,
-    Interruption,
-    is_disk_full,
-)
-from snakemake_executor_plugin_mantik.adapter.snakemake_version import check_snakemake_version
 from snakemake_executor_plugin_mantik.common.errors import JournalError, MantikError, printable
 
+from . import snakemake_errors
+from .signals import DETACHED, FAILED_HERE, NO_SPACE, Interruption, is_disk_full
+from .snakemake_version import check_snakemake_version
+
 if TYPE_CHECKING:
-    from snakemake_executor_plugin_mantik.adapter.active_run import ActiveRun
-    from snakemake_executor_plugin_mantik.adapter.progress_line import BottomLine
-    from snakemake_executor_plugin_mantik.adapter.run_notices import RunNotices
     from snakemake_executor_plugin_mantik.engine.request import JobNumber, JobRequest, Outcome
     from snakemake_executor_plugin_mantik.engine.transfer_meter import TransferMeter
     from snakemake_executor_plugin_mantik.tracking.controller.invocation import Ending
+
+    from .active_run import ActiveRun
+    from .progress_line import BottomLine
+    from .run_notices import RunNotices
 
 _Job = Any
 """A Snakemake job. Snakemake's own classes are not typed."""
@@ -86,7 +82,7 @@ class Executor(RemoteExecutor):
         setting = self.workflow.executor_settings.notify
         if setting is None:
             return None
-        from snakemake_executor_plugin_mantik.adapter.run_notices import RunNotices
+        from .run_notices import RunNotices
 
         try:
             return RunNotices(self.workflow, setting, self.logger)
@@ -117,8 +113,9 @@ class Executor(RemoteExecutor):
     def _start(self) -> "ActiveRun":
         # Imported here because Snakemake imports this module for every one of its commands.
         from snakemake_executor_plugin_mantik import retry
-        from snakemake_executor_plugin_mantik.adapter.startup import start_run
         from snakemake_executor_plugin_mantik.engine.transfer_meter import TransferMeter
+
+        from .startup import start_run
 
         retry.executor_runs()
         meter = TransferMeter()
@@ -139,7 +136,7 @@ class Executor(RemoteExecutor):
         return self._run
 
     def _open_line(self, meter: "TransferMeter") -> None:
-        from snakemake_executor_plugin_mantik.adapter.progress_line import open_progress_line
+        from .progress_line import open_progress_line
 
         def count() -> Mapping[str, int]:
             return self._run.engine.count_jobs() if self._run is not None else {}
@@ -160,11 +157,12 @@ class Executor(RemoteExecutor):
         """
         from snakemake.exceptions import RuleException, format_exception_to_string
 
-        from snakemake_executor_plugin_mantik.adapter import job_files
         from snakemake_executor_plugin_mantik.engine.messages import describe_os_error
         from snakemake_executor_plugin_mantik.engine.request import Outcome
         from snakemake_executor_plugin_mantik.rules.paths import storage
         from snakemake_executor_plugin_mantik.rules.units import list_members, renew_layers
+
+        from . import job_files
 
         self._interruption.handle()
         # After a local checkpoint, this may be the first job that is not local.
@@ -292,7 +290,7 @@ class Executor(RemoteExecutor):
     @staticmethod
     def _is_early(job: _Job) -> bool:
         """Return whether Snakemake would refuse a job's outputs now, and not in a moment."""
-        from snakemake_executor_plugin_mantik.adapter.future_inputs import is_ahead_of_time
+        from .future_inputs import is_ahead_of_time
 
         return is_ahead_of_time(job)
 
@@ -305,9 +303,10 @@ class Executor(RemoteExecutor):
                     info.job.register(external_jobid=ids)
 
     async def _report(self, info: SubmittedJobInfo, outcome: "Outcome") -> None:
-        from snakemake_executor_plugin_mantik.adapter import job_files
         from snakemake_executor_plugin_mantik.rules.paths import storage
         from snakemake_executor_plugin_mantik.rules.units import list_members
+
+        from . import job_files
 
         self._uncommitted[outcome.number] = outcome
         if self._run is not None:
@@ -337,7 +336,7 @@ class Executor(RemoteExecutor):
 
     async def _store(self, info: SubmittedJobInfo) -> str:
         """Store outputs in Snakemake's cache if they belong there. Return an error, or ''."""
-        from snakemake_executor_plugin_mantik.adapter import job_files
+        from . import job_files
 
         try:
             await job_files.store_cached(self.workflow, info.job)
@@ -349,7 +348,7 @@ class Executor(RemoteExecutor):
         """Write the benchmark files that the job declares. Return an error, or ''."""
         if self._run is None or not (measured := self._run.measured.get(job.jobid)):
             return ""
-        from snakemake_executor_plugin_mantik.adapter import job_files
+        from . import job_files
 
         extended = self.workflow.output_settings.benchmark_extended
         try:
@@ -363,7 +362,7 @@ class Executor(RemoteExecutor):
         self, job_info: SubmittedJobInfo, msg: str | None = None, **kwargs: Any
     ) -> None:
         """Log what happened. The base class would point to a cluster's log instead."""
-        from snakemake_executor_plugin_mantik.adapter import failed_jobs
+        from . import failed_jobs
 
         if job_info.external_jobid is not None:
             kwargs["external_jobid"] = job_info.external_jobid
@@ -380,7 +379,7 @@ class Executor(RemoteExecutor):
         self._commit(job)
 
     def handle_job_error(self, job: _Job) -> None:
-        from snakemake_executor_plugin_mantik.adapter import failed_jobs
+        from . import failed_jobs
 
         super().handle_job_error(job)
         if (outcome := self._uncommitted.get(job.jobid)) is not None:
@@ -455,7 +454,7 @@ class Executor(RemoteExecutor):
             )
 
     def shutdown(self) -> None:
-        from snakemake_executor_plugin_mantik.adapter.workflow_metadata import is_done
+        from .workflow_metadata import is_done
 
         super().shutdown()
         self._close_line()

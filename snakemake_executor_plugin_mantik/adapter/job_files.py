@@ -6,7 +6,6 @@ from typing import Any
 from snakemake.benchmark import BenchmarkRecord, write_benchmark_records
 from snakemake_interface_common.exceptions import WorkflowError
 
-from snakemake_executor_plugin_mantik.adapter.future_inputs import refuse_future_inputs
 from snakemake_executor_plugin_mantik.common.errors import MantikError
 from snakemake_executor_plugin_mantik.engine.messages import describe_os_error
 from snakemake_executor_plugin_mantik.engine.request import Outcome
@@ -16,6 +15,8 @@ from snakemake_executor_plugin_mantik.rules.paths import storage
 from snakemake_executor_plugin_mantik.rules.units import list_members
 from snakemake_executor_plugin_mantik.storage.catalog import catalog_of
 from snakemake_executor_plugin_mantik.storage.paths import storable_path, uses_provider
+
+from .future_inputs import refuse_future_inputs
 
 
 async def prepare_files(workflow: Any, job: Job) -> None:

@@ -15,8 +15,6 @@ from snakemake.exceptions import RuleException
 from snakemake.io import is_callable, is_flagged
 from snakemake_interface_common.exceptions import WorkflowError
 
-from snakemake_executor_plugin_mantik.adapter import job_files
-from snakemake_executor_plugin_mantik.adapter.checks import CheckedWorkflow
 from snakemake_executor_plugin_mantik.common.errors import MantikError
 from snakemake_executor_plugin_mantik.engine.request import JobRequest
 from snakemake_executor_plugin_mantik.journal import is_utf8
@@ -26,6 +24,9 @@ from snakemake_executor_plugin_mantik.rules.paths.storage import jobs_use_storag
 from snakemake_executor_plugin_mantik.rules.payload import why_full_job
 from snakemake_executor_plugin_mantik.rules.resources import choose_site, given_resources
 from snakemake_executor_plugin_mantik.rules.units import job_identity, list_members, member_title
+
+from . import job_files
+from .checks import CheckedWorkflow
 
 _MOST_MAKERS: Final = 100
 """Most jobs that one job may wait for at a site: each is a word of the scheduler's option."""

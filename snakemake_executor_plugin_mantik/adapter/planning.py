@@ -10,10 +10,6 @@ from typing import Any
 from snakemake.exceptions import RuleException, format_exception_to_string
 from snakemake_interface_common.exceptions import WorkflowError
 
-from snakemake_executor_plugin_mantik.adapter import checks, startup
-from snakemake_executor_plugin_mantik.adapter.checks import CheckedWorkflow
-from snakemake_executor_plugin_mantik.adapter.dryrun import NO_LIMIT
-from snakemake_executor_plugin_mantik.adapter.look_ahead import forecast_ahead
 from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.config.environment import job_environment
 from snakemake_executor_plugin_mantik.engine.forecast import (
@@ -35,6 +31,11 @@ from snakemake_executor_plugin_mantik.rules.wrapping import deployment
 from snakemake_executor_plugin_mantik.rules.wrapping.environ import workflow_variables
 from snakemake_executor_plugin_mantik.sites.base import QueueLimits
 from snakemake_executor_plugin_mantik.storage.paths import storable_path
+
+from . import checks, startup
+from .checks import CheckedWorkflow
+from .dryrun import NO_LIMIT
+from .look_ahead import forecast_ahead
 
 
 def plan_workflow(

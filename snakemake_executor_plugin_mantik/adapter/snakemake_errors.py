@@ -127,7 +127,7 @@ def _find_others(dag: Any) -> UserError | None:
     # Imported here because this module is imported for every command of Snakemake.
     from snakemake_interface_common.exceptions import WorkflowError
 
-    from snakemake_executor_plugin_mantik.adapter.checks import check_workflow
+    from .checks import check_workflow
 
     workflow, quiet = dag.workflow, logging.Logger("mantik", logging.CRITICAL)
     try:

@@ -8,21 +8,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from snakemake_executor_plugin_mantik.adapter.active_run import ActiveRun
-from snakemake_executor_plugin_mantik.adapter.checks import (
-    CheckedWorkflow,
-    check_jobs,
-    check_workflow,
-    find_products,
-    look_up_datasets,
-)
-from snakemake_executor_plugin_mantik.adapter.job_log import JobLog
-from snakemake_executor_plugin_mantik.adapter.look_ahead import LookAhead
-from snakemake_executor_plugin_mantik.adapter.workflow_metadata import (
-    describe_pipeline,
-    describe_run,
-    describe_workflow,
-)
 from snakemake_executor_plugin_mantik.common.errors import MantikError, UserError
 from snakemake_executor_plugin_mantik.common.humanize import humanize_count, humanize_duration
 from snakemake_executor_plugin_mantik.config.exclude import Exclude, Include
@@ -51,6 +36,12 @@ from snakemake_executor_plugin_mantik.staging import sources
 from snakemake_executor_plugin_mantik.storage.catalog import catalog_of
 from snakemake_executor_plugin_mantik.storage.paths import uses_provider
 from snakemake_executor_plugin_mantik.tracking.controller.direct import direct_remark
+
+from .active_run import ActiveRun
+from .checks import CheckedWorkflow, check_jobs, check_workflow, find_products, look_up_datasets
+from .job_log import JobLog
+from .look_ahead import LookAhead
+from .workflow_metadata import describe_pipeline, describe_run, describe_workflow
 
 
 def start_run(workflow: Any, dag: Any, logger: Any, meter: TransferMeter) -> ActiveRun:

@@ -75,27 +75,27 @@ def _options(
 
 
 def _app() -> typer.Typer:
-    from snakemake_executor_plugin_mantik.cli import runs, sandbox, schedule
-    from snakemake_executor_plugin_mantik.cli.apps import App
-    from snakemake_executor_plugin_mantik.cli.bootstrap import bootstrap
-    from snakemake_executor_plugin_mantik.cli.call import call
-    from snakemake_executor_plugin_mantik.cli.cancel import cancel
-    from snakemake_executor_plugin_mantik.cli.check import check
-    from snakemake_executor_plugin_mantik.cli.clean import clean
-    from snakemake_executor_plugin_mantik.cli.docs import docs, schema
-    from snakemake_executor_plugin_mantik.cli.evaluation import Evaluating
-    from snakemake_executor_plugin_mantik.cli.get import get
-    from snakemake_executor_plugin_mantik.cli.init import init
-    from snakemake_executor_plugin_mantik.cli.jobs import jobs
-    from snakemake_executor_plugin_mantik.cli.logs import logs
-    from snakemake_executor_plugin_mantik.cli.ls import ls
-    from snakemake_executor_plugin_mantik.cli.plan import Passing, plan
-    from snakemake_executor_plugin_mantik.cli.put import put
-    from snakemake_executor_plugin_mantik.cli.render import render
-    from snakemake_executor_plugin_mantik.cli.report import report
-    from snakemake_executor_plugin_mantik.cli.run import run
-    from snakemake_executor_plugin_mantik.cli.track import track
-    from snakemake_executor_plugin_mantik.cli.watch import watch
+    from . import runs, sandbox, schedule
+    from .apps import App
+    from .bootstrap import bootstrap
+    from .call import call
+    from .cancel import cancel
+    from .check import check
+    from .clean import clean
+    from .docs import docs, schema
+    from .evaluation import Evaluating
+    from .get import get
+    from .init import init
+    from .jobs import jobs
+    from .logs import logs
+    from .ls import ls
+    from .plan import Passing, plan
+    from .put import put
+    from .render import render
+    from .report import report
+    from .run import run
+    from .track import track
+    from .watch import watch
 
     app = App(
         name="smk-mantik",

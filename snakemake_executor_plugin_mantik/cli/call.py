@@ -7,7 +7,6 @@ from typing import Annotated, Final
 
 import typer
 
-from snakemake_executor_plugin_mantik.cli.children import run_child
 from snakemake_executor_plugin_mantik.common.errors import printable
 from snakemake_executor_plugin_mantik.config.reading import read_configs
 from snakemake_executor_plugin_mantik.mlproject.command_line import (
@@ -23,6 +22,8 @@ from snakemake_executor_plugin_mantik.runs.functions import (
     parse_argument,
     write_call,
 )
+
+from .children import run_child
 
 _DRY_RUN: Final = re.compile(r"--dry-?run|-[a-zA-Z]*n[a-zA-Z]*")
 _SHOWN_BYTES: Final = 100_000

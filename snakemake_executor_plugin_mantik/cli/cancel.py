@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from snakemake_executor_plugin_mantik.cli.options import Sites, Workdir
 from snakemake_executor_plugin_mantik.common.errors import UserError, printable
 from snakemake_executor_plugin_mantik.connections.reconnect import (
     ReconnectedSite,
@@ -17,6 +16,8 @@ from snakemake_executor_plugin_mantik.connections.reconnect import (
 from snakemake_executor_plugin_mantik.engine.cancel import CANCEL_WAIT_S
 from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, TryState, read_history
 from snakemake_executor_plugin_mantik.watching.visitors import is_meant
+
+from .options import Sites, Workdir
 
 _UNCONFIRMED = 1
 """Exit code if a job may still run."""

@@ -11,7 +11,6 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from snakemake_executor_plugin_mantik.cli.check_site import Finding, check_connection
 from snakemake_executor_plugin_mantik.common.errors import ConfigError, Mistake, printable
 from snakemake_executor_plugin_mantik.config.environment import describe_software
 from snakemake_executor_plugin_mantik.config.environment_keys import OPTION_KEYS, EnvironmentConfig
@@ -22,6 +21,8 @@ from snakemake_executor_plugin_mantik.config.reading import (
     read_config_named,
     split_spec,
 )
+
+from .check_site import Finding, check_connection
 
 WRONG = 2
 """Exit code if a file, or with `--connect` a site, has a mistake."""

@@ -8,8 +8,6 @@ from typing import Annotated
 
 import typer
 
-from snakemake_executor_plugin_mantik.cli.cancel import cancel_tries
-from snakemake_executor_plugin_mantik.cli.options import Sites, Workdir
 from snakemake_executor_plugin_mantik.common.errors import MantikError, UserError, printable
 from snakemake_executor_plugin_mantik.common.humanize import humanize_count, humanize_size
 from snakemake_executor_plugin_mantik.connections.reconnect import (
@@ -28,6 +26,9 @@ from snakemake_executor_plugin_mantik.journal import (
     read_history,
 )
 from snakemake_executor_plugin_mantik.storage.copies import is_here
+
+from .cancel import cancel_tries
+from .options import Sites, Workdir
 
 _LEFT = 1
 """Exit code if something had to stay; a "no" of the user does not count."""

@@ -12,10 +12,11 @@ from typing import Annotated, Any
 
 import typer
 
-from snakemake_executor_plugin_mantik.cli import tables
 from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.config.environment_keys import IMAGE_KEYS, LOGIN_HOOKS
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
+
+from . import tables
 
 _PACKAGE = "snakemake_executor_plugin_mantik"
 _DIRECTORY = "docs"

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
-from snakemake_executor_plugin_mantik.cli.apps import Command
-from snakemake_executor_plugin_mantik.cli.check import WRONG
+from .apps import Command
+from .check import WRONG
 
 if TYPE_CHECKING:
     from snakemake_executor_plugin_mantik.adapter.workflow_metadata import GraphFiles

@@ -12,9 +12,6 @@ from typing import Annotated
 import typer
 from rich.progress import Progress
 
-from snakemake_executor_plugin_mantik.cli.evaluation import ALL_TARGETS, read_files
-from snakemake_executor_plugin_mantik.cli.options import Workdir
-from snakemake_executor_plugin_mantik.cli.tables import make_progress
 from snakemake_executor_plugin_mantik.common.errors import UserError, printable
 from snakemake_executor_plugin_mantik.common.humanize import humanize_count, humanize_size
 from snakemake_executor_plugin_mantik.common.state_directory import STATE
@@ -25,6 +22,10 @@ from snakemake_executor_plugin_mantik.sites.base import is_rest_safe
 from snakemake_executor_plugin_mantik.staging.transfers import move_beside
 from snakemake_executor_plugin_mantik.storage.catalog import Catalog
 from snakemake_executor_plugin_mantik.storage.copies import is_here, part_of, remove_path
+
+from .evaluation import ALL_TARGETS, read_files
+from .options import Workdir
+from .tables import make_progress
 
 
 def find_undeclared(

@@ -9,8 +9,6 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from snakemake_executor_plugin_mantik.cli import tables
-from snakemake_executor_plugin_mantik.cli.options import Sites, Workdir
 from snakemake_executor_plugin_mantik.common.errors import json_text, printable
 from snakemake_executor_plugin_mantik.common.humanize import humanize_duration
 from snakemake_executor_plugin_mantik.common.state_directory import STATE
@@ -23,6 +21,9 @@ from snakemake_executor_plugin_mantik.watching.overview import (
     present_tries,
 )
 from snakemake_executor_plugin_mantik.watching.visitors import Visitors
+
+from . import tables
+from .options import Sites, Workdir
 
 
 def jobs(

@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 
-from snakemake_executor_plugin_mantik.cli.options import Sites, Workdir
 from snakemake_executor_plugin_mantik.common.errors import UserError, printable
 from snakemake_executor_plugin_mantik.common.state_directory import STATE
 from snakemake_executor_plugin_mantik.connections.connect import find_config, visit_site
@@ -19,6 +18,8 @@ from snakemake_executor_plugin_mantik.journal import (
 )
 from snakemake_executor_plugin_mantik.watching.job_log import LogSource, copy_log
 from snakemake_executor_plugin_mantik.watching.visitors import find_try
+
+from .options import Sites, Workdir
 
 
 def logs(

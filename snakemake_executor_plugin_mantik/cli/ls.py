@@ -9,9 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from snakemake_executor_plugin_mantik.cli import tables
-from snakemake_executor_plugin_mantik.cli.evaluation import NEEDED_BY, read_files
-from snakemake_executor_plugin_mantik.cli.options import Workdir
 from snakemake_executor_plugin_mantik.common.errors import json_text
 from snakemake_executor_plugin_mantik.common.humanize import (
     humanize_count,
@@ -26,6 +23,10 @@ from snakemake_executor_plugin_mantik.journal import (
     read_stored,
     read_undeclared,
 )
+
+from . import tables
+from .evaluation import NEEDED_BY, read_files
+from .options import Workdir
 
 if TYPE_CHECKING:
     from snakemake_executor_plugin_mantik.adapter.workflow_metadata import GraphFiles

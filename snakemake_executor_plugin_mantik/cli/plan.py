@@ -9,9 +9,6 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from snakemake_executor_plugin_mantik.cli import tables
-from snakemake_executor_plugin_mantik.cli.apps import Command
-from snakemake_executor_plugin_mantik.cli.check import WRONG
 from snakemake_executor_plugin_mantik.common.errors import one_line, printable
 from snakemake_executor_plugin_mantik.common.humanize import (
     humanize_count,
@@ -26,6 +23,10 @@ from snakemake_executor_plugin_mantik.engine.forecast import (
 )
 from snakemake_executor_plugin_mantik.engine.messages import unchecked_message
 from snakemake_executor_plugin_mantik.jobs.resources import total_cpus
+
+from . import tables
+from .apps import Command
+from .check import WRONG
 
 _OURS: Final = ("--json", "--connect", "--details", "--sources", "--help")
 _LATER: Final = "follows from files that are still to be made"

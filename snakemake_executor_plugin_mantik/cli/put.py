@@ -10,8 +10,6 @@ from typing import Annotated
 
 import typer
 
-from snakemake_executor_plugin_mantik.cli.options import Workdir
-from snakemake_executor_plugin_mantik.cli.tables import make_progress
 from snakemake_executor_plugin_mantik.common.errors import JournalLocked, UserError, printable
 from snakemake_executor_plugin_mantik.common.humanize import humanize_count, humanize_size
 from snakemake_executor_plugin_mantik.common.state_directory import STATE
@@ -26,6 +24,9 @@ from snakemake_executor_plugin_mantik.journal import Journal, StoredOutput, read
 from snakemake_executor_plugin_mantik.rules.paths.job_paths import JobPaths
 from snakemake_executor_plugin_mantik.staging.local import LocalFile
 from snakemake_executor_plugin_mantik.staging.secret_files import SecretFiles
+
+from .options import Workdir
+from .tables import make_progress
 
 _MOST_BUNDLES = 64
 """In how many bundles files are uploaded at most, if none is large: a script names all that it

@@ -9,7 +9,6 @@ from typing import Annotated, Any
 
 import typer
 
-from snakemake_executor_plugin_mantik.cli.check import WRONG, examine
 from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.common.humanize import humanize_count, humanize_size
 from snakemake_executor_plugin_mantik.config.environment import unknown_environment
@@ -20,6 +19,8 @@ from snakemake_executor_plugin_mantik.engine.preview import Preview, make_previe
 from snakemake_executor_plugin_mantik.sites.credentials import find_account
 from snakemake_executor_plugin_mantik.sites.unicore.description import HOOK_FILES
 from snakemake_executor_plugin_mantik.staging import sources
+
+from .check import WRONG, examine
 
 _UNLIMITED = 1 << 62
 _INLINE = "as shown below"

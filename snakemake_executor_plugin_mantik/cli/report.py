@@ -7,7 +7,6 @@ from typing import Annotated, Final
 
 import typer
 
-from snakemake_executor_plugin_mantik.cli.options import Workdir
 from snakemake_executor_plugin_mantik.common.errors import UserError, json_text, printable
 from snakemake_executor_plugin_mantik.common.humanize import humanize_count
 from snakemake_executor_plugin_mantik.report.facts import gather_facts
@@ -16,6 +15,8 @@ from snakemake_executor_plugin_mantik.report.page import GENERATOR, render_repor
 from snakemake_executor_plugin_mantik.report.profile import render_profile
 from snakemake_executor_plugin_mantik.staging.sources import REPORT_FILE
 from snakemake_executor_plugin_mantik.tracking.masking import secret_values
+
+from .options import Workdir
 
 _HEAD_BYTES: Final = 1024
 """How much of a file is read to see whether it is a report."""

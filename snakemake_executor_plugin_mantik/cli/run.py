@@ -8,12 +8,13 @@ from typing import Annotated
 
 import typer
 
-from snakemake_executor_plugin_mantik.cli.options import Checkpoint, Segments
 from snakemake_executor_plugin_mantik.mlproject.command_line import ContinueOptions
 from snakemake_executor_plugin_mantik.mlproject.single_rule import (
     prepare_single_rule,
     snakemake_command,
 )
+
+from .options import Checkpoint, Segments
 
 
 def run(

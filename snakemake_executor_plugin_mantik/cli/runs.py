@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from snakemake_executor_plugin_mantik.cli.apps import App
-from snakemake_executor_plugin_mantik.cli.options import Checkpoint, Segments
 from snakemake_executor_plugin_mantik.common.errors import UserError, json_text, one_line, printable
 from snakemake_executor_plugin_mantik.common.installing import install_command
+
+from .apps import App
+from .options import Checkpoint, Segments
 
 if TYPE_CHECKING:
     from snakemake_executor_plugin_mantik.runs.listing import FoundRun
@@ -181,9 +182,10 @@ def list_(
     as_json: _AsJson = False,
 ) -> None:
     """List the latest runs, including those of workflows' jobs, with their times and metrics."""
-    from snakemake_executor_plugin_mantik.cli import runtable, tables
     from snakemake_executor_plugin_mantik.runs import listing
     from snakemake_executor_plugin_mantik.runs.store import STATES
+
+    from . import runtable, tables
 
     wanted = state.upper()
     if wanted and wanted not in STATES:
@@ -207,7 +209,7 @@ def list_(
 @runs_app.command("show")
 def show_run(run: _Run, *, as_json: _AsJson = False) -> None:
     """Show a run's state, results, and how it was submitted."""
-    from snakemake_executor_plugin_mantik.cli import runtable
+    from . import runtable
 
     found = runtable.run_details(_find(run))
     if as_json:
@@ -315,10 +317,11 @@ def delete(
     ] = False,
 ) -> None:
     """Delete a run that has ended: in MLflow, its directory, and its workspace at the site."""
-    from snakemake_executor_plugin_mantik.cli.clean import confirm
-    from snakemake_executor_plugin_mantik.cli.runtable import deletion_lines
     from snakemake_executor_plugin_mantik.runs import local_runs
     from snakemake_executor_plugin_mantik.runs.store import ENDED
+
+    from .clean import confirm
+    from .runtable import deletion_lines
 
     found = _with_mlflow(run)
     here = found.here
@@ -453,9 +456,10 @@ def _told_of(run_id: str, *, wait: bool, as_json: bool) -> None:
 
 
 def _wait(run_id: str, *, as_json: bool) -> None:
-    from snakemake_executor_plugin_mantik.cli import runtable
     from snakemake_executor_plugin_mantik.runs import controller, local_runs
     from snakemake_executor_plugin_mantik.runs.directories import RunDirectory, runs_home
+
+    from . import runtable
 
     directory = RunDirectory(runs_home() / run_id)
     try:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rich.table import Table
 
-from snakemake_executor_plugin_mantik.cli import tables
 from snakemake_executor_plugin_mantik.common.errors import MantikError
 from snakemake_executor_plugin_mantik.common.humanize import (
     humanize_count,
@@ -15,6 +14,8 @@ from snakemake_executor_plugin_mantik.common.humanize import (
     humanize_size,
 )
 from snakemake_executor_plugin_mantik.mlproject.single_rule import RESULTS
+
+from . import tables
 
 if TYPE_CHECKING:
     from snakemake_executor_plugin_mantik.runs.listing import FoundRun, RunRow

@@ -11,8 +11,6 @@ from typing import Annotated
 
 import typer
 
-from snakemake_executor_plugin_mantik.cli import tables
-from snakemake_executor_plugin_mantik.cli.apps import App
 from snakemake_executor_plugin_mantik.common.errors import (
     MantikError,
     UserError,
@@ -43,6 +41,9 @@ from snakemake_executor_plugin_mantik.schedule.submit import (
 from snakemake_executor_plugin_mantik.schedule.submit import submit_firing as submit
 from snakemake_executor_plugin_mantik.schedule.unit import SERVICE
 from snakemake_executor_plugin_mantik.schedule.unit import systemd_unit as unit_file
+
+from . import tables
+from .apps import App
 
 schedule_app = App(
     name="schedule",

@@ -8,7 +8,6 @@ from typing import Any
 
 import typer
 
-from snakemake_executor_plugin_mantik.cli.options import Workdir
 from snakemake_executor_plugin_mantik.common.errors import MantikError, UserError, printable
 from snakemake_executor_plugin_mantik.common.humanize import humanize_count
 from snakemake_executor_plugin_mantik.common.installing import install_command
@@ -21,6 +20,8 @@ from snakemake_executor_plugin_mantik.tracking.controller.worker_client import W
 from snakemake_executor_plugin_mantik.tracking.outbox import Outbox
 from snakemake_executor_plugin_mantik.tracking.store import DIRECTORY
 from snakemake_executor_plugin_mantik.tracking.worker.process import DRAIN_S, OUTBOX, WORKER_LOCK
+
+from .options import Workdir
 
 _IMPORT_S = 60.0
 """Seconds allowed for the import of MLflow, in addition to those for publishing."""

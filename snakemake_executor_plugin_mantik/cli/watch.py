@@ -14,8 +14,6 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from snakemake_executor_plugin_mantik.cli import tables
-from snakemake_executor_plugin_mantik.cli.options import Sites, Workdir
 from snakemake_executor_plugin_mantik.common.errors import json_text, one_line
 from snakemake_executor_plugin_mantik.common.humanize import (
     humanize_count,
@@ -33,6 +31,9 @@ from snakemake_executor_plugin_mantik.watching.overview import (
     site_totals,
 )
 from snakemake_executor_plugin_mantik.watching.visitors import TAIL_BYTES, Visitors, find_last_line
+
+from . import tables
+from .options import Sites, Workdir
 
 _WIDE: Final = 110
 """Columns from which on the table has the queue, the moment, the walltime, and the number of jobs

@@ -14,17 +14,6 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
-from snakemake_executor_plugin_mantik.config.edf import Edf, EdfError, read_edf
-from snakemake_executor_plugin_mantik.config.environment_keys import (
-    ApptainerConfig,
-    EnvironmentConfig,
-    PythonConfig,
-)
-from snakemake_executor_plugin_mantik.config.model import BackendConfig
-from snakemake_executor_plugin_mantik.config.requirements import (
-    RequirementsError,
-    read_requirements,
-)
 from snakemake_executor_plugin_mantik.jobs.expansion import keep_literal
 from snakemake_executor_plugin_mantik.jobs.paths import IMAGES
 from snakemake_executor_plugin_mantik.jobs.spec import (
@@ -34,6 +23,11 @@ from snakemake_executor_plugin_mantik.jobs.spec import (
     Resources,
     ScriptLimits,
 )
+
+from .edf import Edf, EdfError, read_edf
+from .environment_keys import ApptainerConfig, EnvironmentConfig, PythonConfig
+from .model import BackendConfig
+from .requirements import RequirementsError, read_requirements
 
 _SRUN_CPUS: Final = "SRUN_CPUS_PER_TASK"
 """`srun` of Slurm 22.05 and later reads the CPUs of a task from this variable, not from the job."""

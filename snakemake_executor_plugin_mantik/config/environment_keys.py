@@ -6,8 +6,10 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
-from snakemake_executor_plugin_mantik.config.section import ConfigSection, Keys
-from snakemake_executor_plugin_mantik.config.values import (
+from snakemake_executor_plugin_mantik.jobs.resources import is_single_word
+
+from .section import ConfigSection, Keys
+from .values import (
     Commands,
     CommandWords,
     Modules,
@@ -18,7 +20,6 @@ from snakemake_executor_plugin_mantik.config.values import (
     read_list,
     words_schema,
 )
-from snakemake_executor_plugin_mantik.jobs.resources import is_single_word
 
 _IMAGE_TYPES: Final = ("local", "remote")
 _EDF_NAME: Final = re.compile(r"[A-Za-z0-9_+-][A-Za-z0-9_.+-]*")

@@ -17,13 +17,7 @@ from typing import Final
 
 from pathspec import GitIgnoreSpec, RegexPattern
 
-from snakemake_executor_plugin_mantik.config.values import (
-    as_written,
-    describe_value,
-    not_allowed,
-    parse_text,
-    read_list,
-)
+from .values import as_written, describe_value, not_allowed, parse_text, read_list
 
 _CLASSES: Final = {
     "alnum": "0-9A-Za-z",

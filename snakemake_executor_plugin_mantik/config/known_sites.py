@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from snakemake_executor_plugin_mantik.config.model import BackendConfig
+from .model import BackendConfig
 
 _JSC: Final = "https://unicore.fz-juelich.de/{}/rest/core"
 _JSC_REGISTRY: Final = "https://unicore.fz-juelich.de/FZJ/rest/registries/default_registry"

@@ -17,17 +17,18 @@ from pydantic import (
 )
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
-from snakemake_executor_plugin_mantik.config.environment_keys import (
-    LOGIN_HOOKS,
-    OPTION_KEYS,
-    SLURM_KEYS,
-    EnvironmentConfig,
-    not_expanded,
+from snakemake_executor_plugin_mantik.jobs.expansion import (
+    find_code,
+    find_unclosed,
+    find_unclosed_in_word,
 )
-from snakemake_executor_plugin_mantik.config.exclude import read_patterns
-from snakemake_executor_plugin_mantik.config.section import ConfigSection, Keys
-from snakemake_executor_plugin_mantik.config.settings import SiteSettings
-from snakemake_executor_plugin_mantik.config.values import (
+from snakemake_executor_plugin_mantik.jobs.pbs import pbs_features
+
+from .environment_keys import LOGIN_HOOKS, OPTION_KEYS, SLURM_KEYS, EnvironmentConfig, not_expanded
+from .exclude import read_patterns
+from .section import ConfigSection, Keys
+from .settings import SiteSettings
+from .values import (
     Address,
     Count,
     Duration,
@@ -42,12 +43,6 @@ from snakemake_executor_plugin_mantik.config.values import (
     parse_options,
     refuse_values,
 )
-from snakemake_executor_plugin_mantik.jobs.expansion import (
-    find_code,
-    find_unclosed,
-    find_unclosed_in_word,
-)
-from snakemake_executor_plugin_mantik.jobs.pbs import pbs_features
 
 _ENVIRONMENT_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 _OF_MLFLOW_SLURM: Final = {

@@ -11,19 +11,13 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from snakemake_executor_plugin_mantik.common.errors import ConfigError, Mistake
-from snakemake_executor_plugin_mantik.config.documents import (
-    DocumentError,
-    find_duplicates,
-    read_document,
-)
-from snakemake_executor_plugin_mantik.config.edf import EdfError, read_edf
-from snakemake_executor_plugin_mantik.config.exclude import Exclude
-from snakemake_executor_plugin_mantik.config.model import BackendConfig
-from snakemake_executor_plugin_mantik.config.requirements import (
-    RequirementsError,
-    read_requirements,
-)
-from snakemake_executor_plugin_mantik.config.units import is_plain_number
+
+from .documents import DocumentError, find_duplicates, read_document
+from .edf import EdfError, read_edf
+from .exclude import Exclude
+from .model import BackendConfig
+from .requirements import RequirementsError, read_requirements
+from .units import is_plain_number
 
 KINDS: Final = {".yaml": "yaml", ".yml": "yaml", ".json": "json"}
 _NOT_THERE: Final = "there is no such file: correct the path, or create one with smk-mantik init"

@@ -14,7 +14,7 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
-from snakemake_executor_plugin_mantik.config.values import describe_value, refuse_values
+from .values import describe_value, refuse_values
 
 Keys = tuple[str, ...]
 

@@ -10,10 +10,12 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BeforeValidator, Field, TypeAdapter, WithJsonSchema
 from pydantic.json_schema import SkipJsonSchema
 
-from snakemake_executor_plugin_mantik.config import units
-from snakemake_executor_plugin_mantik.config.exclude import read_patterns
-from snakemake_executor_plugin_mantik.config.section import ConfigSection
-from snakemake_executor_plugin_mantik.config.values import (
+from snakemake_executor_plugin_mantik.jobs.spec import ScriptLimits
+
+from . import units
+from .exclude import read_patterns
+from .section import ConfigSection
+from .values import (
     Duration,
     Name,
     Positive,
@@ -26,7 +28,6 @@ from snakemake_executor_plugin_mantik.config.values import (
     parse_text,
     words_schema,
 )
-from snakemake_executor_plugin_mantik.jobs.spec import ScriptLimits
 
 _SCHEDULERS: Final = ("slurm", "pbs", "none")
 _SHARING: Final = ("private", "group")

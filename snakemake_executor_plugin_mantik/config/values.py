@@ -13,10 +13,11 @@ from urllib.parse import urlsplit
 from pydantic import BeforeValidator, ValidationError, WithJsonSchema
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from snakemake_executor_plugin_mantik.config import units
-from snakemake_executor_plugin_mantik.config.addresses import is_confidential
 from snakemake_executor_plugin_mantik.jobs.expansion import code_end
 from snakemake_executor_plugin_mantik.jobs.script import BASH_OWN, VARIABLE_BYTES
+
+from . import units
+from .addresses import is_confidential
 
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _INTEGER: Final = re.compile(r"[+-]?[0-9]{1,9}")

@@ -17,13 +17,6 @@ from snakemake_executor_plugin_mantik.config.reading import (
     LoadedConfig,
     read_configs,
 )
-from snakemake_executor_plugin_mantik.connections.connect import (
-    find_config,
-    find_site_credentials,
-    make_sites,
-    make_tracker,
-    workspace_name,
-)
 from snakemake_executor_plugin_mantik.engine.core import OPEN_WAIT_S
 from snakemake_executor_plugin_mantik.engine.place import Places
 from snakemake_executor_plugin_mantik.engine.plan import Planner
@@ -40,6 +33,8 @@ from snakemake_executor_plugin_mantik.sites.credentials import find_account
 from snakemake_executor_plugin_mantik.tracking.controller.tracker import Tracker
 from snakemake_executor_plugin_mantik.tracking.store import DIRECTORY as TRACKING
 from snakemake_executor_plugin_mantik.tracking.worker.process import OUTBOX
+
+from .connect import find_config, find_site_credentials, make_sites, make_tracker, workspace_name
 
 
 def open_journal(directory: Path) -> Journal:

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from snakemake_executor_plugin_mantik.engine.request import UPDATED, JobRequest
 from snakemake_executor_plugin_mantik.jobs.paths import display_path
 from snakemake_executor_plugin_mantik.journal import TIMESTAMP, TryRecord, TryState
+
+from .request import UPDATED, JobRequest
 
 
 @dataclass(frozen=True)

@@ -11,16 +11,17 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 
 from snakemake_executor_plugin_mantik.common.errors import MantikError, SiteError, SiteRejected
-from snakemake_executor_plugin_mantik.engine.attempt import Attempt
-from snakemake_executor_plugin_mantik.engine.dispatch import Dispatcher
-from snakemake_executor_plugin_mantik.engine.observer import Observer
-from snakemake_executor_plugin_mantik.engine.request import JobRequest
-from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
-from snakemake_executor_plugin_mantik.engine.watch import EXTEND_BY_S
 from snakemake_executor_plugin_mantik.jobs.spec import Predecessor
 from snakemake_executor_plugin_mantik.journal import Journal, TryRecord
 from snakemake_executor_plugin_mantik.sites.base import Site
 from snakemake_executor_plugin_mantik.staging.local import LocalFile
+
+from .attempt import Attempt
+from .dispatch import Dispatcher
+from .observer import Observer
+from .request import JobRequest
+from .site_retry import SiteRetry
+from .watch import EXTEND_BY_S
 
 _NAMED_WAIT_S = 120.0
 """Most seconds to wait for the scheduler's id of a submitted job."""

@@ -5,13 +5,14 @@ import time
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from snakemake_executor_plugin_mantik.engine import claims
-from snakemake_executor_plugin_mantik.engine.observer import JobExtras
-from snakemake_executor_plugin_mantik.engine.stage import Staged
 from snakemake_executor_plugin_mantik.jobs.markers import Marker
 from snakemake_executor_plugin_mantik.jobs.spec import LiveDirectory
 from snakemake_executor_plugin_mantik.journal import UNTIMED, Times, TryRecord, TryState, Used
 from snakemake_executor_plugin_mantik.sites.base import JobState, Phase
+
+from . import claims
+from .observer import JobExtras
+from .stage import Staged
 
 FIRST_CHECK_S = 5.0
 """Seconds from the submission to the first query about an unclaimed try."""

@@ -16,17 +16,18 @@ from snakemake_executor_plugin_mantik.common.errors import (
 )
 from snakemake_executor_plugin_mantik.common.humanize import humanize_duration
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
-from snakemake_executor_plugin_mantik.engine import claims
-from snakemake_executor_plugin_mantik.engine.attempt import Attempt, TryEnd, TryEndKind
-from snakemake_executor_plugin_mantik.engine.fetch import Fetcher, log_path
-from snakemake_executor_plugin_mantik.engine.observer import JobEnd, Observer, with_times
-from snakemake_executor_plugin_mantik.engine.scheduler_poller import LOST_S
-from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
-from snakemake_executor_plugin_mantik.engine.watch import Watcher
-from snakemake_executor_plugin_mantik.engine.workflow_context import WorkflowContext
 from snakemake_executor_plugin_mantik.jobs.paths import MAX_PATH_DEPTH, parse_marker_name
 from snakemake_executor_plugin_mantik.journal import UNTIMED, Times, TryRecord, TryState
 from snakemake_executor_plugin_mantik.sites.base import Phase, Site, is_rest_safe
+
+from . import claims
+from .attempt import Attempt, TryEnd, TryEndKind
+from .fetch import Fetcher, log_path
+from .observer import JobEnd, Observer, with_times
+from .scheduler_poller import LOST_S
+from .site_retry import SiteRetry
+from .watch import Watcher
+from .workflow_context import WorkflowContext
 
 SALVAGE_WAIT_S = 60.0
 """Most seconds for the download: the report of the job's end waits for it."""

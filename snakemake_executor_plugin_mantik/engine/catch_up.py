@@ -19,8 +19,6 @@ from snakemake_executor_plugin_mantik.common.errors import (
     SiteRejected,
 )
 from snakemake_executor_plugin_mantik.common.humanize import humanize_count, humanize_duration
-from snakemake_executor_plugin_mantik.engine import claims
-from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
 from snakemake_executor_plugin_mantik.jobs.paths import (
     PLACE,
     TRIES,
@@ -30,6 +28,9 @@ from snakemake_executor_plugin_mantik.jobs.paths import (
 )
 from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, TryState
 from snakemake_executor_plugin_mantik.sites.base import Entry, Site
+
+from . import claims
+from .site_retry import SiteRetry
 
 _SPARE = "spare."
 """Prefix of the names of a place's spares; the number follows that was taken for it."""

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from snakemake_executor_plugin_mantik.common.errors import SiteNotFound, SiteRejected
-from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
 from snakemake_executor_plugin_mantik.jobs.paths import parse_marker_name
 from snakemake_executor_plugin_mantik.journal import TryRecord, decode_identity
 from snakemake_executor_plugin_mantik.sites.base import Entry, JobState, Site
 from snakemake_executor_plugin_mantik.staging.transfers import read_file
+
+from .site_retry import SiteRetry
 
 _CLAIM_BYTES = 64 << 10
 """The first lines of a claim name its owner; the heartbeats that follow need not be read."""

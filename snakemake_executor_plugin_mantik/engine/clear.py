@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from snakemake_executor_plugin_mantik.common.errors import SiteError, SiteNotFound
-from snakemake_executor_plugin_mantik.engine.compare import find_empty
 from snakemake_executor_plugin_mantik.jobs.paths import (
     CONDA,
     IMAGES,
@@ -19,6 +18,8 @@ from snakemake_executor_plugin_mantik.jobs.paths import (
 )
 from snakemake_executor_plugin_mantik.journal import FileRecord, Journal
 from snakemake_executor_plugin_mantik.sites.base import Entry, Site
+
+from .compare import find_empty
 
 MOST_LISTINGS = 500
 """Most directories to list for a workspace's size: environments have thousands."""

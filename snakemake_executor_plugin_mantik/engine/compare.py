@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from snakemake_executor_plugin_mantik.common.errors import SiteError, SiteNotFound, SiteRejected
-from snakemake_executor_plugin_mantik.engine.leases import Lease
-from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
 from snakemake_executor_plugin_mantik.jobs.paths import PLACE
 from snakemake_executor_plugin_mantik.journal import FileRecord
 from snakemake_executor_plugin_mantik.sites.base import Entry, Site, is_rest_safe
+
+from .leases import Lease
+from .site_retry import SiteRetry
 
 _SUMMER_S: Final = 3600.0
 _TIMES_DIFFER_S: Final = 2.0

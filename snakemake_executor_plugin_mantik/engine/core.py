@@ -23,19 +23,20 @@ from snakemake_executor_plugin_mantik.common.errors import (
     printable,
 )
 from snakemake_executor_plugin_mantik.common.humanize import humanize_count
-from snakemake_executor_plugin_mantik.engine.adopt import ended_since_message
-from snakemake_executor_plugin_mantik.engine.cancel import CANCEL_WAIT_S
-from snakemake_executor_plugin_mantik.engine.observer import Observer
-from snakemake_executor_plugin_mantik.engine.place import Places
-from snakemake_executor_plugin_mantik.engine.plan import Planner
-from snakemake_executor_plugin_mantik.engine.request import JobNumber, JobRequest, Outcome
-from snakemake_executor_plugin_mantik.engine.site_runner import JOB_STATES, SiteRunner
-from snakemake_executor_plugin_mantik.engine.transfer_meter import TransferMeter, publish_transfers
-from snakemake_executor_plugin_mantik.engine.workflow_context import WorkflowContext
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.journal import FileLedger, Journal, TryRecord, TryState
 from snakemake_executor_plugin_mantik.sites.base import Site, SiteFacts
 from snakemake_executor_plugin_mantik.staging.sources import Sources
+
+from .adopt import ended_since_message
+from .cancel import CANCEL_WAIT_S
+from .observer import Observer
+from .place import Places
+from .plan import Planner
+from .request import JobNumber, JobRequest, Outcome
+from .site_runner import JOB_STATES, SiteRunner
+from .transfer_meter import TransferMeter, publish_transfers
+from .workflow_context import WorkflowContext
 
 _T = TypeVar("_T")
 

@@ -10,8 +10,16 @@ from itertools import starmap
 from pathlib import Path
 
 from snakemake_executor_plugin_mantik.common.errors import MantikError, SiteRejected, UserError
-from snakemake_executor_plugin_mantik.engine import claims
-from snakemake_executor_plugin_mantik.engine.adopt import (
+from snakemake_executor_plugin_mantik.jobs.paths import display_path, local_path, nearest
+from snakemake_executor_plugin_mantik.jobs.reasons import Reason
+from snakemake_executor_plugin_mantik.jobs.spec import OutputFile, Predecessor
+from snakemake_executor_plugin_mantik.journal import FileRecord, StoredOutput, TryRecord, TryState
+from snakemake_executor_plugin_mantik.sites.base import Site, SiteFacts
+from snakemake_executor_plugin_mantik.staging.local import LocalFile
+from snakemake_executor_plugin_mantik.staging.transfers import OutputStaging
+
+from . import claims
+from .adopt import (
     choose_tries,
     encode_basis,
     is_at,
@@ -22,27 +30,15 @@ from snakemake_executor_plugin_mantik.engine.adopt import (
     stale_message,
     why_unwanted,
 )
-from snakemake_executor_plugin_mantik.engine.attempt import Attempt
-from snakemake_executor_plugin_mantik.engine.cancel import Canceller
-from snakemake_executor_plugin_mantik.engine.observer import JobEnd, Observer
-from snakemake_executor_plugin_mantik.engine.place import Place, Places
-from snakemake_executor_plugin_mantik.engine.plan import Planner
-from snakemake_executor_plugin_mantik.engine.request import JobRequest, fingerprint_of
-from snakemake_executor_plugin_mantik.engine.segments import (
-    IF_CHANGED,
-    LISTED,
-    NOTHING,
-    Resumed,
-)
-from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
-from snakemake_executor_plugin_mantik.engine.submit import Submitter, make_submission
-from snakemake_executor_plugin_mantik.jobs.paths import display_path, local_path, nearest
-from snakemake_executor_plugin_mantik.jobs.reasons import Reason
-from snakemake_executor_plugin_mantik.jobs.spec import OutputFile, Predecessor
-from snakemake_executor_plugin_mantik.journal import FileRecord, StoredOutput, TryRecord, TryState
-from snakemake_executor_plugin_mantik.sites.base import Site, SiteFacts
-from snakemake_executor_plugin_mantik.staging.local import LocalFile
-from snakemake_executor_plugin_mantik.staging.transfers import OutputStaging
+from .attempt import Attempt
+from .cancel import Canceller
+from .observer import JobEnd, Observer
+from .place import Place, Places
+from .plan import Planner
+from .request import JobRequest, fingerprint_of
+from .segments import IF_CHANGED, LISTED, NOTHING, Resumed
+from .site_retry import SiteRetry
+from .submit import Submitter, make_submission
 
 
 class Dispatcher:

@@ -9,12 +9,13 @@ from typing import Final
 
 from snakemake_executor_plugin_mantik.common.errors import SiteError, SiteNotFound, SiteRejected
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
-from snakemake_executor_plugin_mantik.engine import claims
-from snakemake_executor_plugin_mantik.engine.attempt import runtime_of
 from snakemake_executor_plugin_mantik.jobs.markers import Marker
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.journal import TryRecord
 from snakemake_executor_plugin_mantik.sites.base import JobState, Phase, Site
+
+from . import claims
+from .attempt import runtime_of
 
 _KILLED: Final = 128 + 9
 """A shell's exit code for a command that SIGKILL ended; the kernel sends it for lack of memory,

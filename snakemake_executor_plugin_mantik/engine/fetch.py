@@ -14,17 +14,6 @@ from snakemake_executor_plugin_mantik.common.errors import (
     SiteNotFound,
     SiteRejected,
 )
-from snakemake_executor_plugin_mantik.engine.attempt import TryEnd
-from snakemake_executor_plugin_mantik.engine.site_retry import (
-    FIRST_WAIT_S,
-    LONGEST_MISSING_WAIT_S,
-    SiteRetry,
-)
-from snakemake_executor_plugin_mantik.engine.transfer_meter import (
-    Direction,
-    Transfer,
-    TransferMeter,
-)
 from snakemake_executor_plugin_mantik.jobs.markers import (
     Marker,
     MarkerInvalid,
@@ -41,6 +30,10 @@ from snakemake_executor_plugin_mantik.staging.transfers import (
     download_file,
     read_file,
 )
+
+from .attempt import TryEnd
+from .site_retry import FIRST_WAIT_S, LONGEST_MISSING_WAIT_S, SiteRetry
+from .transfer_meter import Direction, Transfer, TransferMeter
 
 _LOG_ALONE_BYTES = 64 << 20
 """Largest log that is downloaded whole. Of a larger one only the end in the marker is kept; without

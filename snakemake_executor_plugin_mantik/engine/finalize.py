@@ -15,33 +15,6 @@ from snakemake_executor_plugin_mantik.common.errors import (
     SiteError,
 )
 from snakemake_executor_plugin_mantik.common.humanize import humanize_count
-from snakemake_executor_plugin_mantik.engine import messages
-from snakemake_executor_plugin_mantik.engine.adopt import is_at
-from snakemake_executor_plugin_mantik.engine.attempt import Attempt, TryEnd, TryEndKind, used_of
-from snakemake_executor_plugin_mantik.engine.cancel import Canceller
-from snakemake_executor_plugin_mantik.engine.compare import LateOutputs
-from snakemake_executor_plugin_mantik.engine.failure_classifier import FailureClassifier
-from snakemake_executor_plugin_mantik.engine.fetch import Fetcher, log_path
-from snakemake_executor_plugin_mantik.engine.messages import LastWords
-from snakemake_executor_plugin_mantik.engine.observer import (
-    JobEnd,
-    Observer,
-    failure_kind,
-    with_times,
-)
-from snakemake_executor_plugin_mantik.engine.request import GroupJob, JobRequest, Outcome
-from snakemake_executor_plugin_mantik.engine.segments import (
-    GoesOn,
-    SegmentEnd,
-    goes_on_message,
-    judge_segment,
-    lost_checkpoint,
-    without_checkpoint,
-)
-from snakemake_executor_plugin_mantik.engine.stage import Stager
-from snakemake_executor_plugin_mantik.engine.submit import Submitter
-from snakemake_executor_plugin_mantik.engine.undeclared import UndeclaredFiles
-from snakemake_executor_plugin_mantik.engine.workflow_context import WorkflowContext
 from snakemake_executor_plugin_mantik.jobs.markers import Marker, MarkerInvalid, OutputEntry
 from snakemake_executor_plugin_mantik.jobs.paths import display_path, local_path, nearest
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
@@ -60,6 +33,29 @@ from snakemake_executor_plugin_mantik.journal import (
     is_utf8,
     turn_of,
 )
+
+from . import messages
+from .adopt import is_at
+from .attempt import Attempt, TryEnd, TryEndKind, used_of
+from .cancel import Canceller
+from .compare import LateOutputs
+from .failure_classifier import FailureClassifier
+from .fetch import Fetcher, log_path
+from .messages import LastWords
+from .observer import JobEnd, Observer, failure_kind, with_times
+from .request import GroupJob, JobRequest, Outcome
+from .segments import (
+    GoesOn,
+    SegmentEnd,
+    goes_on_message,
+    judge_segment,
+    lost_checkpoint,
+    without_checkpoint,
+)
+from .stage import Stager
+from .submit import Submitter
+from .undeclared import UndeclaredFiles
+from .workflow_context import WorkflowContext
 
 _MAX_NAMED_FILES = 5
 """Most files that a message names."""

@@ -11,13 +11,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from snakemake_executor_plugin_mantik.engine.imports import may_import
-from snakemake_executor_plugin_mantik.engine.plan import Planner
-from snakemake_executor_plugin_mantik.engine.request import JobRequest
 from snakemake_executor_plugin_mantik.jobs.paths import local_path
 from snakemake_executor_plugin_mantik.jobs.spec import Resources
 from snakemake_executor_plugin_mantik.journal import FileLedger, FileRecord, JournalCopy
 from snakemake_executor_plugin_mantik.staging.local import Key, LocalFile, LocalFiles
+
+from .imports import may_import
+from .plan import Planner
+from .request import JobRequest
 
 LOCAL = ""
 """Stands for this machine in place of a site's name."""

@@ -19,17 +19,14 @@ from snakemake_executor_plugin_mantik.common.errors import (
     SiteUnauthorized,
     SiteUnreachable,
 )
-from snakemake_executor_plugin_mantik.engine.site_retry import TRANSIENT, SiteRetry
-from snakemake_executor_plugin_mantik.engine.transfer_meter import (
-    TransferMeter,
-    TransferProgress,
-    Way,
-)
 from snakemake_executor_plugin_mantik.jobs.paths import display_path, imported_path
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.journal import FileLedger
 from snakemake_executor_plugin_mantik.sites.base import JobState, Phase, SharedFile, Site
 from snakemake_executor_plugin_mantik.staging.local import LocalFile
+
+from .site_retry import TRANSIENT, SiteRetry
+from .transfer_meter import TransferMeter, TransferProgress, Way
 
 IMPORT_BYTES: Final = 16 << 20
 """Size from which a file is imported: it may take a job at each of the two sites."""

@@ -7,10 +7,11 @@ asked for: whether it has ended, the site shows.
 import asyncio
 from collections.abc import Iterable
 
-from snakemake_executor_plugin_mantik.engine.claims import ClaimLooks
-from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
 from snakemake_executor_plugin_mantik.journal import Journal, TryRecord
 from snakemake_executor_plugin_mantik.sites.base import Site
+
+from .claims import ClaimLooks
+from .site_retry import SiteRetry
 
 
 class InUse:

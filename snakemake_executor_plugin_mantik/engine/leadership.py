@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 from snakemake_executor_plugin_mantik.common.errors import PlaceTaken, SiteError
-from snakemake_executor_plugin_mantik.engine.leases import ASK_PREFIX, Lease, Leases
 from snakemake_executor_plugin_mantik.jobs.paths import PLACE
 from snakemake_executor_plugin_mantik.sites.base import Entry
+
+from .leases import ASK_PREFIX, Lease, Leases
 
 
 class Leadership:

@@ -33,8 +33,6 @@ from snakemake_executor_plugin_mantik.common.errors import (
     printable,
 )
 from snakemake_executor_plugin_mantik.common.humanize import humanize_duration
-from snakemake_executor_plugin_mantik.engine.catch_up import CatchingUp, number_of_spare
-from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
 from snakemake_executor_plugin_mantik.jobs.paths import (
     PLACE,
     TRIES,
@@ -44,6 +42,9 @@ from snakemake_executor_plugin_mantik.jobs.paths import (
 from snakemake_executor_plugin_mantik.journal import Journal
 from snakemake_executor_plugin_mantik.sites.base import Entry, Site
 from snakemake_executor_plugin_mantik.staging.transfers import read_file
+
+from .catch_up import CatchingUp, number_of_spare
+from .site_retry import SiteRetry
 
 ASK_PREFIX, HERE_PREFIX = "ask.", "here."
 """Prefixes of the names of a question to the leader and of its answer; the asker's id follows."""

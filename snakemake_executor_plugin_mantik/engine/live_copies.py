@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import cast
 
 from snakemake_executor_plugin_mantik.common.errors import SiteError
-from snakemake_executor_plugin_mantik.engine.observer import JobExtras, Observer
 from snakemake_executor_plugin_mantik.jobs.live_packs import (
     LONGEST_PACK,
     PIECE_BYTES,
@@ -27,6 +26,8 @@ from snakemake_executor_plugin_mantik.jobs.live_packs import (
 )
 from snakemake_executor_plugin_mantik.journal import TryRecord
 from snakemake_executor_plugin_mantik.sites.base import Site
+
+from .observer import JobExtras, Observer
 
 REQUESTS = 2
 """Most simultaneous requests: the others are for jobs that begin and end."""

@@ -10,17 +10,18 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 
 from snakemake_executor_plugin_mantik.common.errors import MantikError, SiteError, SiteUnreachable
-from snakemake_executor_plugin_mantik.engine.ahead import AheadJobs
-from snakemake_executor_plugin_mantik.engine.attempt import Attempt
-from snakemake_executor_plugin_mantik.engine.dispatch import Dispatcher
-from snakemake_executor_plugin_mantik.engine.request import JobRequest
-from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
-from snakemake_executor_plugin_mantik.engine.watch import EXTEND_BY_S
 from snakemake_executor_plugin_mantik.jobs.segments import GO_ON_CODE
 from snakemake_executor_plugin_mantik.jobs.spec import Predecessor
 from snakemake_executor_plugin_mantik.journal import Journal, TryRecord
 from snakemake_executor_plugin_mantik.sites.base import Site
 from snakemake_executor_plugin_mantik.staging.local import LocalFile
+
+from .ahead import AheadJobs
+from .attempt import Attempt
+from .dispatch import Dispatcher
+from .request import JobRequest
+from .site_retry import SiteRetry
+from .watch import EXTEND_BY_S
 
 
 class NextSegments:

@@ -10,10 +10,11 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from snakemake_executor_plugin_mantik.engine.request import JobRequest
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.jobs.spec import JobSpec
 from snakemake_executor_plugin_mantik.journal import Times, TryRecord
+
+from .request import JobRequest
 
 How = Literal["finished", "failed", "killed"]
 """How a try ended: successfully, by itself with an error, or stopped from outside."""

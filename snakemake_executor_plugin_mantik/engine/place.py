@@ -13,17 +13,6 @@ from urllib.parse import quote
 
 from snakemake_executor_plugin_mantik.common.errors import MantikError, SiteError, UserError
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
-from snakemake_executor_plugin_mantik.engine.catch_up import PlaceSpare
-from snakemake_executor_plugin_mantik.engine.imports import Importer, Share
-from snakemake_executor_plugin_mantik.engine.in_use import InUse
-from snakemake_executor_plugin_mantik.engine.leadership import Leadership
-from snakemake_executor_plugin_mantik.engine.leases import Lease, Leases
-from snakemake_executor_plugin_mantik.engine.remote_cleanup import RemoteCleanup
-from snakemake_executor_plugin_mantik.engine.site_retry import INSIST_S, SiteRetry
-from snakemake_executor_plugin_mantik.engine.stage import Stager
-from snakemake_executor_plugin_mantik.engine.upload import Uploader
-from snakemake_executor_plugin_mantik.engine.workflow_context import WorkflowContext
-from snakemake_executor_plugin_mantik.engine.write_conflicts import WriteConflicts
 from snakemake_executor_plugin_mantik.jobs.paths import (
     BUNDLES,
     KEPT,
@@ -38,6 +27,18 @@ from snakemake_executor_plugin_mantik.sites.base import SharedFile, Site, SiteFa
 from snakemake_executor_plugin_mantik.staging.bundle import Fetch, FileChanged
 from snakemake_executor_plugin_mantik.staging.local import LocalFile, LocalFiles
 from snakemake_executor_plugin_mantik.staging.transfers import stream_file
+
+from .catch_up import PlaceSpare
+from .imports import Importer, Share
+from .in_use import InUse
+from .leadership import Leadership
+from .leases import Lease, Leases
+from .remote_cleanup import RemoteCleanup
+from .site_retry import INSIST_S, SiteRetry
+from .stage import Stager
+from .upload import Uploader
+from .workflow_context import WorkflowContext
+from .write_conflicts import WriteConflicts
 
 _SHORTEST_WAIT_S = 60
 """Least seconds that a controller has to answer another one's question."""

@@ -23,9 +23,6 @@ from snakemake_executor_plugin_mantik.config.environment import (
 )
 from snakemake_executor_plugin_mantik.config.known_sites import node_cores
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
-from snakemake_executor_plugin_mantik.engine.request import JobRequest
-from snakemake_executor_plugin_mantik.engine.segments import NOTHING, Resumed, plan_segment
-from snakemake_executor_plugin_mantik.engine.stage import Staged
 from snakemake_executor_plugin_mantik.jobs.pbs import pbs_directives
 from snakemake_executor_plugin_mantik.jobs.resources import (
     billed_cores,
@@ -38,6 +35,10 @@ from snakemake_executor_plugin_mantik.jobs.resources import (
 from snakemake_executor_plugin_mantik.jobs.spec import JobSpec, Predecessor, Resources
 from snakemake_executor_plugin_mantik.journal import TryRecord, encode_identity
 from snakemake_executor_plugin_mantik.sites.base import QueueLimits, SiteFacts
+
+from .request import JobRequest
+from .segments import NOTHING, Resumed, plan_segment
+from .stage import Staged
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,6 @@ from typing import Any, Final, Literal
 
 from snakemake_executor_plugin_mantik.config.environment_keys import EnvironmentConfig
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
-from snakemake_executor_plugin_mantik.engine.plan import Planner
-from snakemake_executor_plugin_mantik.engine.request import JobRequest
-from snakemake_executor_plugin_mantik.engine.stage import Staged
-from snakemake_executor_plugin_mantik.engine.submit import make_submission
 from snakemake_executor_plugin_mantik.jobs.resources import cpus_per_node
 from snakemake_executor_plugin_mantik.jobs.spec import InputFile, JobSpec
 from snakemake_executor_plugin_mantik.journal import TryRecord, TryState
@@ -24,6 +20,11 @@ from snakemake_executor_plugin_mantik.sites.unicore.description import (
     batch_directives,
     job_description,
 )
+
+from .plan import Planner
+from .request import JobRequest
+from .stage import Staged
+from .submit import make_submission
 
 TRY: Final = "00000000-0000-4000-8000-000000000000"
 """Placeholder for the UUID of a try."""

@@ -12,11 +12,12 @@ from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
 from snakemake_executor_plugin_mantik.common.errors import SiteRejected
-from snakemake_executor_plugin_mantik.engine.compare import find_empty
-from snakemake_executor_plugin_mantik.engine.in_use import InUse
 from snakemake_executor_plugin_mantik.jobs.paths import OUTSIDE, local_path
 from snakemake_executor_plugin_mantik.journal import FileRecord
 from snakemake_executor_plugin_mantik.sites.base import is_rest_safe
+
+from .compare import find_empty
+from .in_use import InUse
 
 
 class RemoteCleanup:

@@ -24,12 +24,13 @@ from snakemake_executor_plugin_mantik.common.errors import (
     SiteUnreachable,
 )
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
-from snakemake_executor_plugin_mantik.engine import claims
-from snakemake_executor_plugin_mantik.engine.attempt import UNKNOWN, TryEnd, TryEndKind, Watched
-from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.journal import TryRecord
 from snakemake_executor_plugin_mantik.sites.base import JobState, Phase, Site
+
+from . import claims
+from .attempt import UNKNOWN, TryEnd, TryEndKind, Watched
+from .site_retry import SiteRetry
 
 _CHECK_GROWTH = 3.0
 _CHECK_S = 20.0

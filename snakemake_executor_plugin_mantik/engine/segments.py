@@ -9,14 +9,15 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from snakemake_executor_plugin_mantik.common.errors import one_line
-from snakemake_executor_plugin_mantik.engine.adopt import is_at
-from snakemake_executor_plugin_mantik.engine.request import JobRequest
 from snakemake_executor_plugin_mantik.jobs.markers import Marker
 from snakemake_executor_plugin_mantik.jobs.paths import TryPaths
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.jobs.segments import Continuation
 from snakemake_executor_plugin_mantik.jobs.spec import InputFile, OutputFile, Segment
 from snakemake_executor_plugin_mantik.journal import FileRecord, TryRecord
+
+from .adopt import is_at
+from .request import JobRequest
 
 LISTED: Final = "listed"
 """The marker lists the checkpoint: the next segment runs only with these files."""

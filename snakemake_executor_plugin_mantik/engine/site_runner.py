@@ -13,24 +13,6 @@ from snakemake_executor_plugin_mantik.common.errors import (
     MantikError,
     UserError,
 )
-from snakemake_executor_plugin_mantik.engine.ahead import AheadJobs
-from snakemake_executor_plugin_mantik.engine.attempt import Attempt, TryEnd, TryEndKind
-from snakemake_executor_plugin_mantik.engine.cancel import Canceller
-from snakemake_executor_plugin_mantik.engine.compare import LateOutputs
-from snakemake_executor_plugin_mantik.engine.dispatch import Dispatcher
-from snakemake_executor_plugin_mantik.engine.failure_classifier import FailureClassifier
-from snakemake_executor_plugin_mantik.engine.fetch import Fetcher
-from snakemake_executor_plugin_mantik.engine.finalize import Finalizer
-from snakemake_executor_plugin_mantik.engine.live_copies import LiveCopies
-from snakemake_executor_plugin_mantik.engine.next_segments import NextSegments
-from snakemake_executor_plugin_mantik.engine.observer import Observer
-from snakemake_executor_plugin_mantik.engine.place import Place, Places, make_retry
-from snakemake_executor_plugin_mantik.engine.plan import Planner
-from snakemake_executor_plugin_mantik.engine.request import JobRequest, Outcome
-from snakemake_executor_plugin_mantik.engine.segments import GoesOn
-from snakemake_executor_plugin_mantik.engine.site_retry import LONGEST_BUSY_S
-from snakemake_executor_plugin_mantik.engine.submit import Submitter
-from snakemake_executor_plugin_mantik.engine.watch import Watcher
 from snakemake_executor_plugin_mantik.jobs.paths import display_path
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.jobs.segments import GO_ON_CODE
@@ -39,6 +21,25 @@ from snakemake_executor_plugin_mantik.sites.base import JobState, Site, SiteFact
 from snakemake_executor_plugin_mantik.sites.slurm import explain_pending
 from snakemake_executor_plugin_mantik.staging.bundle import FileChanged
 from snakemake_executor_plugin_mantik.staging.local import LocalFile
+
+from .ahead import AheadJobs
+from .attempt import Attempt, TryEnd, TryEndKind
+from .cancel import Canceller
+from .compare import LateOutputs
+from .dispatch import Dispatcher
+from .failure_classifier import FailureClassifier
+from .fetch import Fetcher
+from .finalize import Finalizer
+from .live_copies import LiveCopies
+from .next_segments import NextSegments
+from .observer import Observer
+from .place import Place, Places, make_retry
+from .plan import Planner
+from .request import JobRequest, Outcome
+from .segments import GoesOn
+from .site_retry import LONGEST_BUSY_S
+from .submit import Submitter
+from .watch import Watcher
 
 _FULL_FIRST_S = 30.0
 """Seconds before resubmitting a job that exceeded a limit on jobs; doubled each time, up to

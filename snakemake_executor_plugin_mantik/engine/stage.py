@@ -7,9 +7,6 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass, field
 
 from snakemake_executor_plugin_mantik.common.errors import SiteNotFound, SiteRejected, UserError
-from snakemake_executor_plugin_mantik.engine.compare import Sight, directory_of, look
-from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
-from snakemake_executor_plugin_mantik.engine.upload import Uploader
 from snakemake_executor_plugin_mantik.jobs.paths import (
     KEPT,
     bundle_path,
@@ -28,6 +25,10 @@ from snakemake_executor_plugin_mantik.journal import (
 from snakemake_executor_plugin_mantik.sites.base import Site, is_rest_safe
 from snakemake_executor_plugin_mantik.staging.bundle import pack
 from snakemake_executor_plugin_mantik.staging.local import LocalFile
+
+from .compare import Sight, directory_of, look
+from .site_retry import SiteRetry
+from .upload import Uploader
 
 _NUMBERS = 10**9
 """Size of the range of content numbers of each term."""

@@ -10,13 +10,14 @@ from snakemake_executor_plugin_mantik.common.errors import (
     SiteUnauthorized,
     SiteUnreachable,
 )
-from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
 from snakemake_executor_plugin_mantik.jobs.paths import SECRETS
 from snakemake_executor_plugin_mantik.jobs.resources import memory_per_node
 from snakemake_executor_plugin_mantik.jobs.script import render_script
 from snakemake_executor_plugin_mantik.jobs.spec import JobSpec, Resources
 from snakemake_executor_plugin_mantik.journal import Asked, Journal, TryRecord
 from snakemake_executor_plugin_mantik.sites.base import Site, Submission
+
+from .site_retry import SiteRetry
 
 _NOT_DONE = (SiteBusy, SiteUnauthorized, SiteNotFound)
 """After these errors the job does not exist and may be submitted again. A server answers "not

@@ -6,13 +6,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from snakemake_executor_plugin_mantik.common.humanize import humanize_size
-from snakemake_executor_plugin_mantik.engine.compare import same_time
-from snakemake_executor_plugin_mantik.engine.request import JobRequest
-from snakemake_executor_plugin_mantik.engine.workflow_context import WorkflowContext
 from snakemake_executor_plugin_mantik.jobs.markers import Marker, OutputEntry
 from snakemake_executor_plugin_mantik.jobs.paths import nearest
 from snakemake_executor_plugin_mantik.jobs.script import MOST_NEW
 from snakemake_executor_plugin_mantik.journal import TryRecord, UndeclaredFile, is_utf8
+
+from .compare import same_time
+from .request import JobRequest
+from .workflow_context import WorkflowContext
 
 _MOST_NAMED = 3
 """Most files that a message names."""

@@ -15,18 +15,15 @@ from contextlib import aclosing
 from typing import Final
 
 from snakemake_executor_plugin_mantik.common.errors import OutputsLost, SiteNotFound, UserError
-from snakemake_executor_plugin_mantik.engine.imports import IMPORT_BYTES, Importer
-from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
-from snakemake_executor_plugin_mantik.engine.transfer_meter import (
-    TransferMeter,
-    TransferProgress,
-    Way,
-)
 from snakemake_executor_plugin_mantik.jobs.paths import KEPT, bundle_path
 from snakemake_executor_plugin_mantik.journal import Journal
 from snakemake_executor_plugin_mantik.sites.base import Site
 from snakemake_executor_plugin_mantik.staging.bundle import Bundle, ContentDiffers, Fetch, compress
 from snakemake_executor_plugin_mantik.staging.local import LocalFile
+
+from .imports import IMPORT_BYTES, Importer
+from .site_retry import SiteRetry
+from .transfer_meter import TransferMeter, TransferProgress, Way
 
 _AT_ONCE: Final = 3
 """Parts that are uploaded to a place at once, each from memory."""

@@ -14,18 +14,14 @@ from dataclasses import replace
 
 from snakemake_executor_plugin_mantik.common.errors import SiteError
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
-from snakemake_executor_plugin_mantik.engine import claims
-from snakemake_executor_plugin_mantik.engine.attempt import (
-    FIRST_CHECK_S,
-    TryEnd,
-    TryEndKind,
-    Watched,
-)
-from snakemake_executor_plugin_mantik.engine.scheduler_poller import LOOK, SchedulerPoller
-from snakemake_executor_plugin_mantik.engine.site_retry import TRANSIENT, SiteRetry
 from snakemake_executor_plugin_mantik.jobs.paths import LIVE, parse_marker_name
 from snakemake_executor_plugin_mantik.journal import TryRecord
 from snakemake_executor_plugin_mantik.sites.base import Entry, JobState, Site
+
+from . import claims
+from .attempt import FIRST_CHECK_S, TryEnd, TryEndKind, Watched
+from .scheduler_poller import LOOK, SchedulerPoller
+from .site_retry import TRANSIENT, SiteRetry
 
 _LONGEST_WAIT_S = 86400.0
 """Longest wait before a try without a trace is submitted again. The wait starts at the configured

@@ -11,13 +11,14 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from itertools import compress
 
-from snakemake_executor_plugin_mantik.engine import claims
-from snakemake_executor_plugin_mantik.engine.adopt import ended_since_message
-from snakemake_executor_plugin_mantik.engine.in_use import InUse
-from snakemake_executor_plugin_mantik.engine.stage import Stager
 from snakemake_executor_plugin_mantik.jobs.paths import display_path
 from snakemake_executor_plugin_mantik.journal import MADE, TryRecord
 from snakemake_executor_plugin_mantik.staging.local import LocalFile
+
+from . import claims
+from .adopt import ended_since_message
+from .in_use import InUse
+from .stage import Stager
 
 _LOOK_AGAIN_S = 10.0
 """Seconds between two looks at jobs of this run that must end first: they are watched anyway."""

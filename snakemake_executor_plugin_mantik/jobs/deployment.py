@@ -9,10 +9,10 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from snakemake_executor_plugin_mantik.jobs.expansion import quote_word
-from snakemake_executor_plugin_mantik.jobs.paths import CONDA, IMAGES
-from snakemake_executor_plugin_mantik.jobs.script import quote_expandable
-from snakemake_executor_plugin_mantik.jobs.templates import Times, load_template, venv_text
+from .expansion import quote_word
+from .paths import CONDA, IMAGES
+from .script import quote_expandable
+from .templates import Times, load_template, venv_text
 
 MACHINES = {
     "linux-64": "x86_64",

@@ -9,15 +9,9 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from snakemake_executor_plugin_mantik.jobs.script import (
-    COMMAND_BYTES,
-    encode_text,
-    export_lines,
-    path_argument,
-    shell_quote,
-)
-from snakemake_executor_plugin_mantik.jobs.templates import load_template
-from snakemake_executor_plugin_mantik.jobs.tmpdir import make_tmpdir_code
+from .script import COMMAND_BYTES, encode_text, export_lines, path_argument, shell_quote
+from .templates import load_template
+from .tmpdir import make_tmpdir_code
 
 TEMPORARY = ("TMPDIR", "TMP", "TEMPDIR", "TEMP")
 """Variables with the directory for temporary files."""

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Final
 
-from snakemake_executor_plugin_mantik.jobs.paths import MAX_PATH_DEPTH
-from snakemake_executor_plugin_mantik.jobs.tar_reader import TarDamaged, read_tar
+from .paths import MAX_PATH_DEPTH
+from .tar_reader import TarDamaged, read_tar
 
 PACK_BYTES: Final = 2 << 20
 """A pack holds about so many bytes of unpacked files, and one file more: any site can download

@@ -20,7 +20,8 @@ from dataclasses import dataclass, field, replace
 from typing import Final, Literal, cast, get_args
 
 from snakemake_executor_plugin_mantik.common.errors import MantikError
-from snakemake_executor_plugin_mantik.jobs.tar_reader import MOST_ENTRIES, TarDamaged, read_tar
+
+from .tar_reader import MOST_ENTRIES, TarDamaged, read_tar
 
 MARKER_LIMIT: Final = 256 << 20
 """Maximum size of an unpacked marker in bytes; scripts make far smaller ones."""

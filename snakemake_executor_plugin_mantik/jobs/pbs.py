@@ -8,7 +8,8 @@ import re
 from typing import Final
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
-from snakemake_executor_plugin_mantik.jobs.spec import Resources
+
+from .spec import Resources
 
 _NAME_LENGTH: Final = 15
 """Older servers refuse longer names of jobs; those behind firecREST accept 236 characters."""

@@ -10,7 +10,8 @@ from dataclasses import replace
 from typing import Any, Final, Literal
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
-from snakemake_executor_plugin_mantik.jobs.spec import Resources
+
+from .spec import Resources
 
 _TEXTS: Final[Mapping[str, tuple[str, ...]]] = {
     "queue": ("slurm_partition", "partition", "queue"),

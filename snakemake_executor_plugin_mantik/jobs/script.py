@@ -13,18 +13,14 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
-from snakemake_executor_plugin_mantik.jobs import live_packs
-from snakemake_executor_plugin_mantik.jobs.expansion import expands, quote_expanded, quote_word
-from snakemake_executor_plugin_mantik.jobs.paths import IMPORTED, bundle_done_path, bundle_path
-from snakemake_executor_plugin_mantik.jobs.segments import GO_ON_CODE, START_MARK
-from snakemake_executor_plugin_mantik.jobs.spec import (
-    Container,
-    Environment,
-    JobSpec,
-    Segment,
-)
-from snakemake_executor_plugin_mantik.jobs.templates import load_template, venv_text
-from snakemake_executor_plugin_mantik.jobs.tmpdir import make_tmpdir_code
+
+from . import live_packs
+from .expansion import expands, quote_expanded, quote_word
+from .paths import IMPORTED, bundle_done_path, bundle_path
+from .segments import GO_ON_CODE, START_MARK
+from .spec import Container, Environment, JobSpec, Segment
+from .templates import load_template, venv_text
+from .tmpdir import make_tmpdir_code
 
 PREDECESSORS: Final = "predecessors"
 CHECKPOINT: Final = "checkpoint"

@@ -7,7 +7,8 @@ from typing import Final
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.common.humanize import humanize_duration
-from snakemake_executor_plugin_mantik.jobs.reasons import Reason
+
+from .reasons import Reason
 
 CONTINUE: Final = "mantik_continue"
 CHECKPOINT_PATHS: Final = "mantik_checkpoint"

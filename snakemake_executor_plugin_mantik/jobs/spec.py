@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from snakemake_executor_plugin_mantik.jobs.paths import TryPaths
+from .paths import TryPaths
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from functools import cache
 
 import jinja2
 
-from snakemake_executor_plugin_mantik.jobs.paths import PYTHONS
+from .paths import PYTHONS
 
 _NO_PACKAGES = (
     "what to do: where compute nodes reach no package index, make the environment on a login node",

@@ -8,15 +8,10 @@ queried from the site again. A spare file holds the facts that must survive a da
 Readers (`smk-mantik jobs`) may read at any time.
 """
 
-from snakemake_executor_plugin_mantik.journal.backup import has_backup
-from snakemake_executor_plugin_mantik.journal.database import JOURNAL_FILE, JournalCopy
-from snakemake_executor_plugin_mantik.journal.files import (
-    MADE,
-    TIMESTAMP,
-    FileLedger,
-    WriteConflict,
-)
-from snakemake_executor_plugin_mantik.journal.history import (
+from .backup import has_backup
+from .database import JOURNAL_FILE, JournalCopy
+from .files import MADE, TIMESTAMP, FileLedger, WriteConflict
+from .history import (
     StoredOutputs,
     WorkflowHistory,
     is_controlled,
@@ -26,8 +21,8 @@ from snakemake_executor_plugin_mantik.journal.history import (
     read_undeclared,
     read_workflow,
 )
-from snakemake_executor_plugin_mantik.journal.journal import BUCKET_SIZE, Journal
-from snakemake_executor_plugin_mantik.journal.records import (
+from .journal import BUCKET_SIZE, Journal
+from .records import (
     LOST,
     UNTIMED,
     WENT_ON,
@@ -49,8 +44,8 @@ from snakemake_executor_plugin_mantik.journal.records import (
     sent_try_ids,
     turn_of,
 )
-from snakemake_executor_plugin_mantik.journal.undeclared import UndeclaredFile
-from snakemake_executor_plugin_mantik.journal.uses import read_uses
+from .undeclared import UndeclaredFile
+from .uses import read_uses
 
 __all__ = [
     "BUCKET_SIZE",

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from snakemake_executor_plugin_mantik.journal.records import FileRecord, StoredOutput
+from .records import FileRecord, StoredOutput
 
 _FILE = "journal.spare"
 

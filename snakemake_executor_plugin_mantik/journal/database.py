@@ -17,8 +17,9 @@ from urllib.parse import quote
 from snakemake_executor_plugin_mantik.common.errors import JournalError, JournalLocked, printable
 from snakemake_executor_plugin_mantik.common.locks import take_lock
 from snakemake_executor_plugin_mantik.common.state_directory import STATE, make_private
-from snakemake_executor_plugin_mantik.journal import backup
-from snakemake_executor_plugin_mantik.journal.records import LOST, StoredOutput, TryState
+
+from . import backup
+from .records import LOST, StoredOutput, TryState
 
 JOURNAL_VERSION = 1
 JOURNAL_FILE = "journal.sqlite"

@@ -8,14 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
 from snakemake_executor_plugin_mantik.jobs.paths import KEPT, at_or_above
-from snakemake_executor_plugin_mantik.journal.backup import (
-    Fact,
-    forgotten_fact,
-    lost_fact,
-    stored_fact,
-)
-from snakemake_executor_plugin_mantik.journal.database import Tables
-from snakemake_executor_plugin_mantik.journal.records import LOST, FileRecord, StoredOutput
+
+from .backup import Fact, forgotten_fact, lost_fact, stored_fact
+from .database import Tables
+from .records import LOST, FileRecord, StoredOutput
 
 TIMESTAMP = ".snakemake_timestamp"
 """The file that Snakemake adds to each `directory()` output."""

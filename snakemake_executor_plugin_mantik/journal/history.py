@@ -10,20 +10,11 @@ from urllib.parse import quote
 
 from snakemake_executor_plugin_mantik.common.errors import JournalError
 from snakemake_executor_plugin_mantik.common.locks import is_locked
-from snakemake_executor_plugin_mantik.journal.database import (
-    JOURNAL_FILE,
-    JOURNAL_LOCK,
-    JournalCopy,
-)
-from snakemake_executor_plugin_mantik.journal.files import all_stored
-from snakemake_executor_plugin_mantik.journal.records import (
-    SiteRecord,
-    SnakemakeRun,
-    StoredOutput,
-    TryRecord,
-    TryState,
-)
-from snakemake_executor_plugin_mantik.journal.undeclared import UndeclaredFile, all_undeclared
+
+from .database import JOURNAL_FILE, JOURNAL_LOCK, JournalCopy
+from .files import all_stored
+from .records import SiteRecord, SnakemakeRun, StoredOutput, TryRecord, TryState
+from .undeclared import UndeclaredFile, all_undeclared
 
 
 def read_tries(db: sqlite3.Connection, where: str, values: Sequence[object]) -> list[TryRecord]:

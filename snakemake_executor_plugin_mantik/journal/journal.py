@@ -10,12 +10,13 @@ from pathlib import Path
 
 from snakemake_executor_plugin_mantik.common.errors import JournalError
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
-from snakemake_executor_plugin_mantik.journal import backup
-from snakemake_executor_plugin_mantik.journal.backup import JournalBackup
-from snakemake_executor_plugin_mantik.journal.database import Database, fill
-from snakemake_executor_plugin_mantik.journal.files import FileLedger, mark_landed
-from snakemake_executor_plugin_mantik.journal.history import read_tries
-from snakemake_executor_plugin_mantik.journal.records import (
+
+from . import backup
+from .backup import JournalBackup
+from .database import Database, fill
+from .files import FileLedger, mark_landed
+from .history import read_tries
+from .records import (
     IDENTITY,
     LEFT,
     LOST,
@@ -31,9 +32,9 @@ from snakemake_executor_plugin_mantik.journal.records import (
     encode_fields,
     is_utf8,
 )
-from snakemake_executor_plugin_mantik.journal.segments import SegmentLedger
-from snakemake_executor_plugin_mantik.journal.undeclared import UndeclaredLedger
-from snakemake_executor_plugin_mantik.journal.uses import UseLedger, end_uses
+from .segments import SegmentLedger
+from .undeclared import UndeclaredLedger
+from .uses import UseLedger, end_uses
 
 BUCKET_SIZE = 500
 """Tries per bucket: small enough for one listing, large enough that few buckets are open."""

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable, Sequence
 
-from snakemake_executor_plugin_mantik.journal.database import Database
-from snakemake_executor_plugin_mantik.journal.history import read_tries
-from snakemake_executor_plugin_mantik.journal.records import FileRecord, TryRecord, is_utf8
+from .database import Database
+from .history import read_tries
+from .records import FileRecord, TryRecord, is_utf8
 
 
 class SegmentLedger:

@@ -4,8 +4,8 @@ import sqlite3
 from collections.abc import Iterable
 from dataclasses import astuple, dataclass
 
-from snakemake_executor_plugin_mantik.journal.database import Tables
-from snakemake_executor_plugin_mantik.journal.records import is_utf8
+from .database import Tables
+from .records import is_utf8
 
 _MOST_KEPT = 10_000
 """Most of these files that the journal lists; the latest count."""

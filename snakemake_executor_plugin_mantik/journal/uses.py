@@ -11,9 +11,10 @@ from contextlib import closing
 from pathlib import Path
 
 from snakemake_executor_plugin_mantik.jobs.paths import at_or_above
-from snakemake_executor_plugin_mantik.journal.database import JOURNAL_FILE, Database
-from snakemake_executor_plugin_mantik.journal.history import connect, read_tries, unreadable
-from snakemake_executor_plugin_mantik.journal.records import TryRecord, is_utf8
+
+from .database import JOURNAL_FILE, Database
+from .history import connect, read_tries, unreadable
+from .records import TryRecord, is_utf8
 
 _IN_USE = (
     "SELECT try FROM uses JOIN tries ON id = try WHERE uses.place = :place AND ({paths})"

@@ -15,7 +15,7 @@
 See docs/mlproject.md.
 """
 
-from snakemake_executor_plugin_mantik.mlproject.entry import Call, read_call
-from snakemake_executor_plugin_mantik.mlproject.project import RULE, Project, load
+from .entry import Call, read_call
+from .project import RULE, Project, load
 
 __all__ = ["RULE", "Call", "Project", "load", "read_call"]

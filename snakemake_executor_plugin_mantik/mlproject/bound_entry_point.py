@@ -13,19 +13,9 @@ from snakemake_executor_plugin_mantik.common.errors import (
     Mistake,
     UserError,
 )
-from snakemake_executor_plugin_mantik.mlproject.entry import (
-    Call,
-    EntryPoint,
-    Parameter,
-    ProjectEnvironment,
-    suggest,
-)
-from snakemake_executor_plugin_mantik.mlproject.values import (
-    ParameterValue,
-    TemplateWords,
-    parse_value,
-    path_in_folder,
-)
+
+from .entry import Call, EntryPoint, Parameter, ProjectEnvironment, suggest
+from .values import ParameterValue, TemplateWords, parse_value, path_in_folder
 
 _EXTRA: Final = (
     "correct the name, or pass it in the mapping after the entry point's name to append it to the"

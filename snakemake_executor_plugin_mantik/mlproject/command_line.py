@@ -14,8 +14,9 @@ from snakemake_executor_plugin_mantik.jobs.segments import (
     CONTINUE,
     parse_continuation,
 )
-from snakemake_executor_plugin_mantik.mlproject.entry import EntryPoint, suggest
-from snakemake_executor_plugin_mantik.mlproject.values import parse_value
+
+from .entry import EntryPoint, suggest
+from .values import parse_value
 
 _BRACES: Final = "Snakemake reads braces in a file's name as wildcards: rename {path!r}"
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

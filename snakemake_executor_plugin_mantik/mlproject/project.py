@@ -9,19 +9,10 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 from snakemake_executor_plugin_mantik.common.errors import ConfigError, MantikError, Mistake
-from snakemake_executor_plugin_mantik.mlproject.bound_entry_point import (
-    BoundEntryPoint,
-    ParamsFunction,
-)
-from snakemake_executor_plugin_mantik.mlproject.entry import (
-    PARAMETER,
-    SCRIPTS,
-    EntryPoint,
-    script_entry,
-    suggest,
-    unsendable_characters,
-)
-from snakemake_executor_plugin_mantik.mlproject.reading import ProjectFile, read_project
+
+from .bound_entry_point import BoundEntryPoint, ParamsFunction
+from .entry import PARAMETER, SCRIPTS, EntryPoint, script_entry, suggest, unsendable_characters
+from .reading import ProjectFile, read_project
 
 RULE: Final = str(Path(__file__).with_name("rule.smk"))
 """The bundled rule `mlproject`, for `module … : snakefile: mlproject.RULE`."""
@@ -171,7 +162,7 @@ class Project:
             UserError: the sources cannot be read or are too large, or `exclude` is wrong.
         """
         if entry.name not in self._definitions:
-            from snakemake_executor_plugin_mantik.mlproject.project_sources import project_digest
+            from .project_sources import project_digest
 
             parts = [
                 entry.name, entry.command,

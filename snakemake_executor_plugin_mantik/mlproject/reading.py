@@ -14,7 +14,8 @@ from typing import Any, Final
 import yaml
 
 from snakemake_executor_plugin_mantik.common.errors import ConfigError, Mistake
-from snakemake_executor_plugin_mantik.mlproject.entry import (
+
+from .entry import (
     TYPES,
     EntryPoint,
     EnvironmentKey,

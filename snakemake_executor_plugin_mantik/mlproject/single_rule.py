@@ -14,8 +14,9 @@ from snakemake_executor_plugin_mantik.common.errors import ConfigError, UserErro
 from snakemake_executor_plugin_mantik.common.state_directory import STATE, make_private
 from snakemake_executor_plugin_mantik.config.reading import LoadedConfig, read_configs
 from snakemake_executor_plugin_mantik.jobs.segments import START_MARK
-from snakemake_executor_plugin_mantik.mlproject.bound_entry_point import ParamsFunction
-from snakemake_executor_plugin_mantik.mlproject.command_line import (
+
+from .bound_entry_point import ParamsFunction
+from .command_line import (
     UNCHANGED,
     CommandFiles,
     CommandMistakes,
@@ -24,8 +25,8 @@ from snakemake_executor_plugin_mantik.mlproject.command_line import (
     is_input,
     is_path,
 )
-from snakemake_executor_plugin_mantik.mlproject.project import folder_mistake, load
-from snakemake_executor_plugin_mantik.mlproject.values import path_in_folder
+from .project import folder_mistake, load
+from .values import path_in_folder
 
 RUNS: Final = STATE / "run"
 """Directory below the working directory with a subdirectory and Snakefile for each workflow."""
@@ -38,7 +39,7 @@ _OURS: Final = re.compile(r"\{(?:(?:input|output)(?:[.\[][^{}]*)?|threads)\}")
 _TEMPLATE: Final = """\
 # Made by `smk-mantik run`, for this command line alone.
 from snakemake_executor_plugin_mantik import mlproject
-from snakemake_executor_plugin_mantik.mlproject.single_rule import collect_outputs
+from .single_rule import collect_outputs
 
 project = mlproject.load({project!r}, warn=False)
 params = project.entry_point({entry!r}, {extra!r}, **{arguments!r})

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from snakemake_executor_plugin_mantik.common.humanize import humanize_count
-from snakemake_executor_plugin_mantik.mlproject.entry import suggest, unsendable_characters
+
+from .entry import suggest, unsendable_characters
 
 _ROOTS: Final = ("wildcards", "input", "output", "threads", "resources")
 """Allowed names in placeholders: what Snakemake passes to a function in `params:`."""

@@ -6,9 +6,9 @@ and scrolling; it shows SVG as a mere image.
 
 from collections.abc import Mapping
 
-from snakemake_executor_plugin_mantik.pictures.pipeline import render_pipeline
-from snakemake_executor_plugin_mantik.pictures.timeline import render_timeline
-from snakemake_executor_plugin_mantik.pictures.value import (
+from .pipeline import render_pipeline
+from .timeline import render_timeline
+from .value import (
     Node,
     NodeState,
     Picture,

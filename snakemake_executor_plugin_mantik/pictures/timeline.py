@@ -11,7 +11,8 @@ from itertools import pairwise
 from typing import Final
 
 from snakemake_executor_plugin_mantik.common.humanize import humanize_count, humanize_duration
-from snakemake_executor_plugin_mantik.pictures.value import (
+
+from .value import (
     GLYPHS,
     Node,
     NodeState,

@@ -20,13 +20,10 @@ from snakemake_executor_plugin_mantik.journal import (
 )
 from snakemake_executor_plugin_mantik.pictures import NodeState, Picture
 from snakemake_executor_plugin_mantik.pictures.value import PicturedTry, make_picture
-from snakemake_executor_plugin_mantik.report.tries import (
-    ReportedTry,
-    begun_since,
-    report_tries,
-)
-from snakemake_executor_plugin_mantik.report.usage import RuleUsage, usage_by_rule
 from snakemake_executor_plugin_mantik.tracking.masking import config_secrets, make_masker
+
+from .tries import ReportedTry, begun_since, report_tries
+from .usage import RuleUsage, usage_by_rule
 
 MOST_FAILURES: Final = 20
 """The most failed jobs that are shown, and the most tries that later ones have replaced."""

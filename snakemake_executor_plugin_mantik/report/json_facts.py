@@ -3,7 +3,7 @@
 from dataclasses import asdict
 from typing import Any
 
-from snakemake_executor_plugin_mantik.report.facts import ReportFacts
+from .facts import ReportFacts
 
 
 def facts_as_json(facts: ReportFacts) -> dict[str, Any]:

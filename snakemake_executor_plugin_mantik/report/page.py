@@ -17,8 +17,9 @@ from snakemake_executor_plugin_mantik.pictures.value import (
     template_environment,
     text_line,
 )
-from snakemake_executor_plugin_mantik.report.facts import ReportFacts
-from snakemake_executor_plugin_mantik.report.usage import ENOUGH, RuleUsage, sum_known
+
+from .facts import ReportFacts
+from .usage import ENOUGH, RuleUsage, sum_known
 
 GENERATOR: Final = "smk-mantik report"
 """Marks a file as a report, which the next one may replace."""

@@ -5,7 +5,7 @@ from io import StringIO
 
 from ruamel.yaml import YAML
 
-from snakemake_executor_plugin_mantik.report.usage import RuleUsage
+from .usage import RuleUsage
 
 _HEAD = """\
 # What to request next time, by what jobs have used: smk-mantik report --profile wrote it.

@@ -12,7 +12,8 @@ from snakemake_executor_plugin_mantik.common.humanize import (
 )
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.pictures import NodeState
-from snakemake_executor_plugin_mantik.report.tries import ReportedTry
+
+from .tries import ReportedTry
 
 ENOUGH: Final = 3
 """The least number of jobs that have succeeded from which less is advised."""

@@ -14,7 +14,8 @@ from snakemake_executor_plugin_mantik.engine.preview import WORKSPACE
 from snakemake_executor_plugin_mantik.engine.request import Upload
 from snakemake_executor_plugin_mantik.jobs.paths import file_path
 from snakemake_executor_plugin_mantik.jobs.script import COMMAND_BYTES
-from snakemake_executor_plugin_mantik.rules.options import WorkflowOptions
+
+from .options import WorkflowOptions
 
 Method: TypeAlias = DeploymentMethod | Literal["venv"]
 """A way to deploy environments at a site: Snakemake's, and virtual environments of projects."""

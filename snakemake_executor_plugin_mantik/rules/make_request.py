@@ -10,28 +10,24 @@ from snakemake_executor_plugin_mantik.common.state_directory import read_umask
 from snakemake_executor_plugin_mantik.engine.request import JobRequest
 from snakemake_executor_plugin_mantik.jobs.spec import Benchmark, OutputFile
 from snakemake_executor_plugin_mantik.mlproject.project import find_bound_entry_point
-from snakemake_executor_plugin_mantik.rules import Job
-from snakemake_executor_plugin_mantik.rules.context import Payload, RuleContext
-from snakemake_executor_plugin_mantik.rules.kinds.placeholders import refuse_placeholders
-from snakemake_executor_plugin_mantik.rules.kinds.shell_command import own_tmpdir
-from snakemake_executor_plugin_mantik.rules.paths.job_paths import JobPaths, find_job_paths
-from snakemake_executor_plugin_mantik.rules.paths.source_files import is_source_file, stable_paths
-from snakemake_executor_plugin_mantik.rules.paths.storage import is_unstaged, may_stay
-from snakemake_executor_plugin_mantik.rules.payload import make_payload
-from snakemake_executor_plugin_mantik.rules.resources import (
-    choose_environment,
-    choose_site,
-    given_resources,
-    job_continuation,
-)
-from snakemake_executor_plugin_mantik.rules.units import job_display_name, job_identity, plain_path
-from snakemake_executor_plugin_mantik.rules.wrapping.mpi import has_launcher
 from snakemake_executor_plugin_mantik.sites.base import is_rest_safe
 from snakemake_executor_plugin_mantik.storage.paths import (
     find_dataset,
     find_storage_link,
     storable_path,
 )
+
+from . import Job
+from .context import Payload, RuleContext
+from .kinds.placeholders import refuse_placeholders
+from .kinds.shell_command import own_tmpdir
+from .paths.job_paths import JobPaths, find_job_paths
+from .paths.source_files import is_source_file, stable_paths
+from .paths.storage import is_unstaged, may_stay
+from .payload import make_payload
+from .resources import choose_environment, choose_site, given_resources, job_continuation
+from .units import job_display_name, job_identity, plain_path
+from .wrapping.mpi import has_launcher
 
 _MEASUREMENTS = ".snakemake/mantik/benchmarks"
 """Directory of measurements, here and at the site, until Snakemake has accepted the outputs."""

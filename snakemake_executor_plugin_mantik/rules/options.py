@@ -14,7 +14,8 @@ from snakemake.settings.types import PreemptibleRules
 from snakemake_interface_executor_plugins.settings import DeploymentMethod
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
-from snakemake_executor_plugin_mantik.rules import Job
+
+from . import Job
 
 
 @dataclass(frozen=True)

@@ -13,21 +13,17 @@ from dataclasses import replace
 from snakemake_executor_plugin_mantik.engine.request import Upload
 from snakemake_executor_plugin_mantik.jobs.paths import file_path
 from snakemake_executor_plugin_mantik.jobs.script import COMMAND_BYTES
-from snakemake_executor_plugin_mantik.rules import Job
-from snakemake_executor_plugin_mantik.rules.context import Payload, RuleContext
-from snakemake_executor_plugin_mantik.rules.kinds import full_jobs
-from snakemake_executor_plugin_mantik.rules.kinds.shell_command import (
-    shell_command,
-    shell_executable,
-    use_node_tmpdir,
-    wrap_shell,
-)
-from snakemake_executor_plugin_mantik.rules.paths import path_rewriting, source_files, storage
-from snakemake_executor_plugin_mantik.rules.paths.job_paths import find_job_paths
-from snakemake_executor_plugin_mantik.rules.resources import choose_site, given_resources
-from snakemake_executor_plugin_mantik.rules.secret_uploads import refuse_secret_code
-from snakemake_executor_plugin_mantik.rules.wrapping.deployment import wrap_deployment
-from snakemake_executor_plugin_mantik.rules.wrapping.shadow import shadow_payload
+
+from . import Job
+from .context import Payload, RuleContext
+from .kinds import full_jobs
+from .kinds.shell_command import shell_command, shell_executable, use_node_tmpdir, wrap_shell
+from .paths import path_rewriting, source_files, storage
+from .paths.job_paths import find_job_paths
+from .resources import choose_site, given_resources
+from .secret_uploads import refuse_secret_code
+from .wrapping.deployment import wrap_deployment
+from .wrapping.shadow import shadow_payload
 
 
 def why_full_job(job: Job) -> str | None:
@@ -36,7 +32,7 @@ def why_full_job(job: Job) -> str | None:
         return storage.WORDS
     if job.rule.is_script or job.rule.is_notebook:
         # Imported here because it imports Snakemake's support for languages and notebooks.
-        from snakemake_executor_plugin_mantik.rules.kinds.scripts import needs_snakemake
+        from .kinds.scripts import needs_snakemake
 
         imported = needs_snakemake(job)
         return f"a script that imports {', '.join(imported)}" if imported else None
@@ -90,8 +86,8 @@ def _thin(job: Job, context: RuleContext, iteration: int | None) -> Payload:
     config = context.sites[choose_site(given_resources(job), context.sites)].config
     if job.rule.is_script or job.rule.is_notebook:
         # Imported here because it imports Snakemake's support for languages and notebooks.
-        from snakemake_executor_plugin_mantik.rules.kinds.script_file import find_script_file
-        from snakemake_executor_plugin_mantik.rules.kinds.scripts import script_command
+        from .kinds.script_file import find_script_file
+        from .kinds.scripts import script_command
 
         text, uploads = script_command(job, places, iteration, config)
         payload = Payload(wrap_shell(job, text), shell, uploads)

@@ -26,26 +26,20 @@ from snakemake_executor_plugin_mantik.mlproject.project import (
     find_bound_entry_point,
     folder_mistake,
 )
-from snakemake_executor_plugin_mantik.rules import Job
-from snakemake_executor_plugin_mantik.rules.context import RuleContext
-from snakemake_executor_plugin_mantik.rules.kinds.groups import group_obstacle
-from snakemake_executor_plugin_mantik.rules.kinds.placeholders import placeholder_in_group
-from snakemake_executor_plugin_mantik.rules.kinds.shell_command import (
-    format_resources,
-)
-from snakemake_executor_plugin_mantik.rules.paths.job_paths import command_text
-from snakemake_executor_plugin_mantik.rules.paths.plain import expand_params
-from snakemake_executor_plugin_mantik.rules.paths.source_files import is_source_file
-from snakemake_executor_plugin_mantik.rules.paths.storage import (
-    is_unstaged,
-    jobs_use_storage,
-    local_mistake,
-    stored_mistake,
-)
-from snakemake_executor_plugin_mantik.rules.payload import make_payload, why_full_job
-from snakemake_executor_plugin_mantik.rules.resources import given_resources
-from snakemake_executor_plugin_mantik.rules.units import list_members
 from snakemake_executor_plugin_mantik.storage.paths import find_dataset
+
+from . import Job
+from .context import RuleContext
+from .kinds.groups import group_obstacle
+from .kinds.placeholders import placeholder_in_group
+from .kinds.shell_command import format_resources
+from .paths.job_paths import command_text
+from .paths.plain import expand_params
+from .paths.source_files import is_source_file
+from .paths.storage import is_unstaged, jobs_use_storage, local_mistake, stored_mistake
+from .payload import make_payload, why_full_job
+from .resources import given_resources
+from .units import list_members
 
 _UNKNOWN: Final = str(TBDString())
 
@@ -151,7 +145,7 @@ def _script(job: Job) -> str | None:
     if not (job.rule.is_script or job.rule.is_notebook):
         return None
     # Imported here because it imports Snakemake's support for languages and notebooks.
-    from snakemake_executor_plugin_mantik.rules.kinds.scripts import script_mistake
+    from .kinds.scripts import script_mistake
 
     return script_mistake(job)
 

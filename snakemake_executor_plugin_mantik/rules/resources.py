@@ -26,7 +26,8 @@ from snakemake_executor_plugin_mantik.jobs.segments import (
     Continuation,
     parse_continuation,
 )
-from snakemake_executor_plugin_mantik.rules import Job
+
+from . import Job
 
 SITE_RESOURCE = "mantik_site"
 ENVIRONMENT_RESOURCE = "mantik_environment"

@@ -8,16 +8,12 @@ from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.config.environment import environment_uploads
 from snakemake_executor_plugin_mantik.config.exclude import Include
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
-from snakemake_executor_plugin_mantik.rules import Job
-from snakemake_executor_plugin_mantik.rules.context import Payload, RuleContext
-from snakemake_executor_plugin_mantik.rules.resources import (
-    choose_environment,
-    choose_site,
-    given_resources,
-    split_undetermined,
-)
 from snakemake_executor_plugin_mantik.staging.secret_files import SecretFiles
 from snakemake_executor_plugin_mantik.storage.paths import storable_path
+
+from . import Job
+from .context import Payload, RuleContext
+from .resources import choose_environment, choose_site, given_resources, split_undetermined
 
 
 def refuse_secret_inputs(jobs: Iterable[Job], context: RuleContext) -> None:

@@ -8,12 +8,13 @@ from snakemake.common.tbdstring import TBDString
 from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.mlproject.entry import read_call
 from snakemake_executor_plugin_mantik.mlproject.project import find_bound_entry_point
-from snakemake_executor_plugin_mantik.rules import Job
-from snakemake_executor_plugin_mantik.rules.paths.plain import plain_params
-from snakemake_executor_plugin_mantik.rules.resources import TRACK_RESOURCE
-from snakemake_executor_plugin_mantik.rules.units import job_display_name
 from snakemake_executor_plugin_mantik.tracking.run import TrackedMember, TrackedRun
 from snakemake_executor_plugin_mantik.tracking.workflow import flatten_config
+
+from . import Job
+from .paths.plain import plain_params
+from .resources import TRACK_RESOURCE
+from .units import job_display_name
 
 Which = Literal["mlproject", "all", "none"]
 """Values of `--mantik-track`: track the jobs that run an entry point, all jobs, or none."""

@@ -7,7 +7,8 @@ import uuid
 from typing import Any
 
 from snakemake_executor_plugin_mantik.journal import job_name
-from snakemake_executor_plugin_mantik.rules import Job
+
+from . import Job
 
 
 def list_units(dag: Any) -> list[Job]:

@@ -51,8 +51,8 @@ def rerun(
     """
     import os
 
-    from snakemake_executor_plugin_mantik.runs.configs import config_of_file
-    from snakemake_executor_plugin_mantik.runs.submit import resubmit_run
+    from .configs import config_of_file
+    from .submit import resubmit_run
 
     return resubmit_run(
         run_id,

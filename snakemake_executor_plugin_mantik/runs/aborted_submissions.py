@@ -16,14 +16,10 @@ from typing import Final
 from snakemake_executor_plugin_mantik.common.errors import MantikError
 from snakemake_executor_plugin_mantik.common.locks import take_lock
 from snakemake_executor_plugin_mantik.common.state_directory import open_private
-from snakemake_executor_plugin_mantik.runs.directories import NEW_PREFIX, RunDirectory, runs_home
-from snakemake_executor_plugin_mantik.runs.request import read_request
-from snakemake_executor_plugin_mantik.runs.store import (
-    SUBMISSION,
-    RunStore,
-    quote_filter,
-    store_exists,
-)
+
+from .directories import NEW_PREFIX, RunDirectory, runs_home
+from .request import read_request
+from .store import SUBMISSION, RunStore, quote_filter, store_exists
 
 NEVER: Final = "it was never submitted"
 _STALE_S: Final = 86400.0

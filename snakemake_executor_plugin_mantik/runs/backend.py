@@ -18,14 +18,15 @@ from mlflow.projects.submitted_run import SubmittedRun
 from mlflow.utils.logging_utils import eprint
 
 from snakemake_executor_plugin_mantik.common.errors import MantikError
-from snakemake_executor_plugin_mantik.runs import controller, local_runs
-from snakemake_executor_plugin_mantik.runs.configs import config_of_values
-from snakemake_executor_plugin_mantik.runs.directories import RunDirectory, runs_home
-from snakemake_executor_plugin_mantik.runs.local_runs import cancel_run
-from snakemake_executor_plugin_mantik.runs.settlement import run_status, settle_run
-from snakemake_executor_plugin_mantik.runs.store import RunStore
-from snakemake_executor_plugin_mantik.runs.submit import SubmitRequest, submit_run
 from snakemake_executor_plugin_mantik.tracking.run import tracking_target, without_user
+
+from . import controller, local_runs
+from .configs import config_of_values
+from .directories import RunDirectory, runs_home
+from .local_runs import cancel_run
+from .settlement import run_status, settle_run
+from .store import RunStore
+from .submit import SubmitRequest, submit_run
 
 
 class MantikRun(SubmittedRun):  # type: ignore[misc] # mlflow is not typed

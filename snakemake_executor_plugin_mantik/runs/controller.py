@@ -24,8 +24,9 @@ from typing import TYPE_CHECKING, BinaryIO, Final
 from snakemake_executor_plugin_mantik.common.errors import MantikError, UserError
 from snakemake_executor_plugin_mantik.common.locks import is_locked, take_lock
 from snakemake_executor_plugin_mantik.common.state_directory import STATE, open_private
-from snakemake_executor_plugin_mantik.runs.directories import RunDirectory
-from snakemake_executor_plugin_mantik.runs.request import RunRequest, read_request
+
+from .directories import RunDirectory
+from .request import RunRequest, read_request
 
 if TYPE_CHECKING:
     from snakemake_executor_plugin_mantik.journal import TryRecord
@@ -235,7 +236,7 @@ class _Controller:
             self._child.send_signal(number)
 
     def _settle(self, request: RunRequest) -> None:
-        from snakemake_executor_plugin_mantik.runs.settlement import settle_run
+        from .settlement import settle_run
 
         try:
             settle_run(self._directory, request)

@@ -11,21 +11,14 @@ from functools import cached_property
 from typing import Any, Final
 
 from snakemake_executor_plugin_mantik.common.errors import MantikError, UserError
-from snakemake_executor_plugin_mantik.runs import local_runs
-from snakemake_executor_plugin_mantik.runs.aborted_submissions import remove_aborted
-from snakemake_executor_plugin_mantik.runs.directories import RunDirectory, runs_home
-from snakemake_executor_plugin_mantik.runs.local_runs import LocalRun
-from snakemake_executor_plugin_mantik.runs.settlement import run_status, settle_run
-from snakemake_executor_plugin_mantik.runs.store import (
-    ENDED,
-    SITE,
-    RunStore,
-    join_conditions,
-    quote_filter,
-    store_exists,
-    tracking_uri,
-)
 from snakemake_executor_plugin_mantik.tracking.run import WAITING_REASON
+
+from . import local_runs
+from .aborted_submissions import remove_aborted
+from .directories import RunDirectory, runs_home
+from .local_runs import LocalRun
+from .settlement import run_status, settle_run
+from .store import ENDED, SITE, RunStore, join_conditions, quote_filter, store_exists, tracking_uri
 
 _OURS: Final = "mantik/"
 """The prefix of the metrics that tracking adds."""

@@ -17,12 +17,13 @@ from snakemake_executor_plugin_mantik.common.state_directory import STATE
 from snakemake_executor_plugin_mantik.config.reading import read_config_named
 from snakemake_executor_plugin_mantik.connections.connect import visit_site
 from snakemake_executor_plugin_mantik.journal import JOURNAL_FILE, TryRecord
-from snakemake_executor_plugin_mantik.runs import controller
-from snakemake_executor_plugin_mantik.runs.directories import NEW_PREFIX, RunDirectory, runs_home
-from snakemake_executor_plugin_mantik.runs.request import RunRequest, read_request
 from snakemake_executor_plugin_mantik.sites.base import Site
 from snakemake_executor_plugin_mantik.watching.job_log import LOOK_S, PIECE, LogSource, copy_log
 from snakemake_executor_plugin_mantik.watching.overview import present_tries
+
+from . import controller
+from .directories import NEW_PREFIX, RunDirectory, runs_home
+from .request import RunRequest, read_request
 
 _SHORTEST: Final = 4
 """The least characters of a run's id that identify it."""

@@ -20,11 +20,12 @@ from snakemake_executor_plugin_mantik.config.environment import environment_uplo
 from snakemake_executor_plugin_mantik.config.exclude import Exclude, Include
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
 from snakemake_executor_plugin_mantik.mlproject.single_rule import RESULTS
-from snakemake_executor_plugin_mantik.runs import git
-from snakemake_executor_plugin_mantik.runs.directories import RunDirectory, runs_home
 from snakemake_executor_plugin_mantik.staging.secret_files import EVERYTHING, Matching
 from snakemake_executor_plugin_mantik.staging.sources import list_candidates
 from snakemake_executor_plugin_mantik.tracking.run import git_tags, without_user
+
+from . import git
+from .directories import RunDirectory, runs_home
 
 _INPUTS: Final = "mantik-inputs"
 """The folder of a snapshot for files that parameters name outside of the project or hidden."""

@@ -10,7 +10,8 @@ import mlflow
 from mlflow.exceptions import MlflowException
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
-from snakemake_executor_plugin_mantik.runs.store import RunStore, quote_filter
+
+from .store import RunStore, quote_filter
 
 _VERSIONS = "mlflow.modelVersions"
 """The tag of a logged model from which MLflow's pages read its registered versions."""

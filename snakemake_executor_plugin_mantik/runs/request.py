@@ -7,7 +7,8 @@ from typing import Any, Final
 
 from snakemake_executor_plugin_mantik.common.errors import MantikError
 from snakemake_executor_plugin_mantik.mlproject.command_line import ContinueOptions
-from snakemake_executor_plugin_mantik.runs.directories import RunDirectory
+
+from .directories import RunDirectory
 
 _VERSION: Final = 1
 

@@ -7,12 +7,13 @@ from contextlib import closing
 from pathlib import Path
 from typing import Final
 
-from snakemake_executor_plugin_mantik.runs.directories import RunDirectory
-from snakemake_executor_plugin_mantik.runs.request import RunRequest
 from snakemake_executor_plugin_mantik.tracking.controller.worker_client import WORKER
 from snakemake_executor_plugin_mantik.tracking.outbox import Outbox
 from snakemake_executor_plugin_mantik.tracking.store import DIRECTORY
 from snakemake_executor_plugin_mantik.tracking.worker.process import OUTBOX
+
+from .directories import RunDirectory
+from .request import RunRequest
 
 _REASON: Final = "it ended before a job was submitted; see smk-mantik runs logs"
 
@@ -40,7 +41,7 @@ def settle_run(directory: RunDirectory, request: RunRequest) -> None:
         _start_worker(directory.path / request.folder)
         return
     if not published:
-        from snakemake_executor_plugin_mantik.runs.store import RunStore
+        from .store import RunStore
 
         RunStore(request.tracking_uri).end(request.run_id, run_status(directory), _REASON)
     directory.reported.touch()

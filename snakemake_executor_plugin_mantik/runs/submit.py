@@ -26,40 +26,16 @@ from snakemake_executor_plugin_mantik.jobs.resources import is_single_word
 from snakemake_executor_plugin_mantik.mlproject.command_line import UNCHANGED, ContinueOptions
 from snakemake_executor_plugin_mantik.mlproject.entry import EntryPoint
 from snakemake_executor_plugin_mantik.mlproject.project import load
-from snakemake_executor_plugin_mantik.runs import controller, local_runs
-from snakemake_executor_plugin_mantik.runs.aborted_submissions import (
-    NEVER,
-    end_aborted,
-    mark_unfinished,
-    submission_tag,
-)
-from snakemake_executor_plugin_mantik.runs.configs import ChosenConfig
-from snakemake_executor_plugin_mantik.runs.directories import (
-    CONFIGS,
-    NEW_PREFIX,
-    RUNS_VARIABLE,
-    RunDirectory,
-    make_runs_home,
-    runs_home,
-)
-from snakemake_executor_plugin_mantik.runs.projects import (
-    TakenProject,
-    missing_values,
-    project_values,
-    retake_project,
-    take_project,
-)
-from snakemake_executor_plugin_mantik.runs.request import RunRequest, write_request
-from snakemake_executor_plugin_mantik.runs.store import (
-    KEY,
-    SITE,
-    NewRun,
-    RunStore,
-    quote_filter,
-    tracking_uri,
-)
 from snakemake_executor_plugin_mantik.sites.credentials import find_account
 from snakemake_executor_plugin_mantik.tracking.run import user_name
+
+from . import controller, local_runs
+from .aborted_submissions import NEVER, end_aborted, mark_unfinished, submission_tag
+from .configs import ChosenConfig
+from .directories import CONFIGS, NEW_PREFIX, RUNS_VARIABLE, RunDirectory, make_runs_home, runs_home
+from .projects import TakenProject, missing_values, project_values, retake_project, take_project
+from .request import RunRequest, write_request
+from .store import KEY, SITE, NewRun, RunStore, quote_filter, tracking_uri
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,10 @@ from snakemake_executor_plugin_mantik.common.errors import MantikError
 from snakemake_executor_plugin_mantik.runs.directories import RunDirectory, runs_home
 from snakemake_executor_plugin_mantik.runs.local_runs import read_local_run
 from snakemake_executor_plugin_mantik.runs.settlement import run_status
-from snakemake_executor_plugin_mantik.schedule.schedules import Firing, FiringState, Schedule
-from snakemake_executor_plugin_mantik.schedule.store import ScheduleStore
-from snakemake_executor_plugin_mantik.schedule.submit import format_moment, is_under_way
+
+from .schedules import Firing, FiringState, Schedule
+from .store import ScheduleStore
+from .submit import format_moment, is_under_way
 
 
 def describe_time(schedule: Schedule, firing: Firing) -> str:

@@ -13,8 +13,9 @@ from snakemake_executor_plugin_mantik.common.humanize import humanize_count
 from snakemake_executor_plugin_mantik.common.installing import install_command
 from snakemake_executor_plugin_mantik.jobs.resources import is_single_word
 from snakemake_executor_plugin_mantik.runs.configs import config_of_file
-from snakemake_executor_plugin_mantik.schedule.schedules import Cron, MissedPolicy, Schedule
-from snakemake_executor_plugin_mantik.schedule.submit import format_moment
+
+from .schedules import Cron, MissedPolicy, Schedule
+from .submit import format_moment
 
 FOR_EVER: Final = "never"
 """The value of `--until` that removes the end of a schedule."""

@@ -15,12 +15,8 @@ from typing import Any, Final
 
 from snakemake_executor_plugin_mantik.common.errors import MantikError, UserError
 from snakemake_executor_plugin_mantik.common.state_directory import make_private, open_private
-from snakemake_executor_plugin_mantik.schedule.schedules import (
-    Firing,
-    FiringState,
-    MissedPolicy,
-    Schedule,
-)
+
+from .schedules import Firing, FiringState, MissedPolicy, Schedule
 
 SCHEDULES_FILE: Final = "schedules.sqlite"
 _VERSION: Final = 2

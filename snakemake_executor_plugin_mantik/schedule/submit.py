@@ -14,13 +14,9 @@ from zoneinfo import ZoneInfo
 from snakemake_executor_plugin_mantik.common.errors import MantikError
 from snakemake_executor_plugin_mantik.common.locks import is_locked, take_lock
 from snakemake_executor_plugin_mantik.common.state_directory import open_private
-from snakemake_executor_plugin_mantik.schedule.schedules import (
-    Firing,
-    FiringState,
-    MissedPolicy,
-    Schedule,
-)
-from snakemake_executor_plugin_mantik.schedule.store import CAUGHT_UP, ScheduleStore
+
+from .schedules import Firing, FiringState, MissedPolicy, Schedule
+from .store import CAUGHT_UP, ScheduleStore
 
 _RETRY_FIRST_S: Final = 60.0
 RETRY_MOST_S: Final = 3600.0

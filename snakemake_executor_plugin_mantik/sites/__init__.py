@@ -3,8 +3,9 @@
 from pathlib import Path
 
 from snakemake_executor_plugin_mantik.config.reading import LoadedConfig
-from snakemake_executor_plugin_mantik.sites.base import Site
-from snakemake_executor_plugin_mantik.sites.credentials import Credential, Issuer
+
+from .base import Site
+from .credentials import Credential, Issuer
 
 
 def make_site(
@@ -29,7 +30,7 @@ def make_site(
         SiteRejected: the workspace name is not valid.
     """
     if loaded.config.firecrest is not None:
-        from snakemake_executor_plugin_mantik.sites.firecrest import FirecrestSite
+        from .firecrest import FirecrestSite
 
         return FirecrestSite(
             loaded.name,
@@ -41,7 +42,7 @@ def make_site(
             base=project,
             account=account,
         )
-    from snakemake_executor_plugin_mantik.sites.unicore import UnicoreSite
+    from .unicore import UnicoreSite
 
     return UnicoreSite(
         loaded.name,

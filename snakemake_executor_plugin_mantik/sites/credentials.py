@@ -15,20 +15,10 @@ from typing import Final
 import httpx
 
 from snakemake_executor_plugin_mantik.common.errors import CredentialError
-from snakemake_executor_plugin_mantik.sites.authentication import (
-    ApiKey,
-    Bearer,
-    Credential,
-    Password,
-    SshKey,
-)
-from snakemake_executor_plugin_mantik.sites.issuers import (
-    ClientCredentials,
-    DeviceLogin,
-    Issuer,
-    Refreshed,
-)
-from snakemake_executor_plugin_mantik.sites.lookup import (
+
+from .authentication import ApiKey, Bearer, Credential, Password, SshKey
+from .issuers import ClientCredentials, DeviceLogin, Issuer, Refreshed
+from .lookup import (
     FoundValue,
     Keyring,
     Values,

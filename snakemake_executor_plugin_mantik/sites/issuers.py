@@ -19,14 +19,10 @@ from snakemake_executor_plugin_mantik.common.errors import (
     printable,
 )
 from snakemake_executor_plugin_mantik.config.addresses import is_confidential, is_loopback
-from snakemake_executor_plugin_mantik.sites.addresses import explain_tls_error, tls_context
-from snakemake_executor_plugin_mantik.sites.authentication import (
-    RENEW_BEFORE_S,
-    Credential,
-    Moment,
-    check_header_value,
-)
-from snakemake_executor_plugin_mantik.sites.http import post_form
+
+from .addresses import explain_tls_error, tls_context
+from .authentication import RENEW_BEFORE_S, Credential, Moment, check_header_value
+from .http import post_form
 
 _LEAST_LEFT_S: Final = 40.0
 """Minimum remaining life of a token that is used, unless its whole life is shorter, seconds.

@@ -24,7 +24,8 @@ from typing import Final
 from snakemake_executor_plugin_mantik.common.errors import TransferError, UserError
 from snakemake_executor_plugin_mantik.jobs.paths import IMPORTED, OURS, display_path
 from snakemake_executor_plugin_mantik.journal import is_checksum
-from snakemake_executor_plugin_mantik.staging.local import LocalFile, file_key
+
+from .local import LocalFile, file_key
 
 Fetch = Callable[[LocalFile, int], AsyncGenerator[bytes, None]]
 """Reads the content of a file that is stored at another place, from an offset to its end."""

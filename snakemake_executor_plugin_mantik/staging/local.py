@@ -14,7 +14,8 @@ from pathlib import Path
 from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.jobs.paths import local_path
 from snakemake_executor_plugin_mantik.journal import FileLedger, FileRecord
-from snakemake_executor_plugin_mantik.staging.secret_files import CredentialFiles
+
+from .secret_files import CredentialFiles
 
 _CHUNK = 1 << 20
 

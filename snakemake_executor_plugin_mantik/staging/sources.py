@@ -20,7 +20,8 @@ from typing import Final
 
 from snakemake_executor_plugin_mantik.common.errors import UserError, one_line
 from snakemake_executor_plugin_mantik.common.humanize import humanize_size
-from snakemake_executor_plugin_mantik.staging.secret_files import NOTHING, Matching, Withheld
+
+from .secret_files import NOTHING, Matching, Withheld
 
 _WORD: Final = re.compile(r"[^\s'\"`()<>\[\]{},;:=|*?]+")
 _QUOTED: Final = re.compile(r"'([^'\n]{1,200})'|\"([^\"\n]{1,200})\"")

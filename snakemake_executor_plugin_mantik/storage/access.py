@@ -35,7 +35,8 @@ from snakemake_executor_plugin_mantik.journal import (
 from snakemake_executor_plugin_mantik.sites.base import Entry, Site
 from snakemake_executor_plugin_mantik.sites.credentials import find_account
 from snakemake_executor_plugin_mantik.staging.transfers import download_file
-from snakemake_executor_plugin_mantik.storage.paths import Dataset
+
+from .paths import Dataset
 
 _T = TypeVar("_T")
 

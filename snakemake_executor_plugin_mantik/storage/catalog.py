@@ -32,22 +32,11 @@ from snakemake_executor_plugin_mantik.journal import (
     read_uses,
 )
 from snakemake_executor_plugin_mantik.sites.base import Entry
-from snakemake_executor_plugin_mantik.storage.access import (
-    Access,
-    Datasets,
-    Finding,
-    as_output,
-    find_workspace_files,
-)
-from snakemake_executor_plugin_mantik.storage.comparison import Comparison
-from snakemake_executor_plugin_mantik.storage.copies import (
-    copy_by_link,
-    fetch_copy,
-    link_copy,
-    put_in_place,
-    remove_path,
-)
-from snakemake_executor_plugin_mantik.storage.paths import Dataset
+
+from .access import Access, Datasets, Finding, as_output, find_workspace_files
+from .comparison import Comparison
+from .copies import copy_by_link, fetch_copy, link_copy, put_in_place, remove_path
+from .paths import Dataset
 
 _SAME_TIME_S = 0.01
 """Seconds by which the times of the same file may differ: file systems round them."""

@@ -16,7 +16,8 @@ from snakemake_executor_plugin_mantik.journal import (
     is_utf8,
 )
 from snakemake_executor_plugin_mantik.sites.base import Entry, is_rest_safe
-from snakemake_executor_plugin_mantik.storage.access import Access
+
+from .access import Access
 
 MOST_LISTINGS = 12
 """How many directories of each place are compared with it, at most."""

@@ -13,7 +13,8 @@ from snakemake_executor_plugin_mantik.jobs.paths import local_path
 from snakemake_executor_plugin_mantik.journal import TIMESTAMP, StoredOutput, is_checksum
 from snakemake_executor_plugin_mantik.sites.base import is_rest_safe
 from snakemake_executor_plugin_mantik.staging.local import sha256_of
-from snakemake_executor_plugin_mantik.storage.access import Access
+
+from .access import Access
 
 _PART = ".mantik-part"
 """End of the names of files that are not whole yet."""

@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from snakemake_executor_plugin_mantik.tracking.outbox import EventKind, Outbox
+from .outbox import EventKind, Outbox
 
 FINISHED = "FINISHED"
 GOES_ON = "GOES_ON"

@@ -9,8 +9,9 @@ from typing import Any, Final
 
 from snakemake_executor_plugin_mantik.engine.observer import JobEnd
 from snakemake_executor_plugin_mantik.journal import TryRecord
-from snakemake_executor_plugin_mantik.tracking.ledger import GOES_ON, JobRow
-from snakemake_executor_plugin_mantik.tracking.run import TAG_LENGTH
+
+from .ledger import GOES_ON, JobRow
+from .run import TAG_LENGTH
 
 SEGMENTS_TAG: Final = "mantik.segments"
 

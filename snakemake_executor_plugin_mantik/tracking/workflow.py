@@ -10,14 +10,9 @@ from pathlib import Path
 from typing import Final
 
 from snakemake_executor_plugin_mantik.common.secret_names import is_secret
-from snakemake_executor_plugin_mantik.tracking.masking import MASK
-from snakemake_executor_plugin_mantik.tracking.run import (
-    TAG_LENGTH,
-    TrackingTarget,
-    git_tags,
-    user_name,
-    without_user,
-)
+
+from .masking import MASK
+from .run import TAG_LENGTH, TrackingTarget, git_tags, user_name, without_user
 
 WORKFLOW: Final = "mantik.workflow"
 """The tag that identifies a workflow's run."""

@@ -14,7 +14,8 @@ from snakemake_executor_plugin_mantik.connections.connect import find_config, vi
 from snakemake_executor_plugin_mantik.jobs.paths import parse_marker_name
 from snakemake_executor_plugin_mantik.journal import TryRecord, read_history, read_stored
 from snakemake_executor_plugin_mantik.sites.base import JobState, Phase, Site
-from snakemake_executor_plugin_mantik.watching.overview import Sight, present_tries
+
+from .overview import Sight, present_tries
 
 _SHORTEST_ID = 8
 """Minimum number of characters of a try's id to name it."""

@@ -29,13 +29,13 @@ from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
 from snakemake_executor_plugin_mantik.engine.request import Upload
 from snakemake_executor_plugin_mantik.jobs.paths import OURS, file_path
-from snakemake_executor_plugin_mantik.rules import Job
-from snakemake_executor_plugin_mantik.rules.context import Method
-from snakemake_executor_plugin_mantik.rules.kinds.shell_command import own_tmpdir
-from snakemake_executor_plugin_mantik.rules.onsite import full_job
-from snakemake_executor_plugin_mantik.rules.paths.source_files import is_source_file
-from snakemake_executor_plugin_mantik.rules.paths.storage import jobs_use_storage
-from snakemake_executor_plugin_mantik.rules.paths.workflow_code import (
+
+from .. import Job
+from ..context import Method
+from ..onsite import full_job
+from ..paths.source_files import is_source_file
+from ..paths.storage import jobs_use_storage
+from ..paths.workflow_code import (
     ELSEWHERE,
     WorkflowCode,
     enters_workdir,
@@ -43,11 +43,9 @@ from snakemake_executor_plugin_mantik.rules.paths.workflow_code import (
     resolve_recorded,
     resolve_source,
 )
-from snakemake_executor_plugin_mantik.rules.units import job_identity
-from snakemake_executor_plugin_mantik.rules.wrapping.deployment import (
-    deployment_files,
-    nested_options,
-)
+from ..units import job_identity
+from ..wrapping.deployment import deployment_files, nested_options
+from .shell_command import own_tmpdir
 
 _PACKAGE: Final = "snakemake_executor_plugin_mantik"
 

@@ -14,15 +14,16 @@ from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
 from snakemake_executor_plugin_mantik.jobs.resources import merge_resources
 from snakemake_executor_plugin_mantik.jobs.spec import Resources
-from snakemake_executor_plugin_mantik.rules import Job
-from snakemake_executor_plugin_mantik.rules.resources import (
+
+from .. import Job
+from ..resources import (
     SITE_RESOURCE,
     are_resources_known,
     choose_site,
     given_resources,
     split_undetermined,
 )
-from snakemake_executor_plugin_mantik.rules.units import list_layers, list_members, member_title
+from ..units import list_layers, list_members, member_title
 
 ADDED: Final = ("runtime",)
 """Resources that add up over consecutive members, as in Snakemake's GroupJob."""

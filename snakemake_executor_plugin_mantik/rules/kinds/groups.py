@@ -27,14 +27,11 @@ from snakemake_executor_plugin_mantik.jobs.group import (
 )
 from snakemake_executor_plugin_mantik.jobs.paths import file_path
 from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
-from snakemake_executor_plugin_mantik.rules import Job
-from snakemake_executor_plugin_mantik.rules.context import Payload, RuleContext
-from snakemake_executor_plugin_mantik.rules.kinds.group_resources import (
-    ADDED,
-    GroupRequest,
-    group_request,
-)
-from snakemake_executor_plugin_mantik.rules.make_request import (
+from snakemake_executor_plugin_mantik.storage.paths import find_storage_link
+
+from .. import Job
+from ..context import Payload, RuleContext
+from ..make_request import (
     ResolvedJob,
     find_runs,
     job_parameters,
@@ -44,22 +41,13 @@ from snakemake_executor_plugin_mantik.rules.make_request import (
     list_storable,
     message_name,
 )
-from snakemake_executor_plugin_mantik.rules.make_request import make_request as request_of_one
-from snakemake_executor_plugin_mantik.rules.paths.job_paths import JobPaths, find_job_paths
-from snakemake_executor_plugin_mantik.rules.paths.storage import is_unstaged
-from snakemake_executor_plugin_mantik.rules.payload import why_full_job
-from snakemake_executor_plugin_mantik.rules.resources import (
-    choose_environment,
-    given_resources,
-)
-from snakemake_executor_plugin_mantik.rules.units import (
-    job_display_name,
-    job_identity,
-    list_members,
-    member_title,
-    unit_name,
-)
-from snakemake_executor_plugin_mantik.storage.paths import find_storage_link
+from ..make_request import make_request as request_of_one
+from ..paths.job_paths import JobPaths, find_job_paths
+from ..paths.storage import is_unstaged
+from ..payload import why_full_job
+from ..resources import choose_environment, given_resources
+from ..units import job_display_name, job_identity, list_members, member_title, unit_name
+from .group_resources import ADDED, GroupRequest, group_request
 
 _REPORTS = ".snakemake/mantik/groups"
 """Directory of reports on failed members of groups, here and at the site, until they are read."""

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
-from snakemake_executor_plugin_mantik.rules.onsite.mantik_script import STUBS
+from ..onsite.mantik_script import STUBS
 
 
 def snakemake_imports(text: str, directory: Path) -> list[str]:

@@ -21,8 +21,9 @@ from snakemake.notebook import RJupyterNotebook
 from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.engine.request import Upload
 from snakemake_executor_plugin_mantik.jobs.paths import file_path
-from snakemake_executor_plugin_mantik.rules.kinds.python_object import RUNNER, encode_object
-from snakemake_executor_plugin_mantik.rules.kinds.script_file import ScriptFile
+
+from .python_object import RUNNER, encode_object
+from .script_file import ScriptFile
 
 # Each contains a blank, so that it is quoted in any language.
 TMPDIR, HOME_MARK, CWD = "@mantik tmpdir@", "@mantik home@", "@mantik cwd@"

@@ -14,9 +14,10 @@ from pathlib import Path
 from snakemake import __version__
 
 from snakemake_executor_plugin_mantik.common.errors import UserError, WorkflowNotRunnable, printable
-from snakemake_executor_plugin_mantik.rules import Job, resources
-from snakemake_executor_plugin_mantik.rules.onsite.full_job import LACK
-from snakemake_executor_plugin_mantik.rules.payload import why_full_job
+
+from .. import Job, resources
+from ..onsite.full_job import LACK
+from ..payload import why_full_job
 
 _NAME = "lacks.json"
 """Name of the file in the executor's directory."""

@@ -17,7 +17,8 @@ from snakemake.io import is_callable, is_flagged
 from snakemake.resources import Resource
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
-from snakemake_executor_plugin_mantik.rules import Job
+
+from .. import Job
 
 
 def placeholder_in_group(unit: Job, member: Job) -> str | None:

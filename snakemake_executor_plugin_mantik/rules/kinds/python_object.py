@@ -17,7 +17,8 @@ from typing import Any
 from snakemake.iocontainers import Namedlist, Snakemake
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
-from snakemake_executor_plugin_mantik.rules.onsite import mantik_script
+
+from ..onsite import mantik_script
 
 RUNNER = Path(mantik_script.__file__)
 """The file that builds the object from the data."""

@@ -11,11 +11,12 @@ from snakemake.sourcecache import LocalSourceFile
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.jobs.paths import file_path
-from snakemake_executor_plugin_mantik.rules import Job
-from snakemake_executor_plugin_mantik.rules.context import report_withheld
-from snakemake_executor_plugin_mantik.rules.kinds.imports import imported_siblings
 from snakemake_executor_plugin_mantik.staging.secret_files import NOTHING, Matching, Withheld
 from snakemake_executor_plugin_mantik.staging.sources import FILE_BYTES, MIB
+
+from .. import Job
+from ..context import report_withheld
+from .imports import imported_siblings
 
 
 @dataclass(frozen=True)

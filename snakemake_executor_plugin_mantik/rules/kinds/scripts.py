@@ -17,9 +17,13 @@ from snakemake_executor_plugin_mantik.config.model import BackendConfig
 from snakemake_executor_plugin_mantik.engine.request import Upload
 from snakemake_executor_plugin_mantik.jobs.paths import WORK, script_path
 from snakemake_executor_plugin_mantik.jobs.templates import load_template
-from snakemake_executor_plugin_mantik.rules import Job
-from snakemake_executor_plugin_mantik.rules.kinds.imports import snakemake_imports
-from snakemake_executor_plugin_mantik.rules.kinds.languages import (
+
+from .. import Job
+from ..paths import path_rewriting, source_files
+from ..paths.job_paths import JobPaths
+from ..paths.path_rewriting import rewrite_paths
+from .imports import snakemake_imports
+from .languages import (
     CWD,
     HOME_MARK,
     LANGUAGES,
@@ -30,12 +34,9 @@ from snakemake_executor_plugin_mantik.rules.kinds.languages import (
     runner_upload,
     write_preamble,
 )
-from snakemake_executor_plugin_mantik.rules.kinds.python_object import NodeTmpdir, encode_object
-from snakemake_executor_plugin_mantik.rules.kinds.python_syntax import syntax_mistake
-from snakemake_executor_plugin_mantik.rules.kinds.script_file import ScriptFile, find_script_file
-from snakemake_executor_plugin_mantik.rules.paths import path_rewriting, source_files
-from snakemake_executor_plugin_mantik.rules.paths.job_paths import JobPaths
-from snakemake_executor_plugin_mantik.rules.paths.path_rewriting import rewrite_paths
+from .python_object import NodeTmpdir, encode_object
+from .python_syntax import syntax_mistake
+from .script_file import ScriptFile, find_script_file
 
 
 def script_mistake(job: Job) -> str | None:

@@ -19,9 +19,10 @@ from snakemake.shell import shell
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.jobs.script import COMMAND_BYTES
-from snakemake_executor_plugin_mantik.rules import Job
-from snakemake_executor_plugin_mantik.rules.paths.job_paths import JobPaths
-from snakemake_executor_plugin_mantik.rules.paths.path_rewriting import rewrite_paths
+
+from .. import Job
+from ..paths.job_paths import JobPaths
+from ..paths.path_rewriting import rewrite_paths
 
 NODE_TMPDIR = "@mantik_tmpdir@"
 """Placeholder in a command for the node's temporary directory: see `use_node_tmpdir`."""

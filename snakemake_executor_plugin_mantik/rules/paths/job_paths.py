@@ -21,10 +21,11 @@ from typing import Any
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.jobs.paths import OURS, outside_path
-from snakemake_executor_plugin_mantik.rules import Job
-from snakemake_executor_plugin_mantik.rules.context import RuleContext
-from snakemake_executor_plugin_mantik.rules.resources import choose_site, given_resources
 from snakemake_executor_plugin_mantik.storage.paths import home_of, storable_path
+
+from .. import Job
+from ..context import RuleContext
+from ..resources import choose_site, given_resources
 
 _EVERYWHERE = ("/dev", "/proc", "/sys")
 """Directories that every machine has of its own. Never staged, and the same path everywhere."""

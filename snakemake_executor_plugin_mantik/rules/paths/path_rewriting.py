@@ -29,23 +29,15 @@ from snakemake_executor_plugin_mantik.config.exclude import Exclude, Include
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
 from snakemake_executor_plugin_mantik.engine.request import Upload
 from snakemake_executor_plugin_mantik.jobs.paths import OURS, local_path
-from snakemake_executor_plugin_mantik.rules import Job
-from snakemake_executor_plugin_mantik.rules.context import report_withheld
-from snakemake_executor_plugin_mantik.rules.kinds.script_file import ScriptFile
-from snakemake_executor_plugin_mantik.rules.paths.job_paths import (
-    JobPaths,
-    command_text,
-    is_kept_in_storage,
-)
-from snakemake_executor_plugin_mantik.rules.paths.plain import (
-    expand_params,
-    make_plain,
-    map_texts,
-    plain_params,
-)
-from snakemake_executor_plugin_mantik.rules.paths.source_files import is_source_file
 from snakemake_executor_plugin_mantik.staging import sources
 from snakemake_executor_plugin_mantik.storage.paths import find_dataset
+
+from .. import Job
+from ..context import report_withheld
+from ..kinds.script_file import ScriptFile
+from .job_paths import JobPaths, command_text, is_kept_in_storage
+from .plain import expand_params, make_plain, map_texts, plain_params
+from .source_files import is_source_file
 
 _SYSTEM = ("/bin", "/boot", "/etc", "/lib", "/opt", "/run", "/sbin", "/usr", "/var")
 """Directories that each site has of its own. A text that names other files there means the site's.

@@ -22,13 +22,14 @@ from snakemake.iocontainers import Namedlist
 from snakemake_interface_common.exceptions import WorkflowError
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
-from snakemake_executor_plugin_mantik.rules import Job
-from snakemake_executor_plugin_mantik.rules.paths.job_paths import command_text
 from snakemake_executor_plugin_mantik.storage.paths import (
     find_local_prefix,
     plain_local_path,
     storable_path,
 )
+
+from .. import Job
+from .job_paths import command_text
 
 UNKNOWN: Final = str(TBDString())
 """The text of a value that Snakemake has not evaluated yet."""

@@ -17,7 +17,8 @@ from snakemake.io import is_flagged
 from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.engine.request import Upload
 from snakemake_executor_plugin_mantik.jobs.paths import file_path
-from snakemake_executor_plugin_mantik.rules import Job
+
+from .. import Job
 
 
 def is_source_file(path: Any) -> bool:

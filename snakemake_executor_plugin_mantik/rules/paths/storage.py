@@ -17,15 +17,16 @@ from snakemake.io import is_flagged
 from snakemake_interface_executor_plugins.settings import SharedFSUsage
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
-from snakemake_executor_plugin_mantik.rules import Job
-from snakemake_executor_plugin_mantik.rules.context import RuleContext
-from snakemake_executor_plugin_mantik.rules.paths.job_paths import is_kept_in_storage
-from snakemake_executor_plugin_mantik.rules.resources import choose_site, given_resources
 from snakemake_executor_plugin_mantik.storage.paths import (
     find_dataset,
     is_ours,
     storable_path,
 )
+
+from .. import Job
+from ..context import RuleContext
+from ..resources import choose_site, given_resources
+from .job_paths import is_kept_in_storage
 
 WORDS: Final = "files that its job fetches and stores itself (--shared-fs-usage)"
 """Why a job is a full job, as words that follow "has"."""

@@ -26,8 +26,9 @@ from snakemake_executor_plugin_mantik.config.exclude import Exclude, Include
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
 from snakemake_executor_plugin_mantik.engine.request import Upload
 from snakemake_executor_plugin_mantik.jobs.paths import FILES_DIRECTORY, file_path
-from snakemake_executor_plugin_mantik.rules.context import report_withheld
 from snakemake_executor_plugin_mantik.staging import sources
+
+from ..context import report_withheld
 
 ELSEWHERE = f"{FILES_DIRECTORY}/elsewhere"
 """Directory of local files from outside the working directory, each under its whole path."""

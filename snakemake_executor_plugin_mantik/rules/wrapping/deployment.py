@@ -34,24 +34,11 @@ from snakemake_executor_plugin_mantik.jobs.deployment import (
 )
 from snakemake_executor_plugin_mantik.jobs.paths import file_path
 from snakemake_executor_plugin_mantik.mlproject.bound_entry_point import ProjectLike
-from snakemake_executor_plugin_mantik.rules import Job
-from snakemake_executor_plugin_mantik.rules.context import (
-    Method,
-    Payload,
-    RuleContext,
-    start_words,
-)
-from snakemake_executor_plugin_mantik.rules.resources import (
-    choose_site,
-    config_environment,
-    given_resources,
-)
-from snakemake_executor_plugin_mantik.rules.wrapping.project_environment import (
-    METHODS,
-    find_project,
-    python_env_mistake,
-    wrap_python_env,
-)
+
+from .. import Job
+from ..context import Method, Payload, RuleContext, start_words
+from ..resources import choose_site, config_environment, given_resources
+from .project_environment import METHODS, find_project, python_env_mistake, wrap_python_env
 
 _OPTION = "--mantik-software-deployment"
 

@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from snakemake_executor_plugin_mantik.common.secret_names import is_secret
-from snakemake_executor_plugin_mantik.rules.make_request import THREAD_VARIABLES
+
+from ..make_request import THREAD_VARIABLES
 
 _SET = re.compile(
     r"""^[^\S\n]*(?:os\.)?environ(?:\[|\.setdefault\()\s*(['"])(?P<name>[A-Za-z_]\w*)\1\s*"""

@@ -13,10 +13,11 @@ import re
 from typing import Final
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
-from snakemake_executor_plugin_mantik.rules import Job
-from snakemake_executor_plugin_mantik.rules.context import RuleContext
-from snakemake_executor_plugin_mantik.rules.resources import config_environment
-from snakemake_executor_plugin_mantik.rules.wrapping.deployment import read_own
+
+from .. import Job
+from ..context import RuleContext
+from ..resources import config_environment
+from .deployment import read_own
 
 _LAUNCHER: Final = re.compile(r"(?<!\{)(?:\{\{)*\{resources(?:\.mpi|\[mpi\])[}:!]")
 

@@ -19,8 +19,9 @@ from snakemake_executor_plugin_mantik.jobs.paths import file_path
 from snakemake_executor_plugin_mantik.mlproject.bound_entry_point import ProjectLike
 from snakemake_executor_plugin_mantik.mlproject.entry import read_python_env
 from snakemake_executor_plugin_mantik.mlproject.project import find_bound_entry_point
-from snakemake_executor_plugin_mantik.rules import Job
-from snakemake_executor_plugin_mantik.rules.context import Method
+
+from .. import Job
+from ..context import Method
 
 METHODS: Final[dict[str, Method]] = {
     "python_env": "venv",

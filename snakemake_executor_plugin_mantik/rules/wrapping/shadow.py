@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from snakemake_executor_plugin_mantik.jobs.paths import SHADOWS
 from snakemake_executor_plugin_mantik.jobs.script import link_words
 from snakemake_executor_plugin_mantik.jobs.templates import load_template
-from snakemake_executor_plugin_mantik.rules import Job
-from snakemake_executor_plugin_mantik.rules.context import Payload, start_words
-from snakemake_executor_plugin_mantik.rules.paths.job_paths import command_text
-from snakemake_executor_plugin_mantik.rules.units import job_identity, plain_path
 from snakemake_executor_plugin_mantik.storage.paths import find_dataset, find_storage_link
+
+from .. import Job
+from ..context import Payload, start_words
+from ..paths.job_paths import command_text
+from ..units import job_identity, plain_path
 
 
 def shadow_payload(

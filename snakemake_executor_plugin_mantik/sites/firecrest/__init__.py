@@ -1,5 +1,5 @@
 """Sites behind firecREST v2, reached through pyfirecrest."""
 
-from snakemake_executor_plugin_mantik.sites.firecrest.site import FirecrestSite
+from .site import FirecrestSite
 
 __all__ = ["FirecrestSite"]

@@ -23,8 +23,9 @@ from snakemake_executor_plugin_mantik.common.errors import (
     SiteRejected,
     SiteUnreachable,
 )
-from snakemake_executor_plugin_mantik.sites.addresses import explain_tls_error
-from snakemake_executor_plugin_mantik.sites.answers import (
+
+from ..addresses import explain_tls_error
+from ..answers import (
     LONGEST_TEXT,
     MALFORMED,
     Meaning,
@@ -34,8 +35,8 @@ from snakemake_executor_plugin_mantik.sites.answers import (
     make_error,
     match_pattern,
 )
-from snakemake_executor_plugin_mantik.sites.authentication import CHECK_CREDENTIALS
-from snakemake_executor_plugin_mantik.sites.slurm import TOO_MANY_JOBS
+from ..authentication import CHECK_CREDENTIALS
+from ..slurm import TOO_MANY_JOBS
 
 COMMAND_TIMEOUT: Final = 408
 """A command at the site took longer than the server's time-out (5 s by default)."""

@@ -9,8 +9,8 @@ from typing import Any, Final, Protocol
 import httpx
 from firecrest.v2 import AsyncFirecrest
 
-from snakemake_executor_plugin_mantik.sites import http
-from snakemake_executor_plugin_mantik.sites.firecrest.answers import answer_body
+from .. import http
+from .answers import answer_body
 
 kind: ContextVar[str] = ContextVar("kind", default="other")
 """The kind under which current requests are counted."""

@@ -16,24 +16,14 @@ import httpx
 
 from snakemake_executor_plugin_mantik.common.errors import CredentialError, SiteUnauthorized
 from snakemake_executor_plugin_mantik.config.addresses import is_loopback
-from snakemake_executor_plugin_mantik.sites.addresses import check_url, tls_context
-from snakemake_executor_plugin_mantik.sites.answers import server_time
-from snakemake_executor_plugin_mantik.sites.credentials import Credential
-from snakemake_executor_plugin_mantik.sites.firecrest.answers import (
-    closes_connection,
-    firecrest_error,
-)
-from snakemake_executor_plugin_mantik.sites.firecrest.client import (
-    FirecrestClient,
-    FirecrestSession,
-    kind,
-)
-from snakemake_executor_plugin_mantik.sites.issuers import issuer_error
-from snakemake_executor_plugin_mantik.sites.request_policy import (
-    longest_request_s,
-    read_steadily,
-    repeat_request,
-)
+
+from ..addresses import check_url, tls_context
+from ..answers import server_time
+from ..credentials import Credential
+from ..issuers import issuer_error
+from ..request_policy import longest_request_s, read_steadily, repeat_request
+from .answers import closes_connection, firecrest_error
+from .client import FirecrestClient, FirecrestSession, kind
 
 _CONNECT_S: Final = 30.0
 _IDLE_S: Final = 60.0

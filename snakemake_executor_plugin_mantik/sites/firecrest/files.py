@@ -14,26 +14,15 @@ from snakemake_executor_plugin_mantik.common.errors import (
     SiteUnreachable,
 )
 from snakemake_executor_plugin_mantik.jobs.paths import OURS
-from snakemake_executor_plugin_mantik.sites.answers import MALFORMED
-from snakemake_executor_plugin_mantik.sites.base import Entry
-from snakemake_executor_plugin_mantik.sites.firecrest.answers import (
-    COMMAND_TIMEOUT,
-    TOO_LARGE,
-    malformed_answer,
-)
-from snakemake_executor_plugin_mantik.sites.firecrest.connection import FirecrestConnection
-from snakemake_executor_plugin_mantik.sites.firecrest.opening import (
-    FirecrestSystem,
-    local_time,
-    zone_offset,
-)
-from snakemake_executor_plugin_mantik.sites.firecrest.script import (
-    JOBS,
-    WorkspacePaths,
-    parent_directory,
-)
-from snakemake_executor_plugin_mantik.sites.firecrest.transfers import FirecrestTransfers
-from snakemake_executor_plugin_mantik.sites.request_policy import repeat_request
+
+from ..answers import MALFORMED
+from ..base import Entry
+from ..request_policy import repeat_request
+from .answers import COMMAND_TIMEOUT, TOO_LARGE, malformed_answer
+from .connection import FirecrestConnection
+from .opening import FirecrestSystem, local_time, zone_offset
+from .script import JOBS, WorkspacePaths, parent_directory
+from .transfers import FirecrestTransfers
 
 _OCTAL: Final = re.compile(rb"\\([0-7]{3})")
 

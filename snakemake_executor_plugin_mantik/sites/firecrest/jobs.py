@@ -16,15 +16,10 @@ from snakemake_executor_plugin_mantik.common.errors import (
     SiteUnreachable,
 )
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
-from snakemake_executor_plugin_mantik.sites.base import JobState, Phase, do_nothing
-from snakemake_executor_plugin_mantik.sites.firecrest.answers import malformed_answer
-from snakemake_executor_plugin_mantik.sites.firecrest.client import FirecrestClient
-from snakemake_executor_plugin_mantik.sites.firecrest.connection import (
-    JOB_CHANNELS,
-    FirecrestConnection,
-)
-from snakemake_executor_plugin_mantik.sites.request_policy import RateLimiter, ask_all
-from snakemake_executor_plugin_mantik.sites.slurm import (
+
+from ..base import JobState, Phase, do_nothing
+from ..request_policy import RateLimiter, ask_all
+from ..slurm import (
     LAUNCH_SIGNAL,
     SLURM_RUNNING,
     SLURM_STATES,
@@ -34,6 +29,9 @@ from snakemake_executor_plugin_mantik.sites.slurm import (
     pending_obstacle,
     pending_reason,
 )
+from .answers import malformed_answer
+from .client import FirecrestClient
+from .connection import JOB_CHANNELS, FirecrestConnection
 
 _LONGEST_DETAIL: Final = 500
 

@@ -8,13 +8,11 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from snakemake_executor_plugin_mantik.common.errors import SiteNotFound, SiteRejected, UserError
-from snakemake_executor_plugin_mantik.sites.base import WORKSPACES, QueueLimits
-from snakemake_executor_plugin_mantik.sites.firecrest.answers import malformed_answer
-from snakemake_executor_plugin_mantik.sites.firecrest.connection import (
-    JOB_CHANNELS,
-    FirecrestConnection,
-)
-from snakemake_executor_plugin_mantik.sites.firecrest.script import SchedulerName
+
+from ..base import WORKSPACES, QueueLimits
+from .answers import malformed_answer
+from .connection import JOB_CHANNELS, FirecrestConnection
+from .script import SchedulerName
 
 _MAX_OPS_BYTES: Final = 5 << 20
 """Largest file that is transferred directly if a server reports no limit (its own default)."""

@@ -11,7 +11,8 @@ from snakemake_executor_plugin_mantik.jobs.resources import (
     after_directive,
     slurm_directives,
 )
-from snakemake_executor_plugin_mantik.sites.base import Submission, is_rest_safe
+
+from ..base import Submission, is_rest_safe
 
 JOBS: Final = ".mantik/jobs"
 """Holds the scheduler's output of each job, `<id>.out`: mostly empty, else why it was killed."""

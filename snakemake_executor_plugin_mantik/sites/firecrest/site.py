@@ -12,7 +12,8 @@ from typing import Final
 
 from snakemake_executor_plugin_mantik.common.errors import SiteRejected, SiteUnreachable
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
-from snakemake_executor_plugin_mantik.sites.base import (
+
+from ..base import (
     Entry,
     JobState,
     Phase,
@@ -22,11 +23,12 @@ from snakemake_executor_plugin_mantik.sites.base import (
     Submission,
     do_nothing,
 )
-from snakemake_executor_plugin_mantik.sites.credentials import Credential
-from snakemake_executor_plugin_mantik.sites.firecrest.connection import FirecrestConnection
-from snakemake_executor_plugin_mantik.sites.firecrest.files import FirecrestFiles
-from snakemake_executor_plugin_mantik.sites.firecrest.jobs import OUTPUT_BYTES, FirecrestJobs
-from snakemake_executor_plugin_mantik.sites.firecrest.opening import (
+from ..credentials import Credential
+from ..slurm import is_scheduler_id
+from .connection import FirecrestConnection
+from .files import FirecrestFiles
+from .jobs import OUTPUT_BYTES, FirecrestJobs
+from .opening import (
     FirecrestSystem,
     FirecrestUser,
     choose_workspace,
@@ -35,7 +37,7 @@ from snakemake_executor_plugin_mantik.sites.firecrest.opening import (
     read_system,
     read_user,
 )
-from snakemake_executor_plugin_mantik.sites.firecrest.script import (
+from .script import (
     JOBS,
     TRANSFERS,
     WorkspacePaths,
@@ -43,11 +45,7 @@ from snakemake_executor_plugin_mantik.sites.firecrest.script import (
     scheduler_job_name,
     submission_body,
 )
-from snakemake_executor_plugin_mantik.sites.firecrest.transfers import (
-    FirecrestTransfers,
-    transfer_script,
-)
-from snakemake_executor_plugin_mantik.sites.slurm import is_scheduler_id
+from .transfers import FirecrestTransfers, transfer_script
 
 _ATTEMPTS: Final = 5
 """How often the job connects; each attempt goes on where the one before broke off."""

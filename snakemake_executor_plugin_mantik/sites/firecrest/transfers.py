@@ -25,18 +25,14 @@ from snakemake_executor_plugin_mantik.common.errors import (
 )
 from snakemake_executor_plugin_mantik.config.addresses import is_confidential
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
-from snakemake_executor_plugin_mantik.sites.answers import MALFORMED
-from snakemake_executor_plugin_mantik.sites.base import Entry, Phase
-from snakemake_executor_plugin_mantik.sites.firecrest.answers import malformed_answer
-from snakemake_executor_plugin_mantik.sites.firecrest.connection import FirecrestConnection
-from snakemake_executor_plugin_mantik.sites.firecrest.jobs import FirecrestJobs
-from snakemake_executor_plugin_mantik.sites.firecrest.opening import FirecrestSystem
-from snakemake_executor_plugin_mantik.sites.firecrest.script import (
-    JOBS,
-    TRANSFERS,
-    WorkspacePaths,
-    is_transferable,
-)
+
+from ..answers import MALFORMED
+from ..base import Entry, Phase
+from .answers import malformed_answer
+from .connection import FirecrestConnection
+from .jobs import FirecrestJobs
+from .opening import FirecrestSystem
+from .script import JOBS, TRANSFERS, WorkspacePaths, is_transferable
 
 FIRST_LOOK_S: Final = 0.5
 """Wait before the first poll of a transfer job, seconds; each further wait is 1.5 times longer."""

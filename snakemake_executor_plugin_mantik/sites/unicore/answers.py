@@ -11,7 +11,8 @@ from typing import Final
 import httpx
 
 from snakemake_executor_plugin_mantik.common.errors import SiteError
-from snakemake_executor_plugin_mantik.sites.answers import (
+
+from ..answers import (
     MALFORMED,
     Meaning,
     Pattern,
@@ -20,7 +21,7 @@ from snakemake_executor_plugin_mantik.sites.answers import (
     make_error,
     match_pattern,
 )
-from snakemake_executor_plugin_mantik.sites.authentication import CHECK_CREDENTIALS
+from ..authentication import CHECK_CREDENTIALS
 
 SESSION_EXPIRED = 432
 """UNICORE's own status for an unknown security session; pyunicore repeats without the session."""

@@ -22,21 +22,14 @@ from snakemake_executor_plugin_mantik.common.errors import (
     SiteUnreachable,
 )
 from snakemake_executor_plugin_mantik.config.addresses import is_loopback
-from snakemake_executor_plugin_mantik.sites.addresses import (
-    check_url,
-    explain_tls_error,
-    tls_context,
-)
-from snakemake_executor_plugin_mantik.sites.answers import MALFORMED, server_time
-from snakemake_executor_plugin_mantik.sites.credentials import Credential
-from snakemake_executor_plugin_mantik.sites.http import HttpClient
-from snakemake_executor_plugin_mantik.sites.issuers import issuer_error
-from snakemake_executor_plugin_mantik.sites.request_policy import (
-    longest_request_s,
-    read_steadily,
-    repeat_request,
-)
-from snakemake_executor_plugin_mantik.sites.unicore.answers import SESSION_EXPIRED, unicore_error
+
+from ..addresses import check_url, explain_tls_error, tls_context
+from ..answers import MALFORMED, server_time
+from ..credentials import Credential
+from ..http import HttpClient
+from ..issuers import issuer_error
+from ..request_policy import longest_request_s, read_steadily, repeat_request
+from .answers import SESSION_EXPIRED, unicore_error
 
 _CONNECT_S: Final = 30.0
 _IDLE_S: Final = 20.0

@@ -14,7 +14,8 @@ from snakemake_executor_plugin_mantik.config.units import unicore_duration, unic
 from snakemake_executor_plugin_mantik.jobs.pbs import pbs_directives
 from snakemake_executor_plugin_mantik.jobs.resources import after_directive, slurm_directives
 from snakemake_executor_plugin_mantik.jobs.spec import Resources
-from snakemake_executor_plugin_mantik.sites.base import Submission
+
+from ..base import Submission
 
 BATCH_FILE: Final = "bss.sh"
 SCRIPT: Final = "job.sh"

@@ -10,11 +10,12 @@ from snakemake_executor_plugin_mantik.common.errors import (
     SiteUnreachable,
 )
 from snakemake_executor_plugin_mantik.jobs.paths import OURS
-from snakemake_executor_plugin_mantik.sites.answers import MALFORMED
-from snakemake_executor_plugin_mantik.sites.base import Entry
-from snakemake_executor_plugin_mantik.sites.unicore.connection import UnicoreConnection
-from snakemake_executor_plugin_mantik.sites.unicore.opening import parse_server_time, read_mounts
-from snakemake_executor_plugin_mantik.sites.unicore.paths import StoragePaths, find_storage
+
+from ..answers import MALFORMED
+from ..base import Entry
+from .connection import UnicoreConnection
+from .opening import parse_server_time, read_mounts
+from .paths import StoragePaths, find_storage
 
 LISTING_LIMIT: Final = 10_000
 """Entries that a server returns in one answer, unless its SMS_LS_LIMIT is another one."""

@@ -19,10 +19,11 @@ from snakemake_executor_plugin_mantik.common.errors import (
     SiteUnauthorized,
 )
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
-from snakemake_executor_plugin_mantik.sites.answers import server_time, shorten
-from snakemake_executor_plugin_mantik.sites.base import JobState, Phase, do_nothing
-from snakemake_executor_plugin_mantik.sites.request_policy import RateLimiter, ask_all
-from snakemake_executor_plugin_mantik.sites.slurm import (
+
+from ..answers import server_time, shorten
+from ..base import JobState, Phase, do_nothing
+from ..request_policy import RateLimiter, ask_all
+from ..slurm import (
     AWAY,
     SLURM_RUNNING,
     SLURM_WAITING,
@@ -33,12 +34,9 @@ from snakemake_executor_plugin_mantik.sites.slurm import (
     pending_obstacle,
     pending_reason,
 )
-from snakemake_executor_plugin_mantik.sites.unicore.answers import root_cause
-from snakemake_executor_plugin_mantik.sites.unicore.connection import UnicoreConnection
-from snakemake_executor_plugin_mantik.sites.unicore.opening import (
-    format_server_time,
-    parse_server_time,
-)
+from .answers import root_cause
+from .connection import UnicoreConnection
+from .opening import format_server_time, parse_server_time
 
 STATUS_FIELDS: Final = "status,statusMessage,exitCode,batchSystemID,queue"
 """Properties that are requested for a job's state: 40 bytes of the 4 kB that an answer has with the

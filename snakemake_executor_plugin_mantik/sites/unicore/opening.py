@@ -10,13 +10,11 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from snakemake_executor_plugin_mantik.common.errors import SiteNotFound, SiteRejected
-from snakemake_executor_plugin_mantik.sites.answers import MALFORMED
-from snakemake_executor_plugin_mantik.sites.base import WORKSPACES, QueueLimits
-from snakemake_executor_plugin_mantik.sites.unicore.connection import (
-    UnicoreConnection,
-    not_authorized,
-)
-from snakemake_executor_plugin_mantik.sites.unicore.paths import find_storage
+
+from ..answers import MALFORMED
+from ..base import WORKSPACES, QueueLimits
+from .connection import UnicoreConnection, not_authorized
+from .paths import find_storage
 
 _MOST_STORAGES: Final = 200
 """Maximum number of storages searched for the workspace's."""

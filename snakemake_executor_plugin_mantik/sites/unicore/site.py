@@ -16,8 +16,9 @@ from snakemake_executor_plugin_mantik.common.errors import (
 )
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
-from snakemake_executor_plugin_mantik.sites.answers import shorten
-from snakemake_executor_plugin_mantik.sites.base import (
+
+from ..answers import shorten
+from ..base import (
     Entry,
     JobState,
     Phase,
@@ -27,16 +28,13 @@ from snakemake_executor_plugin_mantik.sites.base import (
     Submission,
     do_nothing,
 )
-from snakemake_executor_plugin_mantik.sites.credentials import Credential
-from snakemake_executor_plugin_mantik.sites.slurm import is_scheduler_id
-from snakemake_executor_plugin_mantik.sites.unicore.connection import UnicoreConnection
-from snakemake_executor_plugin_mantik.sites.unicore.description import (
-    job_description,
-    lost_resources,
-)
-from snakemake_executor_plugin_mantik.sites.unicore.files import LISTING_LIMIT, UnicoreFiles
-from snakemake_executor_plugin_mantik.sites.unicore.jobs import UnicoreJobs
-from snakemake_executor_plugin_mantik.sites.unicore.opening import (
+from ..credentials import Credential
+from ..slurm import is_scheduler_id
+from .connection import UnicoreConnection
+from .description import job_description, lost_resources
+from .files import LISTING_LIMIT, UnicoreFiles
+from .jobs import UnicoreJobs
+from .opening import (
     UnicoreQueues,
     locate_workspace,
     read_base,
@@ -45,7 +43,7 @@ from snakemake_executor_plugin_mantik.sites.unicore.opening import (
     read_queues,
     read_space,
 )
-from snakemake_executor_plugin_mantik.sites.unicore.paths import StoragePaths, is_encodable
+from .paths import StoragePaths, is_encodable
 
 API: Final = "unicore"
 

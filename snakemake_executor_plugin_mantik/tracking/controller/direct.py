@@ -10,7 +10,8 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
-from snakemake_executor_plugin_mantik.tracking.run import without_user
+
+from ..run import without_user
 
 _OPTION: Final = "--mantik-track-direct"
 _URI: Final = "MLFLOW_TRACKING_URI"

@@ -12,12 +12,13 @@ from typing import Any, Final, Literal
 
 from snakemake_executor_plugin_mantik.engine.request import JobRequest
 from snakemake_executor_plugin_mantik.journal import TryRecord, TryState
-from snakemake_executor_plugin_mantik.tracking import workflow as values
-from snakemake_executor_plugin_mantik.tracking.ledger import JobRow, Ledger
-from snakemake_executor_plugin_mantik.tracking.outbox import EventKind, Outbox
-from snakemake_executor_plugin_mantik.tracking.run import TrackingTarget
-from snakemake_executor_plugin_mantik.tracking.store import try_directory
-from snakemake_executor_plugin_mantik.tracking.workflow import TrackedWorkflow
+
+from .. import workflow as values
+from ..ledger import JobRow, Ledger
+from ..outbox import EventKind, Outbox
+from ..run import TrackingTarget
+from ..store import try_directory
+from ..workflow import TrackedWorkflow
 
 _UPDATE_S = 60.0
 """The least seconds between two updates of a workflow's run (counts and pictures)."""

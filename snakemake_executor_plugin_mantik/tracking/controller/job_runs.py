@@ -13,17 +13,15 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 from snakemake_executor_plugin_mantik.journal import TryRecord
-from snakemake_executor_plugin_mantik.tracking import store
-from snakemake_executor_plugin_mantik.tracking.controller.invocation import (
-    Invocation,
-    end_unfinished,
-)
-from snakemake_executor_plugin_mantik.tracking.controller.worker_client import WorkerClient
-from snakemake_executor_plugin_mantik.tracking.ledger import GOES_ON, JobRow, Ledger
-from snakemake_executor_plugin_mantik.tracking.outbox import EventKind, Outbox, RunRecord
-from snakemake_executor_plugin_mantik.tracking.run import TrackedRun, TrackingTarget, run_tags
-from snakemake_executor_plugin_mantik.tracking.store import RunIdentity
-from snakemake_executor_plugin_mantik.tracking.workflow import TrackedWorkflow
+
+from .. import store
+from ..ledger import GOES_ON, JobRow, Ledger
+from ..outbox import EventKind, Outbox, RunRecord
+from ..run import TrackedRun, TrackingTarget, run_tags
+from ..store import RunIdentity
+from ..workflow import TrackedWorkflow
+from .invocation import Invocation, end_unfinished
+from .worker_client import WorkerClient
 
 _ANEW: Final = "it was to go on in a next segment, but began anew"
 

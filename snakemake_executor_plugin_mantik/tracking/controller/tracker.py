@@ -26,28 +26,17 @@ from snakemake_executor_plugin_mantik.engine.request import JobRequest
 from snakemake_executor_plugin_mantik.jobs.script import strip_inline
 from snakemake_executor_plugin_mantik.jobs.spec import JobSpec
 from snakemake_executor_plugin_mantik.journal import TryRecord
-from snakemake_executor_plugin_mantik.tracking import store
-from snakemake_executor_plugin_mantik.tracking.controller.invocation import (
-    Ending,
-    Invocation,
-    settle_invocations,
-)
-from snakemake_executor_plugin_mantik.tracking.controller.job_runs import Identities, JobRuns
-from snakemake_executor_plugin_mantik.tracking.controller.worker_client import WorkerClient
-from snakemake_executor_plugin_mantik.tracking.ledger import GOES_ON, JobRow, Ledger
-from snakemake_executor_plugin_mantik.tracking.outbox import EventKind, Outbox, RunRecord
-from snakemake_executor_plugin_mantik.tracking.run import (
-    TrackedRun,
-    TrackingTarget,
-    user_name,
-)
-from snakemake_executor_plugin_mantik.tracking.segments import (
-    job_figures,
-    segment_entry,
-    sum_figures,
-)
-from snakemake_executor_plugin_mantik.tracking.worker.process import OUTBOX
-from snakemake_executor_plugin_mantik.tracking.workflow import ARTIFACT_FOLDER, TrackedWorkflow
+
+from .. import store
+from ..ledger import GOES_ON, JobRow, Ledger
+from ..outbox import EventKind, Outbox, RunRecord
+from ..run import TrackedRun, TrackingTarget, user_name
+from ..segments import job_figures, segment_entry, sum_figures
+from ..worker.process import OUTBOX
+from ..workflow import ARTIFACT_FOLDER, TrackedWorkflow
+from .invocation import Ending, Invocation, settle_invocations
+from .job_runs import Identities, JobRuns
+from .worker_client import WorkerClient
 
 _END_WAIT_S = 30.0
 """The most seconds to wait at the end of a workflow until all events are published."""

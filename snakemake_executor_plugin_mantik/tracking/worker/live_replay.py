@@ -12,21 +12,9 @@ from pathlib import Path
 
 from mlflow.tracking import MlflowClient
 
-from snakemake_executor_plugin_mantik.tracking.worker.published import (
-    Destination,
-    Lines,
-    Published,
-    RecordedStore,
-    read_source,
-)
-from snakemake_executor_plugin_mantik.tracking.worker.repair import (
-    LONGEST_LINE,
-    LoggedMetric,
-    metric_files,
-    parse_metrics,
-    repair_store,
-)
-from snakemake_executor_plugin_mantik.tracking.worker.replay import Replay
+from .published import Destination, Lines, Published, RecordedStore, read_source
+from .repair import LONGEST_LINE, LoggedMetric, metric_files, parse_metrics, repair_store
+from .replay import Replay
 
 COPY_TREE, COPY_LATER = "tree", "later"
 """Names in the copy's directory, as in `engine.live_copies`."""

@@ -14,12 +14,13 @@ from mlflow.tracking import MlflowClient
 from snakemake_executor_plugin_mantik import pictures
 from snakemake_executor_plugin_mantik.pictures import Node, NodeState, Picture
 from snakemake_executor_plugin_mantik.pictures.value import PicturedTry, make_picture
-from snakemake_executor_plugin_mantik.tracking import segments
-from snakemake_executor_plugin_mantik.tracking.ledger import GOES_ON, JobRow, Ledger
-from snakemake_executor_plugin_mantik.tracking.outbox import RunRecord
-from snakemake_executor_plugin_mantik.tracking.run import NAME_LENGTH
-from snakemake_executor_plugin_mantik.tracking.store import member_ends, try_directory
-from snakemake_executor_plugin_mantik.tracking.workflow import ARTIFACT_FOLDER, PARENT_RUN_TAG
+
+from .. import segments
+from ..ledger import GOES_ON, JobRow, Ledger
+from ..outbox import RunRecord
+from ..run import NAME_LENGTH
+from ..store import member_ends, try_directory
+from ..workflow import ARTIFACT_FOLDER, PARENT_RUN_TAG
 
 DETACHED: Final = "mantik.detached"
 """The tag that holds since when the workflow's jobs continue without a controller."""

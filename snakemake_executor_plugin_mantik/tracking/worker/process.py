@@ -26,9 +26,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from snakemake_executor_plugin_mantik.tracking.outbox import Lane, Outbox, RunRecord
-from snakemake_executor_plugin_mantik.tracking.run import without_users
-from snakemake_executor_plugin_mantik.tracking.store import DIRECTORY
+from ..outbox import Lane, Outbox, RunRecord
+from ..run import without_users
+from ..store import DIRECTORY
 
 OUTBOX = "outbox.sqlite"
 WORKER_LOCK = "lock"
@@ -153,7 +153,7 @@ class Worker:
             outbox.close()
 
     def _publisher(self) -> Any:
-        from snakemake_executor_plugin_mantik.tracking.worker.publishing import Publisher
+        from .publishing import Publisher
 
         if not hasattr(self._here, "teller"):
             outbox = Outbox(self._workdir / DIRECTORY / OUTBOX)

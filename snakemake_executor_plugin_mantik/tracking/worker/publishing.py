@@ -15,44 +15,17 @@ from mlflow.entities import Metric, Param, RunTag
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
-from snakemake_executor_plugin_mantik.tracking.ledger import Ledger
-from snakemake_executor_plugin_mantik.tracking.outbox import (
-    LATE,
-    Event,
-    EventKind,
-    Lane,
-    Outbox,
-    RunRecord,
-)
-from snakemake_executor_plugin_mantik.tracking.run import (
-    NAME_LENGTH,
-    TAG_LENGTH,
-    WAITING_REASON,
-    without_user,
-    without_users,
-)
-from snakemake_executor_plugin_mantik.tracking.segments import SEGMENTS_TAG, segments_tag
-from snakemake_executor_plugin_mantik.tracking.store import (
-    copy_directory,
-    store_directory,
-    try_directory,
-)
-from snakemake_executor_plugin_mantik.tracking.worker import overview
-from snakemake_executor_plugin_mantik.tracking.worker.live_replay import LiveReplay
-from snakemake_executor_plugin_mantik.tracking.worker.overview import (
-    end_members,
-    find_or_make,
-    is_refusal,
-    make_member_runs,
-    set_member_status,
-)
-from snakemake_executor_plugin_mantik.tracking.worker.published import Destination, Published
-from snakemake_executor_plugin_mantik.tracking.worker.replay import BATCH, Replay
-from snakemake_executor_plugin_mantik.tracking.workflow import (
-    ARTIFACT_FOLDER,
-    PARENT_RUN_TAG,
-    WORKFLOW,
-)
+from ..ledger import Ledger
+from ..outbox import LATE, Event, EventKind, Lane, Outbox, RunRecord
+from ..run import NAME_LENGTH, TAG_LENGTH, WAITING_REASON, without_user, without_users
+from ..segments import SEGMENTS_TAG, segments_tag
+from ..store import copy_directory, store_directory, try_directory
+from ..workflow import ARTIFACT_FOLDER, PARENT_RUN_TAG, WORKFLOW
+from . import overview
+from .live_replay import LiveReplay
+from .overview import end_members, find_or_make, is_refusal, make_member_runs, set_member_status
+from .published import Destination, Published
+from .replay import BATCH, Replay
 
 _MOST_SAID = 20
 """The most lines that the user sees about a run: a job may write a million invalid values."""

@@ -21,15 +21,10 @@ from mlflow.utils.uri import append_to_uri_path
 from ruamel.yaml import YAML
 
 from snakemake_executor_plugin_mantik.common.humanize import humanize_count
-from snakemake_executor_plugin_mantik.tracking.worker.overview import is_refusal
-from snakemake_executor_plugin_mantik.tracking.worker.published import (
-    ArtifactUploads,
-    Destination,
-    Published,
-    RecordedStore,
-    none_below,
-)
-from snakemake_executor_plugin_mantik.tracking.worker.repair import LONGEST_VALUE, read_mapping
+
+from .overview import is_refusal
+from .published import ArtifactUploads, Destination, Published, RecordedStore, none_below
+from .repair import LONGEST_VALUE, read_mapping
 
 REGISTRY: Final = "models"
 """The directory of a store that holds its registered models; those of runs lie elsewhere."""

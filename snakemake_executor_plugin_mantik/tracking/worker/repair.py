@@ -25,7 +25,7 @@ from yaml.tokens import (
     FlowSequenceStartToken,
 )
 
-from snakemake_executor_plugin_mantik.tracking.worker.published import Lines
+from .published import Lines
 
 _SYSTEM: Final = "system/"
 """Prefix of the metrics of MLflow's own monitor, which counts their steps from 0 in each store."""

@@ -24,9 +24,10 @@ from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
 from snakemake_executor_plugin_mantik.common.humanize import humanize_count
-from snakemake_executor_plugin_mantik.tracking.run import without_users
-from snakemake_executor_plugin_mantik.tracking.worker.overview import is_refusal
-from snakemake_executor_plugin_mantik.tracking.worker.published import (
+
+from ..run import without_users
+from .overview import is_refusal
+from .published import (
     PARENT_TAG,
     ArtifactUploads,
     Destination,
@@ -34,14 +35,8 @@ from snakemake_executor_plugin_mantik.tracking.worker.published import (
     RecordedStore,
     read_source,
 )
-from snakemake_executor_plugin_mantik.tracking.worker.registered import Models, RegisteredModels
-from snakemake_executor_plugin_mantik.tracking.worker.repair import (
-    LoggedMetric,
-    exclude_in_turn,
-    metric_identity,
-    prepare_store,
-    without_repeated,
-)
+from .registered import Models, RegisteredModels
+from .repair import LoggedMetric, exclude_in_turn, metric_identity, prepare_store, without_repeated
 
 BATCH = 100
 """Parameters and tags per request: MLflow's limit."""

@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 DEMO_STAMP := $(VENV)/.installed-demo
 CORES ?= $(shell nproc 2>/dev/null || sysctl -n hw.ncpu 2>/dev/null || echo 2)
 
-.PHONY: install demo test test-faults test-real test-newcomer nightly servers release-check check docs format bench clean
+.PHONY: install demo test test-faults test-real test-newcomer nightly servers release-check check size docs format bench clean
 
 # uv installs in a tenth of pip's time; where it fails, pip does the same. Its list of packages is left
 # out. Most of what is installed is never imported, and what is compiles itself, unless it must not.
@@ -73,7 +73,12 @@ check: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/python -m tests.size --check
 	$(MKDOCS) build --strict --config-file website/mkdocs.yml
+
+# Lines, statements and modules of each room. `make check` fails if one exceeds what tests/size.json has.
+size:
+	@$(PYTHON) -m tests.size
 
 # Writes the pages that are made from the code, then serves the documentation and shows each change at once.
 docs: $(STAMP)

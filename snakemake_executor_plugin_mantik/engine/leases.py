@@ -164,7 +164,12 @@ class Leases:
         if foreign and not ours:
             raise await self._foreign(max(foreign, key=_rank))
         if not ours:
-            return await self._take_first(wait_s, known, entries, fresh=fresh)
+            if same := [lease for lease in held if lease.place == known]:
+                await self.settle(same[0])
+                return same[0], ""
+            if (first := await self._take_first(wait_s, known, entries, fresh=fresh)) is not None:
+                return first
+            return await self.take(wait_s, known, mine, fresh=fresh, held=held)
         last = max(ours, key=_rank)
         if last in held:  # a site of another name sees the same place
             return last, ""
@@ -175,8 +180,11 @@ class Leases:
 
     async def _take_first(
         self, wait_s: int, known: str, entries: Collection[str], *, fresh: bool
-    ) -> tuple[Lease, str]:
-        """Lead a place that has no lease; see `take`."""
+    ) -> tuple[Lease, str] | None:
+        """Lead a place that has no lease; see `take`. Return None if it has one, after all.
+
+        A site may say for a moment that a directory is empty, or not there.
+        """
         journal = self._journal
         new = Lease(1, journal.workflow, known or _new_identity(), journal.instance, wait_s)
         if fresh:
@@ -184,7 +192,10 @@ class Leases:
         elif await self._buckets(journal.buckets(known)):
             # Claims are younger than a lease, so a purge may have left them.
             await self._ask(new, "its lease was removed from there")
-        taken = await self._settle_next(new, entries)
+        taken, leases = await self._settle_next(new, entries)
+        if any(o.workflow == journal.workflow and o != taken for o in leases):
+            await self._remove(taken.path)
+            return None
         catching_up = self._catching_up(new.place)
         unknown = not fresh and await catching_up.find_unknown()
         return taken, await catching_up.take_up(self._where) if unknown else ""
@@ -208,7 +219,8 @@ class Leases:
             message = await self._ask_to_follow(last)
         behind = max(numbers) > journal.number(new.place) or bool(await catching_up.find_unknown())
         if own and not behind and not journal.was_restored(new.place):
-            return await self._settle_next(new, entries, alone=True), ""
+            taken, _ = await self._settle_next(new, entries, alone=True)
+            return taken, ""
         # What starts under the new term ends at once unless it is known.
         new = replace(new, term=last.term + 1)
         journal.doubt(new.place)
@@ -217,7 +229,7 @@ class Leases:
         if ids := mine(new.place):
             content = "".join(f"{try_id}\n" for try_id in ids).encode()
             await self._retry(lambda: self._site.put(f"{PLACE}/known.{new.term}", content))
-        taken = await self._settle_next(new, entries)
+        taken, _ = await self._settle_next(new, entries)
         await self._remove(f"{PLACE}/{ASK_PREFIX}{journal.instance}")
         if behind:
             message += " " * bool(message) + await catching_up.take_up(self._where)
@@ -246,19 +258,16 @@ class Leases:
 
     async def _settle_next(
         self, lease: Lease, entries: Iterable[str], *, alone: bool = False
-    ) -> Lease:
-        """Take the next number at a place, and settle for the lease.
+    ) -> tuple[Lease, list[Lease]]:
+        """Take the next number at a place, and settle for the lease; return all leases, too.
 
         The journal has the number first: if this fails, it is the one that knows more. If this
-        controller is `alone`, as it has a lease of this term there already, nobody is looked for.
+        controller is `alone`, as it has a lease of this term there already, it looks for nobody.
         """
         numbers = [lease.number, self._journal.number(lease.place), *map(number_of_spare, entries)]
         lease = replace(lease, number=max(numbers) + 1)
         self._journal.take_number(lease.place, lease.number)
-        if alone:
-            await self._write(lease)
-            return lease
-        return await self.settle(lease)
+        return lease, await self.settle(lease, alone=alone)
 
     async def _unused(self) -> None:
         """Check that the workspace holds no tries of a journal that is not here.
@@ -275,8 +284,10 @@ class Leases:
                 f" {TRIES} in it",
             )
 
-    async def settle(self, mine: Lease) -> Lease:
-        """Write a lease and check that no other controller has done the same.
+    async def settle(self, mine: Lease, *, alone: bool = False) -> list[Lease]:
+        """Write a lease and check that no other controller has done the same, unless it is `alone`.
+
+        Return all leases there.
 
         Each controller writes first and then lists, so that at least one of two sees the other. In
         the same term, the one with the smaller instance waits for the other to step back; the other
@@ -292,8 +303,10 @@ class Leases:
         while True:
             leases, _ = await self.look()
             others = [o for o in leases if o.instance != mine.instance and o.term >= mine.term]
+            if alone:
+                others = []
             if not others and mine in leases:
-                return mine
+                return leases
             looks = looks + 1 if others else 0
             if looks == _LOOKS or any(_rank(other) < _rank(mine) for other in others):
                 break

@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import math
 import shutil
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +18,7 @@ from snakemake_executor_plugin_mantik.common.errors import (
     SiteUnreachable,
 )
 from snakemake_executor_plugin_mantik.engine import place
+from snakemake_executor_plugin_mantik.engine.leases import Lease
 from snakemake_executor_plugin_mantik.engine.place import Place, Places
 from snakemake_executor_plugin_mantik.engine.request import Outcome
 from snakemake_executor_plugin_mantik.engine.site_runner import SiteRunner
@@ -231,7 +232,33 @@ def test_next_run_takes_the_next_number(play: Play) -> None:
         first.die()
         again = seat("flow")
         assert (await again.lead()).id == place.id
-        assert again.site.calls == {"open": 1, "list": 2, "put": 1, "remove": 1}
+        assert again.site.calls == {"open": 1, "list": 3, "put": 1, "remove": 1}
+
+    play(scene, World())
+
+
+@pytest.mark.parametrize(("method", "wrong"), [("list", "empty"), ("put", "damaged")])
+@pytest.mark.parametrize("second", [False, True])
+def test_a_wrong_listing_and_a_lost_lease_give_a_place_no_second_one(
+    play: Play, method: str, wrong: Fault, second: bool
+) -> None:
+    """Nor at a site of another name that sees the same place, in the same run."""
+
+    async def scene(seat: Callable[..., Seat]) -> None:
+        first = seat("flow")
+        place = await first.lead()
+        again = seat("flow")
+        other = SimulatedSite(first.world, "other")
+        faulty = other if second else again.site
+        faults: Iterator[Fault] = iter([wrong])
+        faulty.fault = lambda called, about: next(faults, "") if called == method else ""
+        assert (await again.lead()).lead.lease.place == place.id
+        assert (await again.lead(other)).id == place.id
+        await asyncio.sleep(LONG_S)
+        [lease] = [o for path in first.world.files if (o := Lease.of(path.rpartition("/")[2]))]
+        assert lease == again.work.place.lead.lease
+        assert lease.term == 1
+        await again.work.place.lead.assure()
 
     play(scene, World())
 

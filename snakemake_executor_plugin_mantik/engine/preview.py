@@ -6,7 +6,7 @@ bundles.
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, Literal
 
 from snakemake_executor_plugin_mantik.config.environment_keys import EnvironmentConfig
@@ -129,7 +129,8 @@ def _spec(
     configured = planner.config.site.workspace or ""
     workspace = configured if configured.startswith("/") else WORKSPACE
     facts = SiteFacts(workspace, server="")
-    return planner.spec(request, record, facts, Staged((), b"", (), inputs))
+    spec = planner.spec(request, record, facts, Staged((), b"", (), inputs))
+    return replace(spec, identity="")  # no job that a journal knows
 
 
 def _resources(spec: JobSpec) -> dict[str, str | int | None]:

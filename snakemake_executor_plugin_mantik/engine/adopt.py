@@ -3,7 +3,7 @@
 import json
 import posixpath
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +32,7 @@ def choose_tries(
     fingerprint_for: Callable[[TryRecord], str],
     tries: Sequence[TryRecord],
     *,
+    given_up: Container[str] = (),
     already: bool = False,
 ) -> TakeoverChoice:
     """Choose the try to adopt: the newest that fits of a job's open `tries`, given oldest first.
@@ -40,6 +41,7 @@ def choose_tries(
     and environment. A try that was only planned was never submitted and can be used as it is. A try
     that has failed is not adopted, nor one that has ended if the user forced the job.
     A try that is to go on after another open one is no choice; it stays if that one is adopted.
+    Nor is one after a try that was `given_up`: a run has died before it gave that one up, too.
     `fingerprint_for` returns the job's present fingerprint, in the terms in which that of a try
     names its inputs.
 
@@ -48,7 +50,8 @@ def choose_tries(
     """
     adopted = None
     ids = {record.id for record in tries}
-    for record in reversed([record for record in tries if record.follows not in ids]):
+    heads = [r for r in tries if r.follows not in ids and r.follows not in given_up]
+    for record in reversed(heads):
         ended_unwanted = request.forced and record.state is TryState.ENDED
         failed = record.state is TryState.ENDED and record.outcome != "succeeded"
         fingerprint = fingerprint_for(record)

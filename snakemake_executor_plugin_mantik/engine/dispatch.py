@@ -164,10 +164,13 @@ class Dispatcher:
             named = name_by_makers(inputs, record.makers, self._journal.made)
             return self._made_of(request, named)
 
+        tries = self._journal.open_tries(*request.jobs)
+        followed = self._journal.tries(record.follows for record in tries)
         choice = choose_tries(
             request,
             lambda record: fingerprint_of(made_of(record)),
-            self._journal.open_tries(*request.jobs),
+            tries,
+            given_up={record.id for record in followed if record.state is TryState.ABANDONED},
             already=self._is_already_updated(request, files),
         )
         left = self._journal.left_tries(request.jobs, self._place.id)

@@ -61,6 +61,8 @@ def test_of_segments_in_a_row_the_first_is_taken_up_and_the_others_stay() -> Non
     assert (choice.adopted, choice.unwanted) == (second, ())
     choice = choose_tries(JOB, always("other"), [first, second, third])
     assert (choice.adopted, choice.unwanted) == (None, (first, second, third))
+    choice = choose_tries(JOB, always(SAME), [first, third], given_up={second.id})
+    assert (choice.adopted, choice.unwanted) == (first, (third,))
 
 
 @pytest.mark.parametrize("state", [*OPEN, TryState.ENDED])

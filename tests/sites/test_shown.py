@@ -24,7 +24,6 @@ from snakemake_executor_plugin_mantik.engine.submit import make_submission
 from snakemake_executor_plugin_mantik.jobs.paths import TryPaths
 from snakemake_executor_plugin_mantik.jobs.resources import merge_resources
 from snakemake_executor_plugin_mantik.jobs.spec import JobSpec
-from snakemake_executor_plugin_mantik.journal import TryRecord, TryState, encode_identity
 from snakemake_executor_plugin_mantik.sites.base import Site, Submission
 from snakemake_executor_plugin_mantik.sites.unicore.answers import SESSION_EXPIRED
 from tests.support.benches import firecrest_site, unicore_site
@@ -52,10 +51,6 @@ def shown(config: BackendConfig) -> Preview:
 
 def submission(config: BackendConfig, workspace: str) -> Submission:
     """The same job as a run would have it, put together without the preview."""
-    record = TryRecord(
-        id=TRY, site="hpc", bucket=0, job="render", rule="render", name="render", fingerprint="",
-        state=TryState.PLANNED,
-    )  # fmt: skip
     spec = JobSpec(
         paths=TryPaths(0, TRY),
         workspace=workspace,
@@ -64,7 +59,6 @@ def submission(config: BackendConfig, workspace: str) -> Submission:
         resources=replace(merge_resources(job_resources(config), {}, 1), account="sandbox"),
         environment=job_environment(config, Path("/project")),
         limits=script_limits(config),
-        identity=encode_identity(record, {}),
     )
     return make_submission(spec)
 

@@ -103,6 +103,11 @@ class TransferMeter:
         self._clock = clock
         self._lock = threading.Lock()
         self._active: dict[int, Transfer] = {}
+        self._on_begin: Callable[[], object] = lambda: None
+
+    def on_begin(self, act: Callable[[], object]) -> None:
+        """Register `act` to be called when a transfer begins, in its thread."""
+        self._on_begin = act
 
     @contextmanager
     def measure(
@@ -113,6 +118,7 @@ class TransferMeter:
         transfer.arrived(moved)
         with self._lock:
             self._active[id(transfer)] = transfer
+        self._on_begin()
         try:
             yield transfer
         finally:
@@ -222,19 +228,21 @@ _STALE_S: Final = 10.0
 
 async def publish_transfers(meter: TransferMeter, state: Path) -> None:
     """Keep the file up to date until cancelled; `state` is the state directory."""
-    path = state / _NAME
-    written = False
+    path, loop, to_show = state / _NAME, asyncio.get_running_loop(), asyncio.Event()
+    to_show.set()  # one may have begun
+    meter.on_begin(lambda: loop.call_soon_threadsafe(to_show.set))
     try:
         while True:
+            await to_show.wait()
             await asyncio.sleep(_WRITE_S)
-            views = meter.views()
-            if views:
-                written = True
+            to_show.clear()
+            if views := meter.views():
+                to_show.set()
                 await asyncio.to_thread(_write, path, views)
-            elif written:
+            else:
                 path.unlink(missing_ok=True)
-                written = False
     finally:
+        meter.on_begin(lambda: None)
         path.unlink(missing_ok=True)
 
 

@@ -47,18 +47,16 @@ class UndeclaredFiles:
             )
             and not self._is_being_made(record, entry.path)
         ]
+        here = await asyncio.to_thread(lambda: [_look_at(self._workdir / e.path, e) for e in new])
+        stay = [entry for entry, state in zip(new, here, strict=True) if not state]
+        kept = [entry for entry, state in zip(new, here, strict=True) if state == "other"]
         self._journal.undeclared.add(
             UndeclaredFile(
                 entry.path, record.place, entry.size, (entry.modified_ns or 0) / 1e9, entry.mode,
                 record.name,
             )
-            for entry in new
+            for entry in (*stay, *kept)
         )  # fmt: skip
-        if request.rule in self._reported:
-            return
-        here = await asyncio.to_thread(lambda: [_look_at(self._workdir / e.path, e) for e in new])
-        stay = [entry for entry, state in zip(new, here, strict=True) if not state]
-        kept = [entry for entry, state in zip(new, here, strict=True) if state == "other"]
         # Another job of the rule may have been concluded meanwhile.
         if request.rule in self._reported or not (stay or kept):
             return

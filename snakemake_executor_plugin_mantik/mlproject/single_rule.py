@@ -39,7 +39,7 @@ _OURS: Final = re.compile(r"\{(?:(?:input|output)(?:[.\[][^{}]*)?|threads)\}")
 _TEMPLATE: Final = """\
 # Made by `smk-mantik run`, for this command line alone.
 from snakemake_executor_plugin_mantik import mlproject
-from .single_rule import collect_outputs
+from snakemake_executor_plugin_mantik.mlproject.single_rule import collect_outputs
 
 project = mlproject.load({project!r}, warn=False)
 params = project.entry_point({entry!r}, {extra!r}, **{arguments!r})

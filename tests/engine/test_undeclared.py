@@ -57,15 +57,17 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 
 
 def test_what_lies_here_is_compared(bench: Bench) -> None:
-    for path in ("got", "mine"):
+    """A file of the project that another job has unpacked meanwhile is none of them."""
+    for path in ("same", "mine"):
         (bench.workdir / path).write_bytes(b"x")
-    os.utime(bench.workdir / "got", ns=(LONG_AGO_NS, LONG_AGO_NS))
-    assert bench.conclude(["got", "mine", "of 100%", "not \udcff"]) == {"got", "mine", "of 100%"}
+    os.utime(bench.workdir / "same", ns=(LONG_AGO_NS, LONG_AGO_NS))
+    assert bench.conclude(["same", "mine", "of 100%", "not \udcff"]) == {"mine", "of 100%"}
     assert len(bench.said) == 2
     assert "stay at sim: of 100% (1 B). Bring" in bench.said[0]
     assert "others under their names here: mine (1 B). Yours were kept" in bench.said[1]
-    # What came from there is no source.
-    assert list_brought(bench.workdir, read_undeclared(bench.state)) == {"got"}
+    # What comes from there keeps its time, and is no source then.
+    os.utime(bench.workdir / "mine", ns=(LONG_AGO_NS, LONG_AGO_NS))
+    assert list_brought(bench.workdir, read_undeclared(bench.state)) == {"mine"}
 
 
 def test_what_other_jobs_make_is_not_listed(bench: Bench) -> None:

@@ -693,8 +693,9 @@ class Play:
         assert runs[-1].how == "exit 0", f"misreported: {job} succeeded: {runs}"
         # Without claims, which the centre has removed, nothing holds a second start back; and what
         # a controller does not know to be over, it sends again.
-        # Nor does an older journal know that it was over, and not taken.
-        again = "journals" in self.schedule.kinds and outcome.try_id in self._unwanted
+        # Nor does an older journal know that it was over, and not taken, or its output removed.
+        needed_again = outcome.try_id in self._unwanted or job.temporary
+        again = "journals" in self.schedule.kinds and needed_again
         again = again or bool(self.schedule.kinds & {"purges", "copies"})
         assert len(runs) == 1 or again, f"doubled: {runs}"
         here = self.worlds[job.site]

@@ -205,7 +205,7 @@ def test_metadata_cuts_paths_at_blanks(fire: FirecrestClient) -> None:
     assert found["script"] == "#!/bin/bash\ntrue\n"
 
 
-@pytest.mark.parametrize("own_site", [{"record_time": 0.6}], indirect=True)
+@pytest.mark.parametrize("own_site", [{"record_time": 3.0}], indirect=True)
 def test_a_list_that_takes_too_long(own_site: FirecrestClient) -> None:
     """Each job in it makes it longer; one by one they can be asked for all the same."""
     number, other = own_site.submit("true"), own_site.submit("true", "--job-name=other")

@@ -30,7 +30,7 @@ FAST = SandboxSettings(
     slots=2,
     accounts=("sandbox", clusters.OTHER_ACCOUNT),
     partitions=(*PARTITIONS, *clusters.PARTITIONS),
-    firecrest=FirecrestSettings(command_time=0.002, command_timeout=1.0, record_time=0.0,
+    firecrest=FirecrestSettings(command_time=0.002, command_timeout=5.0, record_time=0.0,
                                 accounting_lag=0.2, store_interval=0.1),
 )  # fmt: skip
 """A sandbox that loses no time."""

@@ -78,8 +78,8 @@ BY_NIGHT = {
 """What `make nightly` alone runs at the sandbox: Snakemake alone does what they vary, or another test
 shows what is particular to a site."""
 STAY = [name for name in THIN if name not in {*HEAVY, *CONTAINERS, *ABOUT_STORAGE}]
-STAY_IN_CI = {"group-pipe", "shadow"}
-"""Those of them in which files stay that a run reads, changes or removes; others vary them."""
+STAY_IN_CI = {"group-pipe", "retries", "shadow"}
+"""Those of them in which files stay that a run reads, changes or removes, or that a retry makes."""
 
 
 FULL = pytest.mark.software("Snakemake at a site")

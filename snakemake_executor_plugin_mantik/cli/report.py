@@ -9,12 +9,12 @@ import typer
 
 from snakemake_executor_plugin_mantik.common.errors import UserError, json_text, printable
 from snakemake_executor_plugin_mantik.common.humanize import humanize_count
+from snakemake_executor_plugin_mantik.common.secret_names import secret_values
 from snakemake_executor_plugin_mantik.report.facts import gather_facts
 from snakemake_executor_plugin_mantik.report.json_facts import facts_as_json
 from snakemake_executor_plugin_mantik.report.page import GENERATOR, render_report
 from snakemake_executor_plugin_mantik.report.profile import render_profile
 from snakemake_executor_plugin_mantik.staging.sources import REPORT_FILE
-from snakemake_executor_plugin_mantik.tracking.masking import secret_values
 
 from .options import Workdir
 

@@ -17,6 +17,7 @@ from pydantic import (
 )
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
+from snakemake_executor_plugin_mantik.common.secret_names import secret_values
 from snakemake_executor_plugin_mantik.jobs.expansion import (
     find_code,
     find_unclosed,
@@ -281,6 +282,12 @@ class BackendConfig(ConfigSection):
     def all_environments(self) -> Mapping[str, EnvironmentConfig]:
         """Return all environments by name; that of `Environment` is empty."""
         return {"": self.environment, **self.environments}
+
+    @property
+    def secrets(self) -> Iterator[str]:
+        """The secret values in the variables of its environments."""
+        for environment in self.all_environments.values():
+            yield from secret_values(environment.variables)
 
     @property
     def api(self) -> Literal["unicore", "firecrest"]:

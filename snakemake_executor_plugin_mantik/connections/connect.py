@@ -9,6 +9,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path, PurePosixPath
 
 from snakemake_executor_plugin_mantik.common.errors import SiteUnreachable, UserError, printable
+from snakemake_executor_plugin_mantik.common.secret_names import (
+    credential_secrets,
+    make_masker,
+    secret_values,
+)
 from snakemake_executor_plugin_mantik.common.state_directory import STATE
 from snakemake_executor_plugin_mantik.config.reading import (
     LoadedConfig,
@@ -22,12 +27,6 @@ from snakemake_executor_plugin_mantik.sites import make_issuer, make_site
 from snakemake_executor_plugin_mantik.sites.base import Site
 from snakemake_executor_plugin_mantik.sites.credentials import Credential, find_account, require_all
 from snakemake_executor_plugin_mantik.tracking.controller.tracker import Tracker
-from snakemake_executor_plugin_mantik.tracking.masking import (
-    config_secrets,
-    credential_secrets,
-    make_masker,
-    secret_values,
-)
 from snakemake_executor_plugin_mantik.tracking.run import tracking_target
 from snakemake_executor_plugin_mantik.tracking.workflow import TrackedWorkflow
 
@@ -170,7 +169,7 @@ def find_secrets(
     """Return a function that masks all secrets known here in a text."""
     secrets = [*secret_values(os.environ), *credential_secrets(credentials.values())]
     for loaded in configs.values():
-        secrets += config_secrets(loaded.config)
+        secrets += loaded.config.secrets
     return make_masker(secrets)
 
 

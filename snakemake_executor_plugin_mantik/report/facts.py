@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from snakemake_executor_plugin_mantik.common.errors import ConfigError
+from snakemake_executor_plugin_mantik.common.secret_names import make_masker
 from snakemake_executor_plugin_mantik.common.state_directory import STATE
 from snakemake_executor_plugin_mantik.config.reading import read_backend_config
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
@@ -20,7 +21,6 @@ from snakemake_executor_plugin_mantik.journal import (
 )
 from snakemake_executor_plugin_mantik.pictures import NodeState, Picture
 from snakemake_executor_plugin_mantik.pictures.value import PicturedTry, make_picture
-from snakemake_executor_plugin_mantik.tracking.masking import config_secrets, make_masker
 
 from .tries import ReportedTry, begun_since, report_tries
 from .usage import RuleUsage, usage_by_rule
@@ -183,7 +183,7 @@ def _secrets_of(sites: Iterable[SiteRecord], warn: Callable[[str], None]) -> Ite
         except ConfigError:
             warn(f"Secrets in {path} are not masked: it cannot be read any more, or is invalid.")
         else:
-            yield from config_secrets(config)
+            yield from config.secrets
 
 
 def _pictured(one: ReportedTry, mask: Callable[[str], str]) -> PicturedTry:

@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from snakemake_executor_plugin_mantik.common.secret_names import is_secret
+from snakemake_executor_plugin_mantik.common.secret_names import MASK, is_secret
 
-from .masking import MASK
 from .run import TAG_LENGTH, TrackingTarget, git_tags, user_name, without_user
 
 WORKFLOW: Final = "mantik.workflow"

@@ -12,7 +12,7 @@ from tests.real.centre import open_directory
 from tests.real.centre.firecrest import SYSTEM
 from tests.support.places import REAL
 from tests.support.sandbox import RestClient
-from tests.support.workflows import UNTRACKED, Project, Running, tells, until
+from tests.support.workflows import UNTRACKED, Project, Running, until
 
 SEGMENTS, EPOCHS = 10, 20
 TRAIN = """

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from snakemake_executor_plugin_mantik.common.secret_names import make_masker
 from snakemake_executor_plugin_mantik.engine.request import JobRequest
 from snakemake_executor_plugin_mantik.journal import TryRecord, TryState
 from snakemake_executor_plugin_mantik.tracking.controller.invocation import (
@@ -16,7 +17,6 @@ from snakemake_executor_plugin_mantik.tracking.controller.invocation import (
     settle_invocations,
 )
 from snakemake_executor_plugin_mantik.tracking.ledger import Ledger
-from snakemake_executor_plugin_mantik.tracking.masking import make_masker
 from snakemake_executor_plugin_mantik.tracking.outbox import EventKind, Outbox
 from snakemake_executor_plugin_mantik.tracking.run import TrackingTarget
 from snakemake_executor_plugin_mantik.tracking.store import try_directory

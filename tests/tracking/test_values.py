@@ -11,16 +11,16 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519
 from ruamel.yaml import YAML
 
+from snakemake_executor_plugin_mantik.common.secret_names import (
+    credential_secrets,
+    make_masker,
+    secret_values,
+)
 from snakemake_executor_plugin_mantik.journal import TryRecord, TryState
 from snakemake_executor_plugin_mantik.mlproject import Call
 from snakemake_executor_plugin_mantik.sites.credentials import Bearer, Password, SshKey
 from snakemake_executor_plugin_mantik.tracking import ledger, segments
 from snakemake_executor_plugin_mantik.tracking.ledger import Ledger
-from snakemake_executor_plugin_mantik.tracking.masking import (
-    credential_secrets,
-    make_masker,
-    secret_values,
-)
 from snakemake_executor_plugin_mantik.tracking.outbox import OUTBOX_VERSION, EventKind, Lane, Outbox
 from snakemake_executor_plugin_mantik.tracking.run import (
     TrackedRun,

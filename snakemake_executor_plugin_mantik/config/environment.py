@@ -24,10 +24,9 @@ from snakemake_executor_plugin_mantik.jobs.spec import (
     ScriptLimits,
 )
 
-from .edf import Edf, EdfError, read_edf
 from .environment_keys import ApptainerConfig, EnvironmentConfig, PythonConfig
 from .model import BackendConfig
-from .requirements import RequirementsError, read_requirements
+from .named_files import Edf, NamedFileError, read_edf, read_requirements
 
 _SRUN_CPUS: Final = "SRUN_CPUS_PER_TASK"
 """`srun` of Slurm 22.05 and later reads the CPUs of a task from this variable, not from the job."""
@@ -184,7 +183,7 @@ def requirement_files(environment: EnvironmentConfig, project: Path) -> tuple[st
         return ()
     try:
         return read_requirements(python.requirements, project).files
-    except RequirementsError as error:
+    except NamedFileError as error:
         raise UserError(
             str(error), where="Environment.Python.Requirements", do="Correct the file"
         ) from None
@@ -205,7 +204,7 @@ def read_local_edf(path: str, project: Path) -> Edf:
     """
     try:
         return read_edf(path, project)
-    except EdfError as error:
+    except NamedFileError as error:
         raise UserError(
             str(error), where="Environment.ContainerEngine.File", do="Correct the file"
         ) from None

@@ -1,14 +1,16 @@
-"""The keys of `Environment` in a backend config: what a job's command runs in. Without I/O."""
+"""The keys of `Environment` in a backend config: what a job's command runs in."""
 
 import re
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Literal
 
-from pydantic import BeforeValidator, Field, WithJsonSchema
+from pydantic import BeforeValidator, ValidationInfo, WithJsonSchema
 
 from snakemake_executor_plugin_mantik.jobs.resources import is_single_word
 
-from .section import ConfigSection, Keys
+from .named_files import NamedFileError, read_edf, read_requirements
+from .section import ConfigSection, Keys, config_key, local_path, missing_file
 from .values import (
     Commands,
     CommandWords,
@@ -18,6 +20,7 @@ from .values import (
     not_allowed,
     parse_text,
     read_list,
+    refuse_values,
     words_schema,
 )
 
@@ -74,22 +77,18 @@ class ApptainerConfig(ConfigSection):
 
     path: Annotated[
         str, BeforeValidator(_site_path), WithJsonSchema({"type": ["string", "number"]})
-    ] = Field(
-        alias="Path",
-        description="The image: on this machine, relative to the project folder or absolute "
+    ] = config_key(
+        "Path",
+        "The image: on this machine, relative to the project folder or absolute "
         "(local); absolute at the site (remote).",
     )
     type: Annotated[
         Literal["local", "remote"], BeforeValidator(_image_type), words_schema(*_IMAGE_TYPES)
-    ] = Field(
-        default="local",
-        alias="Type",
-        description="Where the image is: local (here, uploaded) or remote (at the site).",
+    ] = config_key(
+        "Type", "Where the image is: local (here, uploaded) or remote (at the site).", "local"
     )
-    options: CommandWords = Field(
-        default=(),
-        alias="Options",
-        description="Options of `apptainer run`; variables in them are expanded on the node.",
+    options: CommandWords = config_key(
+        "Options", "Options of `apptainer run`; variables in them are expanded on the node.", ()
     )
 
     @classmethod
@@ -105,6 +104,17 @@ class ApptainerConfig(ConfigSection):
                 ("Path",),
                 f"is no file on this machine, found {describe_value(path)}; set Type: remote for"
                 f" {'a URL' if '://' in path else 'a path at the site'}",
+            )
+
+    @classmethod
+    def missing(cls, data: Mapping[str, Any], project: Path) -> Iterator[tuple[Keys, str]]:
+        path = data.get("Path")
+        local = str(data.get("Type", "local")).strip().lower() == "local"
+        if local and "://" not in str(path) and missing_file(path, project):
+            yield (
+                ("Path",),
+                f"the image {path!r} was not found; the path is relative to the project folder "
+                f"{project} (for an image at the site, set Type: remote)",
             )
 
 
@@ -161,27 +171,24 @@ def _mounts(value: object) -> tuple[str, ...]:
 class ContainerEngineConfig(ConfigSection):
     """An environment of the Container Engine, which `srun` starts."""
 
-    file: _ProjectPath | None = Field(
-        default=None,
-        alias="File",
-        description="The Environment Definition File: relative to the project folder (uploaded "
+    file: _ProjectPath | None = config_key(
+        "File",
+        "The Environment Definition File: relative to the project folder (uploaded "
         "once), or absolute at the site.",
+        None,
     )
     name: (
         Annotated[
             str, BeforeValidator(_edf_name), WithJsonSchema({"type": "string", "minLength": 1})
         ]
         | None
-    ) = Field(
-        default=None,
-        alias="Name",
-        description="The name of an Environment Definition File at the site, in EDF_PATH or "
-        "~/.edf.",
+    ) = config_key(
+        "Name",
+        "The name of an Environment Definition File at the site, in EDF_PATH or ~/.edf.",
+        None,
     )
-    options: CommandWords = Field(
-        default=(),
-        alias="Options",
-        description="Further options of srun; variables in them are expanded on the node.",
+    options: CommandWords = config_key(
+        "Options", "Further options of srun; variables in them are expanded on the node.", ()
     )
 
     @classmethod
@@ -190,33 +197,52 @@ class ContainerEngineConfig(ConfigSection):
             both = ", but both are given" if "File" in data else ""
             yield (), f"either File or Name must be provided{both}"
 
+    @classmethod
+    def missing(cls, data: Mapping[str, Any], project: Path) -> Iterator[tuple[Keys, str]]:
+        path = local_path(data.get("File"))
+        if path and not path.startswith("/"):
+            try:
+                read_edf(path, project)
+            except NamedFileError as error:
+                yield ("File",), str(error)
+
 
 class PyxisConfig(ConfigSection):
     """A container image that `srun` starts with NVIDIA's plugin pyxis."""
 
     image: Annotated[
         str, BeforeValidator(_container_image), WithJsonSchema({"type": "string", "minLength": 1})
-    ] = Field(
-        alias="Image",
-        description="The image: a name with its registry (nvcr.io#nvidia/pytorch:24.01-py3), an "
+    ] = config_key(
+        "Image",
+        "The image: a name with its registry (nvcr.io#nvidia/pytorch:24.01-py3), an "
         "absolute path at the site, or a file here that begins with ./ and is uploaded once.",
     )
     mounts: Annotated[
         tuple[str, ...],
         BeforeValidator(_mounts),
         WithJsonSchema({"type": "array", "items": {"type": "string"}}),
-    ] = Field(
-        default=(),
-        alias="Mounts",
-        description="Directories that the container sees, as SOURCE:DESTINATION[:FLAGS]; the "
+    ] = config_key(
+        "Mounts",
+        "Directories that the container sees, as SOURCE:DESTINATION[:FLAGS]; the "
         "workspace is always among them. Variables are expanded on the node.",
+        (),
     )
-    options: CommandWords = Field(
-        default=(),
-        alias="Options",
-        description="Further options of srun, such as --no-container-mount-home; variables in "
+    options: CommandWords = config_key(
+        "Options",
+        "Further options of srun, such as --no-container-mount-home; variables in "
         "them are expanded on the node.",
+        (),
     )
+
+    @classmethod
+    def missing(cls, data: Mapping[str, Any], project: Path) -> Iterator[tuple[Keys, str]]:
+        image = data.get("Image")
+        if str(image).startswith("./") and missing_file(image, project):
+            yield (
+                ("Image",),
+                f"the image {image!r} was not found; the path is relative to the project folder "
+                f"{project}",
+            )
 
 
 _NAMES: Final = WithJsonSchema(
@@ -227,15 +253,13 @@ _NAMES: Final = WithJsonSchema(
 class UenvConfig(ConfigSection):
     """A software stack that uenv mounts for the whole job."""
 
-    image: Annotated[tuple[str, ...], BeforeValidator(_software), _NAMES] = Field(
-        alias="Image",
-        description="The uenv (prgenv-gnu/24.11:v1, a path of a squashfs file at the site, "
+    image: Annotated[tuple[str, ...], BeforeValidator(_software), _NAMES] = config_key(
+        "Image",
+        "The uenv (prgenv-gnu/24.11:v1, a path of a squashfs file at the site, "
         "optionally with :MOUNTPOINT), or a list of several.",
     )
-    view: Annotated[tuple[str, ...], BeforeValidator(_software), _NAMES] = Field(
-        default=(),
-        alias="View",
-        description="The view to load, or a list; without one, PATH stays as it is.",
+    view: Annotated[tuple[str, ...], BeforeValidator(_software), _NAMES] = config_key(
+        "View", "The view to load, or a list; without one, PATH stays as it is.", ()
     )
 
 
@@ -264,21 +288,39 @@ class PythonConfig(ConfigSection):
 
     path: Annotated[
         str, BeforeValidator(_python_path), WithJsonSchema({"type": ["string", "number"]})
-    ] = Field(
-        alias="Path",
-        description="The environment: relative to the project folder, or absolute at the site.",
+    ] = config_key(
+        "Path", "The environment: relative to the project folder, or absolute at the site."
     )
     requirements: (
         Annotated[
             str, BeforeValidator(_requirements), WithJsonSchema({"type": ["string", "number"]})
         ]
         | None
-    ) = Field(
-        default=None,
-        alias="Requirements",
-        description="A file in the project folder, such as requirements.txt, of which the first "
+    ) = config_key(
+        "Requirements",
+        "A file in the project folder, such as requirements.txt, of which the first "
         "job makes the environment at the site, once for each content.",
+        None,
     )
+
+    @classmethod
+    def missing(cls, data: Mapping[str, Any], project: Path) -> Iterator[tuple[Keys, str]]:
+        given = data.get("Requirements" if "Requirements" in data else "Path")
+        path = local_path(given)
+        if not path or path.startswith("/"):
+            return
+        if "Requirements" in data:
+            try:
+                read_requirements(path, project)
+            except NamedFileError as error:
+                yield ("Requirements",), str(error)
+        elif not missing_file(f"{path}/pyvenv.cfg", project):
+            yield (
+                (),
+                f"{given!r} is a virtual environment of this machine, which is not uploaded: it "
+                "holds absolute paths; name one at the site, or add Requirements (a file, such as "
+                "requirements.txt) to make one there",
+            )
 
 
 _PATH_OR_MAPPING: Final = WithJsonSchema(
@@ -299,8 +341,10 @@ _PATH_OR_MAPPING: Final = WithJsonSchema(
 )
 
 
-def _python(value: object) -> object:
+def _python(value: object, info: ValidationInfo) -> object:
     if isinstance(value, str):
+        if info.context is not None:
+            refuse_values(PythonConfig.missing({"Path": value}, info.context))
         return PythonConfig.model_construct(path=_python_path(value))
     if not isinstance(value, Mapping | PythonConfig):
         raise not_allowed("the path of a virtual environment, or a mapping with its Path", value)
@@ -322,57 +366,48 @@ class EnvironmentConfig(ConfigSection):
         "postruncommand": ("PostRunCommandOnComputeNode", "PostRunCommandOnLoginNode"),
     }
 
-    apptainer: ApptainerConfig | None = Field(
-        default=None, alias="Apptainer", description="Run the command in an Apptainer image."
+    apptainer: ApptainerConfig | None = config_key(
+        "Apptainer", "Run the command in an Apptainer image.", None
     )
-    container_engine: ContainerEngineConfig | None = Field(
-        default=None,
-        alias="ContainerEngine",
-        description="Run the command in an environment of CSCS's Container Engine.",
+    container_engine: ContainerEngineConfig | None = config_key(
+        "ContainerEngine", "Run the command in an environment of CSCS's Container Engine.", None
     )
-    pyxis: PyxisConfig | None = Field(
-        default=None,
-        alias="Pyxis",
-        description="Run the command in a container image, started by Slurm's plugin pyxis.",
+    pyxis: PyxisConfig | None = config_key(
+        "Pyxis", "Run the command in a container image, started by Slurm's plugin pyxis.", None
     )
-    uenv: UenvConfig | None = Field(
-        default=None, alias="Uenv", description="Mount a software stack with CSCS's uenv."
-    )
-    python: Annotated[PythonConfig, BeforeValidator(_python), _PATH_OR_MAPPING] | None = Field(
-        default=None,
-        alias="Python",
-        description="Run the command in this virtual environment: its path, or a mapping with "
+    uenv: UenvConfig | None = config_key("Uenv", "Mount a software stack with CSCS's uenv.", None)
+    python: Annotated[PythonConfig, BeforeValidator(_python), _PATH_OR_MAPPING] | None = config_key(
+        "Python",
+        "Run the command in this virtual environment: its path, or a mapping with "
         "Path and Requirements.",
+        None,
     )
-    modules: Modules = Field(
-        default=(), alias="Modules", description="Environment modules to load, in this order."
-    )
-    variables: Variables = Field(
-        default_factory=dict,
-        alias="Variables",
-        description="Environment variables of the command; not for secrets, because everyone who "
+    modules: Modules = config_key("Modules", "Environment modules to load, in this order.", ())
+    variables: Variables = config_key(
+        "Variables",
+        "Environment variables of the command; not for secrets, because everyone who "
         "can read the job can read them.",
+        {},
     )
-    before_on_login: Commands = Field(
-        default=(),
-        alias="PreRunCommandOnLoginNode",
-        description="Commands to run on the login node before a job; not for firecREST.",
+    before_on_login: Commands = config_key(
+        "PreRunCommandOnLoginNode",
+        "Commands to run on the login node before a job; not for firecREST.",
+        (),
     )
-    before_on_compute: Commands = Field(
-        default=(),
-        alias="PreRunCommandOnComputeNode",
-        description="Commands to run on the compute node before the job's command.",
+    before_on_compute: Commands = config_key(
+        "PreRunCommandOnComputeNode",
+        "Commands to run on the compute node before the job's command.",
+        (),
     )
-    after_on_compute: Commands = Field(
-        default=(),
-        alias="PostRunCommandOnComputeNode",
-        description="Commands to run on the compute node after the job's command, even if it "
-        "failed.",
+    after_on_compute: Commands = config_key(
+        "PostRunCommandOnComputeNode",
+        "Commands to run on the compute node after the job's command, even if it failed.",
+        (),
     )
-    after_on_login: Commands = Field(
-        default=(),
-        alias="PostRunCommandOnLoginNode",
-        description="Commands to run on the login node after a job; not for firecREST.",
+    after_on_login: Commands = config_key(
+        "PostRunCommandOnLoginNode",
+        "Commands to run on the login node after a job; not for firecREST.",
+        (),
     )
 
     @classmethod

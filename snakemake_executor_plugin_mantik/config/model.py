@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
 
 from pydantic import (
-    AliasChoices,
     BeforeValidator,
     Field,
     ValidationError,
+    ValidationInfo,
     WithJsonSchema,
 )
 
@@ -27,7 +27,7 @@ from snakemake_executor_plugin_mantik.jobs.pbs import pbs_features
 
 from .environment_keys import LOGIN_HOOKS, OPTION_KEYS, SLURM_KEYS, EnvironmentConfig, not_expanded
 from .exclude import read_patterns
-from .section import ConfigSection, Keys
+from .section import ConfigSection, Keys, config_key
 from .settings import SiteSettings
 from .values import (
     Address,
@@ -67,11 +67,9 @@ def _whole(data: Mapping[str, Any], key: str) -> int | None:
 class FirecrestConfig(ConfigSection):
     """The keys of a site behind firecREST."""
 
-    api_url: Address = Field(alias="ApiUrl", description="URL of the firecREST API.")
-    token_url: Address = Field(alias="TokenUrl", description="URL where access tokens are issued.")
-    machine: Name = Field(
-        alias="Machine", description="Name of the HPC system, as firecREST has it."
-    )
+    api_url: Address = config_key("ApiUrl", "URL of the firecREST API.")
+    token_url: Address = config_key("TokenUrl", "URL where access tokens are issued.")
+    machine: Name = config_key("Machine", "Name of the HPC system, as firecREST has it.")
 
 
 class ResourcesConfig(ConfigSection):
@@ -92,47 +90,38 @@ class ResourcesConfig(ConfigSection):
         "walltime": ("Runtime",),
     }
 
-    queue: Name = Field(alias="Queue", description="Queue or partition.")
-    runtime_s: Duration | None = Field(
-        default=None, alias="Runtime", description="Walltime; without it the queue's."
+    queue: Name = config_key("Queue", "Queue or partition.")
+    runtime_s: Duration | None = config_key("Runtime", "Walltime; without it the queue's.", None)
+    nodes: Positive | None = config_key("Nodes", "Number of nodes.", None)
+    total_cpus: Positive | None = config_key(
+        "TotalCPUs", "CPUs over all nodes: Nodes times CPUsPerNode.", None
     )
-    nodes: Positive | None = Field(default=None, alias="Nodes", description="Number of nodes.")
-    total_cpus: Positive | None = Field(
-        default=None, alias="TotalCPUs", description="CPUs over all nodes: Nodes times CPUsPerNode."
+    cpus_per_node: Positive | None = config_key(
+        "CPUsPerNode", "CPUs on each node, for one task per node.", None
     )
-    cpus_per_node: Positive | None = Field(
-        default=None, alias="CPUsPerNode", description="CPUs on each node, for one task per node."
-    )
-    gpus_per_node: Count | None = Field(
-        default=None, alias="GPUsPerNode", description="GPUs on each node."
-    )
-    memory_mib_per_node: Memory | None = Field(
-        default=None,
-        alias="MemoryPerNode",
-        validation_alias=AliasChoices("MemoryPerNode", "Memory"),
-        description="Memory on each node: a number with one of K, M, G, T (also KiB, KB), "
+    gpus_per_node: Count | None = config_key("GPUsPerNode", "GPUs on each node.", None)
+    memory_mib_per_node: Memory | None = config_key(
+        "MemoryPerNode",
+        "Memory on each node: a number with one of K, M, G, T (also KiB, KB), "
         "1024-based; without it the queue's.",
+        None,
+        also="Memory",
     )
-    reservation: Name | None = Field(
-        default=None, alias="Reservation", description="Reservation to use."
+    reservation: Name | None = config_key("Reservation", "Reservation to use.", None)
+    node_constraints: Name | None = config_key(
+        "NodeConstraints", "Features that the nodes must have, such as gpu&a100.", None
     )
-    node_constraints: Name | None = Field(
-        default=None,
-        alias="NodeConstraints",
-        description="Features that the nodes must have, such as gpu&a100.",
+    qos: Name | None = config_key("QoS", "Quality of service.", None)
+    segments: Count | None = config_key(
+        "Continue",
+        "How many segments a job may have that goes on past its walltime, if it has a checkpoint.",
+        None,
     )
-    qos: Name | None = Field(default=None, alias="QoS", description="Quality of service.")
-    segments: Count | None = Field(
-        default=None,
-        alias="Continue",
-        description="How many segments a job may have that goes on past its walltime, if it has a "
-        "checkpoint.",
-    )
-    checkpoint: Text | None = Field(
-        default=None,
-        alias="Checkpoint",
-        description="Files and directories that the run of an entry point (smk-mantik run, runs "
+    checkpoint: Text | None = config_key(
+        "Checkpoint",
+        "Files and directories that the run of an entry point (smk-mantik run, runs "
         "submit, mlflow run) goes on from, separated by blanks.",
+        None,
     )
 
     @classmethod
@@ -148,13 +137,8 @@ class ResourcesConfig(ConfigSection):
         if total and cpus and "Nodes" not in data and total % cpus:
             yield ("TotalCPUs",), f"{total} CPUs are not a multiple of CPUsPerNode ({cpus})"
 
-    @classmethod
-    def one_name_each(cls, data: dict[str, Any]) -> dict[str, Any]:
-        both = "Memory" in data and "MemoryPerNode" in data
-        return {key: data[key] for key in data if key != "Memory"} if both else data
 
-
-def _environments(value: object) -> dict[str, EnvironmentConfig]:
+def _environments(value: object, info: ValidationInfo) -> dict[str, EnvironmentConfig]:
     if not isinstance(value, Mapping):
         raise not_allowed("a mapping of names to environments", value)
     found: dict[str, EnvironmentConfig] = {}
@@ -165,7 +149,7 @@ def _environments(value: object) -> dict[str, EnvironmentConfig]:
             mistakes.append(((name,), "is no name: use a letter, then letters, digits, - and _"))
             continue
         try:
-            found[name] = EnvironmentConfig.model_validate(item)
+            found[name] = EnvironmentConfig.model_validate(item, context=info.context)
         except ValidationError as error:
             mistakes += [((name, *map(str, e["loc"])), e["msg"]) for e in error.errors()]
     refuse_values(mistakes)
@@ -226,18 +210,14 @@ class BackendConfig(ConfigSection):
         "Include": "Include belongs under Site; write `Site: {Include: [...]}`",
     }
 
-    unicore_api_url: Address | None = Field(
-        default=None,
-        alias="UnicoreApiUrl",
-        description="URL of the site's UNICORE API, ends with /rest/core.",
+    unicore_api_url: Address | None = config_key(
+        "UnicoreApiUrl", "URL of the site's UNICORE API, ends with /rest/core.", None
     )
-    firecrest: FirecrestConfig | None = Field(
-        default=None, alias="Firecrest", description="The site's firecREST API."
-    )
-    environment: EnvironmentConfig = Field(
-        default=EnvironmentConfig(),
-        alias="Environment",
-        description="The environment of a job's command, and commands to run before and after it.",
+    firecrest: FirecrestConfig | None = config_key("Firecrest", "The site's firecREST API.", None)
+    environment: EnvironmentConfig = config_key(
+        "Environment",
+        "The environment of a job's command, and commands to run before and after it.",
+        EnvironmentConfig(),
     )
     environments: Annotated[
         dict[str, EnvironmentConfig],
@@ -249,20 +229,19 @@ class BackendConfig(ConfigSection):
                 "additionalProperties": {"type": "object"},
             }
         ),
-    ] = Field(
-        default_factory=dict,
-        alias="Environments",
-        description="Further environments by name, each with the keys of Environment. A rule uses "
+    ] = config_key(
+        "Environments",
+        "Further environments by name, each with the keys of Environment. A rule uses "
         "one instead of Environment with resources: mantik_environment=NAME.",
+        {},
     )
-    resources: ResourcesConfig = Field(
-        alias="Resources", description="What a job requests, unless its rule overrides it."
+    resources: ResourcesConfig = config_key(
+        "Resources", "What a job requests, unless its rule overrides it."
     )
-    exclude: Annotated[tuple[str, ...], BeforeValidator(read_patterns), list_schema()] = Field(
-        default=(),
-        alias="Exclude",
-        description="Files that are not uploaded: patterns as in .gitignore, relative to the "
-        "project folder.",
+    exclude: Annotated[tuple[str, ...], BeforeValidator(read_patterns), list_schema()] = config_key(
+        "Exclude",
+        "Files that are not uploaded: patterns as in .gitignore, relative to the project folder.",
+        (),
     )
     site: SiteSettings = Field(
         default_factory=SiteSettings,

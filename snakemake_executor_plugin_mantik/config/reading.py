@@ -3,7 +3,7 @@
 import builtins
 import keyword
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -13,10 +13,9 @@ from pydantic import ValidationError
 from snakemake_executor_plugin_mantik.common.errors import ConfigError, Mistake
 
 from .documents import DocumentError, find_duplicates, read_document
-from .edf import EdfError, read_edf
 from .exclude import Exclude
 from .model import BackendConfig
-from .requirements import RequirementsError, read_requirements
+from .named_files import read_requirements
 from .units import is_plain_number
 
 KINDS: Final = {".yaml": "yaml", ".yml": "yaml", ".json": "json"}
@@ -116,11 +115,9 @@ def parse_backend_config(
     ]
     config = None
     try:
-        config = BackendConfig.model_validate(raw)
+        config = BackendConfig.model_validate(raw, context=project)
     except ValidationError as error:
         found += [(".".join(map(str, each["loc"])), each["msg"]) for each in error.errors()]
-    if project is not None and isinstance(raw, Mapping):
-        found += _missing_files(raw, project)
     if project is not None and config is not None and not found:
         found += _not_uploaded(config, project)
     if found or config is None:
@@ -205,81 +202,6 @@ def check_site_name(name: str) -> str:
     return ""
 
 
-def _missing_files(raw: Mapping[str, Any], project: Path) -> Iterator[tuple[str, str]]:
-    """Yield mistakes about files named in the config that are not on this machine.
-
-    Take them from the raw document, so that they are reported together with all other mistakes.
-    """
-    named = _entry(raw, "Environments")
-    several = named if isinstance(named, Mapping) else {}
-    yield from _missing_software(_entry(raw, "Environment"), "Environment", project)
-    for name, environment in several.items():
-        yield from _missing_software(environment, f"Environments.{name}", project)
-    path = _entry(raw, "Site", "CAFile")
-    if _is_path(path) and not _is_file(project / str(path).strip()):
-        yield (
-            "Site.CAFile",
-            f"the file {str(path)!r} was not found; the path is relative to the project folder",
-        )
-
-
-def _missing_software(environment: Any, key: str, project: Path) -> Iterator[tuple[str, str]]:
-    """Yield mistakes about the local files of one environment."""
-    image = _entry(environment, "Apptainer")
-    kind = _entry(image, "Type") if isinstance(image, Mapping) and "Type" in image else "local"
-    path = _entry(image, "Path")
-    local = isinstance(kind, str) and kind.strip().lower() == "local"
-    if (
-        local
-        and _is_path(path)
-        and "://" not in str(path)
-        and not _is_file(project / str(path).strip())
-    ):
-        yield (
-            f"{key}.Apptainer.Path",
-            f"the image {str(path)!r} was not found; the path is relative to the project folder "
-            f"{project} (for an image at the site, set Type: remote)",
-        )
-    path = _entry(environment, "Pyxis", "Image")
-    if isinstance(path, str) and path.startswith("./") and not _is_file(project / path.strip()):
-        yield (
-            f"{key}.Pyxis.Image",
-            f"the image {path!r} was not found; the path is relative to the project folder "
-            f"{project}",
-        )
-    yield from _missing_python(_entry(environment, "Python"), f"{key}.Python", project)
-    path = _entry(environment, "ContainerEngine", "File")
-    if _is_path(path) and not str(path).strip().startswith("/"):
-        try:
-            read_edf(str(path).strip(), project)
-        except EdfError as error:
-            yield f"{key}.ContainerEngine.File", str(error)
-
-
-def _missing_python(python: Any, key: str, project: Path) -> Iterator[tuple[str, str]]:
-    """Yield mistakes about a virtual environment, or about the files that it is made of."""
-    if isinstance(python, Mapping) and "Requirements" in python:
-        path = python["Requirements"]
-        if _is_path(path) and not str(path).strip().startswith("/"):
-            try:
-                read_requirements(str(path).strip(), project)
-            except RequirementsError as error:
-                yield f"{key}.Requirements", str(error)
-        return
-    path = _entry(python, "Path") if isinstance(python, Mapping) else python
-    if (
-        _is_path(path)
-        and not str(path).strip().startswith("/")
-        and _is_file(project / str(path).strip() / "pyvenv.cfg")
-    ):
-        yield (
-            key,
-            f"{str(path)!r} is a virtual environment of this machine, which is not uploaded: it "
-            "holds absolute paths; name one at the site, or add Requirements (a file, such as "
-            "requirements.txt) to make one there",
-        )
-
-
 def _not_uploaded(config: BackendConfig, project: Path) -> Iterator[tuple[str, str]]:
     """Yield mistakes about packages that an environment is made of and that are not uploaded."""
     exclude = Exclude(config.exclude)
@@ -297,28 +219,6 @@ def _not_uploaded(config: BackendConfig, project: Path) -> Iterator[tuple[str, s
                     f"names the package {folder!r}, which is not uploaded "
                     f"({'it is hidden' if hidden else 'Exclude matches it'})",
                 )
-
-
-def _is_path(value: object) -> bool:
-    """Return whether `value` is a text that the model accepts as a path.
-
-    The model reports the texts that it does not accept.
-    """
-    path = value.strip() if isinstance(value, str) else ""
-    return path.isprintable() and not path.startswith(("~", "$")) and bool(path)
-
-
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except (OSError, ValueError):  # a name that is too long, a lone surrogate
-        return False
-
-
-def _entry(value: Any, *keys: str) -> Any:
-    for key in keys:
-        value = value.get(key) if isinstance(value, Mapping) else None
-    return value
 
 
 def _warnings(raw: Any, config: BackendConfig) -> Iterator[str]:

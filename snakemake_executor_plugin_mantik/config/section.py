@@ -2,17 +2,20 @@
 
 import difflib
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, ClassVar, Final, Self
 
 from pydantic import (
     AliasChoices,
     BaseModel,
     ConfigDict,
+    Field,
     ModelWrapValidatorHandler,
     ValidationError,
+    ValidationInfo,
     model_validator,
 )
-from pydantic_core import ErrorDetails
+from pydantic_core import ErrorDetails, PydanticUndefined
 
 from .values import describe_value, refuse_values
 
@@ -27,17 +30,35 @@ _SECRETS: Final = frozenset(
 )
 
 
+def config_key(
+    name: str, means: str, default: object = PydanticUndefined, *, also: str = ""
+) -> Any:
+    """Declare a key of a section.
+
+    Args:
+        name: as documents have it.
+        means: the sentence in the reference.
+        default: the value without the key; a text is written as in a document. None given: the key
+            is required.
+        also: another name, read with a warning.
+    """
+    other = AliasChoices(name, also) if also else None
+    return Field(
+        default, alias=name, validation_alias=other, description=means, validate_default=True
+    )
+
+
 class ConfigSection(BaseModel):
     """A mapping of the document with fixed keys.
 
     Its `ValidationError` holds all mistakes below it, including those between keys, which pydantic
-    alone would report only if each single key is right.
+    alone would report only if each single key is right. With the project folder as the context of
+    the validation, files that keys name have to exist.
     """
 
     model_config = ConfigDict(
         frozen=True,
         extra="forbid",
-        validate_default=False,
         model_title_generator=lambda model: model.__name__.removesuffix("Config"),
     )
 
@@ -64,16 +85,19 @@ class ConfigSection(BaseModel):
         yield from ()
 
     @classmethod
-    def one_name_each(cls, data: dict[str, Any]) -> dict[str, Any]:
-        """Remove the second of two names for the same key, which `between` reports.
-
-        Here there are none. A subclass with such names overrides this method.
-        """
-        return data
+    def missing(
+        cls,
+        data: Mapping[str, Any],  # noqa: ARG003
+        project: Path,  # noqa: ARG003
+    ) -> Iterator[tuple[Keys, str]]:
+        """Yield mistakes about files that `data` names, in a project folder; values as written."""
+        yield from ()
 
     @model_validator(mode="wrap")
     @classmethod
-    def _tell_all(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+    def _tell_all(
+        cls, data: Any, handler: ModelWrapValidatorHandler[Self], info: ValidationInfo
+    ) -> Self:
         if isinstance(data, cls):
             return data
         if not isinstance(data, Mapping):
@@ -90,12 +114,19 @@ class ConfigSection(BaseModel):
             for key in empty
         ]
         found += cls.between(data)
+        if info.context is not None:
+            found += cls.missing(data, info.context)
         part = None
         try:
-            part = handler(cls.one_name_each({key: data[key] for key in data if key in known}))
+            part = handler({key: data[key] for key in data if key in known})
         except ValidationError as error:
-            raised = [(tuple(map(str, each["loc"])), _words(each)) for each in error.errors()]
-            found += [(keys, words) for keys, words in raised if not (keys and keys[0] in empty)]
+            raised = [(tuple(map(str, each["loc"])), each) for each in error.errors()]
+            found += [
+                (keys, _words(each))
+                for keys, each in raised
+                # An extra one is the second name of a key, which `between` reports.
+                if not (keys and keys[0] in empty) and each["type"] != "extra_forbidden"
+            ]
         refuse_values(found)
         assert part is not None, "pydantic refused without a mistake"
         return part
@@ -125,3 +156,22 @@ def _words(error: ErrorDetails) -> str:
     if error["type"] == "value_error":
         return str(error["ctx"]["error"])
     return error["msg"]
+
+
+def local_path(value: object) -> str:
+    """Return a path on this machine as written, if its key's own validation accepts it, else none.
+
+    `value` is what the document has.
+    """
+    path = value.strip() if isinstance(value, str) else ""
+    return "" if not path.isprintable() or path.startswith(("~", "$")) else path
+
+
+def missing_file(value: object, project: Path) -> str:
+    """Return a path of this machine as written if there is no such file, else none."""
+    path = local_path(value)
+    try:
+        there = not path or (project / path).is_file()
+    except (OSError, ValueError):  # a name that is too long, a lone surrogate
+        there = False
+    return "" if there else str(value)

@@ -4,7 +4,9 @@ Credentials are not part of it: they come from the environment or the keyring.
 """
 
 import os
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import BeforeValidator, Field, TypeAdapter, WithJsonSchema
@@ -12,9 +14,8 @@ from pydantic.json_schema import SkipJsonSchema
 
 from snakemake_executor_plugin_mantik.jobs.spec import ScriptLimits
 
-from . import units
 from .exclude import read_patterns
-from .section import ConfigSection
+from .section import ConfigSection, Keys, config_key, missing_file
 from .values import (
     Duration,
     Name,
@@ -29,6 +30,7 @@ from .values import (
     words_schema,
 )
 
+_Patterns = Annotated[tuple[str, ...], BeforeValidator(read_patterns), list_schema()]
 _SCHEDULERS: Final = ("slurm", "pbs", "none")
 _SHARING: Final = ("private", "group")
 
@@ -53,6 +55,9 @@ def _yes_or_no(value: object) -> bool:
     return value
 
 
+_YesOrNo = Annotated[bool, BeforeValidator(_yes_or_no), WithJsonSchema({"type": "boolean"})]
+
+
 def _workspace(value: object) -> str:
     path = parse_text(value, "a path at the site")
     if not path.isprintable() or path.startswith(("~", "$")) or ".." in path.split("/"):
@@ -61,24 +66,6 @@ def _workspace(value: object) -> str:
             f"and variables; found {describe_value(value)}"
         )
     return path.rstrip("/") or "/"
-
-
-def _time(alias: str, default: str, description: str) -> Any:
-    return Field(
-        units.parse_duration(default),
-        alias=alias,
-        description=description,
-        json_schema_extra={"default": default},
-    )
-
-
-def _bytes(alias: str, default: str, description: str) -> Any:
-    return Field(
-        units.parse_size(default),
-        alias=alias,
-        description=description,
-        json_schema_extra={"default": default},
-    )
 
 
 @dataclass(frozen=True)
@@ -129,72 +116,76 @@ def _timing() -> Timing:
 class SiteSettings(ConfigSection):
     """Settings of a site; times in seconds, sizes in bytes."""
 
+    @classmethod
+    def missing(cls, data: Mapping[str, Any], project: Path) -> Iterator[tuple[Keys, str]]:
+        if lacking := missing_file(data.get("CAFile"), project):
+            yield (
+                ("CAFile",),
+                f"the file {lacking!r} was not found; the path is relative to the project folder",
+            )
+
     scheduler: Annotated[
         Literal["slurm", "pbs", "none"], BeforeValidator(_scheduler), words_schema(*_SCHEDULERS)
-    ] = Field(
-        default="slurm",
-        alias="Scheduler",
-        description="The scheduler behind UNICORE: slurm, pbs (PBS Professional, OpenPBS), or none "
+    ] = config_key(
+        "Scheduler",
+        "The scheduler behind UNICORE: slurm, pbs (PBS Professional, OpenPBS), or none "
         "where UNICORE starts jobs itself or another scheduler does.",
+        "slurm",
     )
-    workspace: Annotated[str, BeforeValidator(_workspace)] | None = Field(
-        default=None,
-        alias="Workspace",
-        description="Path of the workspace at the site, absolute or relative to Storage. Each "
+    workspace: Annotated[str, BeforeValidator(_workspace)] | None = config_key(
+        "Workspace",
+        "Path of the workspace at the site, absolute or relative to Storage. Each "
         "workflow needs its own, which it has by default; the sites of one workflow may share one.",
+        None,
     )
     sharing: Annotated[
         Literal["private", "group"], BeforeValidator(_sharing), words_schema(*_SHARING)
-    ] = Field(
-        default="private",
-        alias="Sharing",
-        description="Who may enter the workspace at the site: only you (private), or also the "
+    ] = config_key(
+        "Sharing",
+        "Who may enter the workspace at the site: only you (private), or also the "
         "group that owns it (group), as in a project directory.",
+        "private",
     )
-    storage: Name | None = Field(
-        default=None,
-        alias="Storage",
-        description="Name of the site's storage (UNICORE: HOME, PROJECT, SCRATCH, ...) that "
+    storage: Name | None = config_key(
+        "Storage",
+        "Name of the site's storage (UNICORE: HOME, PROJECT, SCRATCH, ...) that "
         "contains the workspace; by default it is detected.",
+        None,
     )
-    ca_file: Text | None = Field(
-        default=None,
-        alias="CAFile",
-        description="File with certificates (PEM), in addition to the system's own, to verify the "
+    ca_file: Text | None = config_key(
+        "CAFile",
+        "File with certificates (PEM), in addition to the system's own, to verify the "
         "site's TLS certificate with; relative to the project folder.",
+        None,
     )
-    proxy: Url | None = Field(
-        default=None,
-        alias="Proxy",
-        description="URL of an HTTP proxy for all requests, without credentials.",
+    proxy: Url | None = config_key(
+        "Proxy", "URL of an HTTP proxy for all requests, without credentials.", None
     )
-    expand: Annotated[bool, BeforeValidator(_yes_or_no), WithJsonSchema({"type": "boolean"})] = (
-        Field(
-            default=False,
-            alias="Expand",
-            description="Let bash expand $NAME, ${NAME} and $(COMMAND) in Variables, Options and "
-            "Paths at the site, on the node, as mantik's own backend did.",
-        )
+    expand: _YesOrNo = config_key(
+        "Expand",
+        "Let bash expand $NAME, ${NAME} and $(COMMAND) in Variables, Options and "
+        "Paths at the site, on the node, as mantik's own backend did.",
+        False,
     )
-    max_jobs: Positive = Field(
-        default=100,
-        alias="MaxJobs",
-        description="Maximum number of jobs that are submitted and have not ended.",
+    max_jobs: Positive = config_key(
+        "MaxJobs", "Maximum number of jobs that are submitted and have not ended.", 100
     )
-    poll_s: Duration = _time(
-        "Poll", "15s", "Longest time between two polls of the site's jobs; shorter after a change."
+    poll_s: Duration = config_key(
+        "Poll", "Longest time between two polls of the site's jobs; shorter after a change.", "15s"
     )
-    term_grace_s: Duration = _time(
+    term_grace_s: Duration = config_key(
         "TermGrace",
-        "20s",
         "Time a command has to end after TERM before it is killed; shorter than the scheduler's "
         "own (Slurm's KillWait, 30s).",
+        "20s",
     )
-    sources_limit_bytes: Size = _bytes("SourcesLimit", "32M", "Maximum total size of the sources.")
-    include: Annotated[tuple[str, ...], BeforeValidator(read_patterns), list_schema()] = Field(
-        default=(),
-        alias="Include",
-        description="Files to upload although they seem to hold a secret: patterns as in "
+    sources_limit_bytes: Size = config_key(
+        "SourcesLimit", "Maximum total size of the sources.", "32M"
+    )
+    include: _Patterns = config_key(
+        "Include",
+        "Files to upload although they seem to hold a secret: patterns as in "
         "Exclude. A credential's own file is never uploaded.",
+        (),
     )
     timing: SkipJsonSchema[Timing] = Field(default_factory=_timing)

@@ -4,6 +4,7 @@ A document's scalars arrive as text, boolean or a number that remembers how it w
 (`documents.Written…`). Each error message names the allowed values and the one found.
 """
 
+import ipaddress
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
@@ -17,7 +18,6 @@ from snakemake_executor_plugin_mantik.jobs.expansion import code_end
 from snakemake_executor_plugin_mantik.jobs.script import BASH_OWN, VARIABLE_BYTES
 
 from . import units
-from .addresses import is_confidential
 
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _INTEGER: Final = re.compile(r"[+-]?[0-9]{1,9}")
@@ -111,6 +111,31 @@ def _url(value: object) -> str:
     if not good or " " in text:
         raise not_allowed("a URL that begins with https://", text)
     return text.rstrip("/")
+
+
+def is_loopback(url: str) -> bool:
+    """Return whether the URL's host is this machine."""
+    host = urlsplit(url).hostname or ""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def is_confidential(url: str) -> bool:
+    """Return whether a URL is safe for secrets: https, or http to this machine.
+
+    False also for text that is not a URL.
+    """
+    try:
+        parts = urlsplit(url)
+        return bool(parts.hostname) and (
+            parts.scheme == "https" or (parts.scheme == "http" and is_loopback(url))
+        )
+    except ValueError:
+        return False
 
 
 def _address(value: object) -> str:

@@ -11,7 +11,6 @@ from typing import Final
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.common.humanize import humanize_duration, humanize_size
-from snakemake_executor_plugin_mantik.config.edf import may_mount
 from snakemake_executor_plugin_mantik.config.environment import (
     environment_uploads,
     job_environment,
@@ -23,6 +22,7 @@ from snakemake_executor_plugin_mantik.config.environment import (
 )
 from snakemake_executor_plugin_mantik.config.known_sites import node_cores
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
+from snakemake_executor_plugin_mantik.config.named_files import may_mount
 from snakemake_executor_plugin_mantik.jobs.pbs import pbs_directives
 from snakemake_executor_plugin_mantik.jobs.resources import (
     billed_cores,

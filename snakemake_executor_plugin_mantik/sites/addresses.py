@@ -9,7 +9,7 @@ import certifi
 import httpx
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
-from snakemake_executor_plugin_mantik.config.addresses import is_confidential
+from snakemake_executor_plugin_mantik.config.values import is_confidential
 
 
 def check_url(url: str, site: str, key: str) -> str:

@@ -18,7 +18,7 @@ from snakemake_executor_plugin_mantik.common.errors import (
     SiteUnreachable,
     printable,
 )
-from snakemake_executor_plugin_mantik.config.addresses import is_confidential, is_loopback
+from snakemake_executor_plugin_mantik.config.values import is_confidential, is_loopback
 
 from .addresses import explain_tls_error, tls_context
 from .authentication import RENEW_BEFORE_S, Credential, Moment, check_header_value

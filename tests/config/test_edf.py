@@ -5,8 +5,13 @@ from pathlib import Path
 import pytest
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
-from snakemake_executor_plugin_mantik.config.edf import Edf, EdfError, may_mount, read_edf
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
+from snakemake_executor_plugin_mantik.config.named_files import (
+    Edf,
+    NamedFileError,
+    may_mount,
+    read_edf,
+)
 from snakemake_executor_plugin_mantik.engine.plan import Planner
 from snakemake_executor_plugin_mantik.sites.base import SiteFacts
 
@@ -48,7 +53,7 @@ def test_a_definition_inherits_from_local_ones(tmp_path: Path) -> None:
 )
 def test_mistakes(tmp_path: Path, text: str, told: str) -> None:
     write(tmp_path, a=text)
-    with pytest.raises(EdfError, match=told):
+    with pytest.raises(NamedFileError, match=told):
         read_edf("a.toml", tmp_path)
 
 

@@ -6,11 +6,10 @@ import pytest
 from snakemake_executor_plugin_mantik.config.environment import (
     image_upload,
     job_environment,
-    job_resources,
     script_limits,
 )
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
-from snakemake_executor_plugin_mantik.jobs.spec import Apptainer, Resources, ScriptLimits
+from snakemake_executor_plugin_mantik.jobs.spec import Apptainer, ScriptLimits
 
 PROJECT = Path("/home/p")
 
@@ -94,61 +93,6 @@ def test_srun_takes_the_cpus_that_the_job_has() -> None:
     assert job_environment(own, PROJECT, 3).variables == {"SRUN_CPUS_PER_TASK": "2", "A": "1"}
 
 
-def test_resources_ask_for_one_task_per_node() -> None:
-    asked = {
-        "Queue": "q",
-        "Runtime": "1h",
-        "Nodes": 2,
-        "TotalCPUs": 96,
-        "CPUsPerNode": 48,
-        "GPUsPerNode": 4,
-        "MemoryPerNode": "64G",
-        "Reservation": "r",
-        "NodeConstraints": "gpu&a100",
-        "QoS": "high",
-    }
-    assert job_resources(config(Resources=asked)) == Resources(
-        queue="q",
-        runtime_s=3600,
-        nodes=2,
-        tasks=None,
-        cpus_per_task=48,
-        total_cpus=96,
-        gpus_per_node=4,
-        memory_mib_per_node=65536,
-        reservation="r",
-        constraint="gpu&a100",
-        qos="high",
-    )
-
-
 def test_the_settings_defaults_are_the_script_s() -> None:
     assert script_limits(config()) == ScriptLimits()
     assert script_limits(config(Site={"TermGrace": "9s"})) == ScriptLimits(grace_s=9)
-
-
-def test_hooks_and_modules_are_handed_on() -> None:
-    made = job_environment(
-        config(
-            Environment={
-                "Python": "venv/",
-                "Modules": ["a/1"],
-                "PreRunCommandOnLoginNode": "one",
-                "PreRunCommandOnComputeNode": ["two"],
-                "PostRunCommandOnComputeNode": "three",
-                "PostRunCommandOnLoginNode": ["four\n"],
-            }
-        ),
-        PROJECT,
-    )
-    assert (made.python, made.modules) == ("venv", ("a/1",))
-    assert made.before_on_login == ("one",)
-    assert made.before_on_compute == ("two",)
-    assert made.after_on_compute == ("three",)
-    assert made.after_on_login == ("four",)
-
-
-def test_a_config_is_a_value() -> None:
-    made = config()
-    with pytest.raises(ValueError, match="frozen"):
-        setattr(made, "resources", made.resources)  # noqa: B010 - mypy knows it is wrong

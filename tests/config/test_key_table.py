@@ -9,12 +9,13 @@ import pytest
 from pydantic import ValidationError
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
-from snakemake_executor_plugin_mantik.config.key_table import COMBINED, RESOURCES, UNSENT, KeyUse
 from snakemake_executor_plugin_mantik.config.model import BackendConfig, ResourcesConfig
+from snakemake_executor_plugin_mantik.config.reading import parse_backend_config
 from snakemake_executor_plugin_mantik.engine.plan import Planner
 from snakemake_executor_plugin_mantik.engine.preview import TRY, Preview, make_preview
 from snakemake_executor_plugin_mantik.jobs.pbs import pbs_directives
 from snakemake_executor_plugin_mantik.jobs.spec import Resources as Asked
+from website.key_table import COMBINED, RESOURCES, UNSENT, KeyUse
 
 UNICORE = {"UnicoreApiUrl": "https://hpc.example.org/rest/core"}
 FIRECREST = {
@@ -182,3 +183,10 @@ def test_the_docs_say_the_same(key: str) -> None:
 def test_the_docs_have_no_other_rows() -> None:
     table = DOCS.partition("| key | UNICORE")[2].partition("\n\n")[0]
     assert re.findall(r"^\| `(\w+)` \|", table, re.M) == list(RESOURCES)
+
+
+def test_the_example_is_read() -> None:
+    example = DOCS.partition("```yaml\n")[2].partition("```")[0]
+    config, warnings = parse_backend_config(example.encode(), "yaml", shown="docs")
+    assert warnings == []
+    assert config.resources.memory_mib_per_node == 65536

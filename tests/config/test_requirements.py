@@ -6,12 +6,12 @@ import pytest
 
 from snakemake_executor_plugin_mantik.common.errors import ConfigError
 from snakemake_executor_plugin_mantik.config.environment import environment_uploads
-from snakemake_executor_plugin_mantik.config.reading import parse_backend_config
-from snakemake_executor_plugin_mantik.config.requirements import (
-    RequirementsError,
+from snakemake_executor_plugin_mantik.config.named_files import (
+    NamedFileError,
     read_requirements,
     rebase_requirements,
 )
+from snakemake_executor_plugin_mantik.config.reading import parse_backend_config
 
 CONFIG = """
 UnicoreApiUrl: https://hpc.example.org:8080/SITE/rest/core
@@ -84,7 +84,7 @@ def test_all_that_pip_reads_is_uploaded(project: Path) -> None:
 )
 def test_what_is_not_there_is_a_mistake(project: Path, line: str, mistake: str) -> None:
     write(project, line)
-    with pytest.raises(RequirementsError, match=mistake):
+    with pytest.raises(NamedFileError, match=mistake):
         read_requirements("requirements/main.txt", project)
     with pytest.raises(ConfigError) as caught:
         parse_backend_config(CONFIG.encode(), "yaml", project, shown="c")

@@ -8,8 +8,8 @@ from typing import Final
 from snakemake_interface_executor_plugins.settings import DeploymentMethod
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
-from snakemake_executor_plugin_mantik.config.requirements import (
-    RequirementsError,
+from snakemake_executor_plugin_mantik.config.named_files import (
+    NamedFileError,
     follow_requirements,
     rebase_requirements,
 )
@@ -55,7 +55,7 @@ def wrap_python_env(
     text = "".join(f"{line}\n" for line in asked.requirements)
     try:
         found = follow_requirements(text, posixpath.normpath(name), project.folder)
-    except RequirementsError as error:
+    except NamedFileError as error:
         raise UserError(f"its python_env cannot be used: {error}", do="Correct the file") from None
     # The file that pip reads lies three levels below the workspace (`file_path`).
     base = posixpath.normpath(posixpath.join("../../..", folder, posixpath.dirname(name)))

@@ -15,7 +15,7 @@ from typing import Final, TypeVar
 import httpx
 
 from snakemake_executor_plugin_mantik.common.errors import CredentialError, SiteUnauthorized
-from snakemake_executor_plugin_mantik.config.addresses import is_loopback
+from snakemake_executor_plugin_mantik.config.values import is_loopback
 
 from ..addresses import check_url, tls_context
 from ..answers import server_time

@@ -23,7 +23,7 @@ from snakemake_executor_plugin_mantik.common.errors import (
     SiteRejected,
     SiteUnreachable,
 )
-from snakemake_executor_plugin_mantik.config.addresses import is_confidential
+from snakemake_executor_plugin_mantik.config.values import is_confidential
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 
 from ..answers import MALFORMED

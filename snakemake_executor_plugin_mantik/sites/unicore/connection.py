@@ -21,7 +21,7 @@ from snakemake_executor_plugin_mantik.common.errors import (
     SiteUnauthorized,
     SiteUnreachable,
 )
-from snakemake_executor_plugin_mantik.config.addresses import is_loopback
+from snakemake_executor_plugin_mantik.config.values import is_loopback
 
 from ..addresses import check_url, explain_tls_error, tls_context
 from ..answers import MALFORMED, server_time

@@ -2,6 +2,7 @@
 
 import re
 import ssl
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -67,15 +68,25 @@ def tls_context(ca_file: Path | None, site: str) -> ssl.SSLContext:
     Raises:
         UserError: `ca_file` cannot be used.
     """
+    if ca_file is None:
+        return _public_context()
+    context = _make_context()
+    try:
+        context.load_verify_locations(ca_file)
+    except (OSError, ssl.SSLError) as error:
+        raise UserError(
+            f"cannot load {ca_file}: {error}",
+            where=f"site {site}, CAFile",
+            do="Set CAFile to a file with certificates in PEM format",
+        ) from error
+    return context
+
+
+def _make_context() -> ssl.SSLContext:
     context = ssl.create_default_context()
     context.load_verify_locations(certifi.where())
-    if ca_file is not None:
-        try:
-            context.load_verify_locations(ca_file)
-        except (OSError, ssl.SSLError) as error:
-            raise UserError(
-                f"cannot load {ca_file}: {error}",
-                where=f"site {site}, CAFile",
-                do="Set CAFile to a file with certificates in PEM format",
-            ) from error
     return context
+
+
+_public_context = cache(_make_context)
+"""All clients share it: reading 300 certificates takes longer than all else that opens a site."""

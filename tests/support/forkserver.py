@@ -30,23 +30,43 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
+from snakemake_executor_plugin_mantik.sites.addresses import tls_context
+
 _PRELOADED = (
     "snakemake.cli",
     "snakemake.executors.local",
     "snakemake.profiles",
-    "snakemake.report",
+    "snakemake.report.html_reporter",
     "snakemake.storage",
     "snakemake_executor_plugin_mantik.adapter.dryrun",
+    "snakemake_executor_plugin_mantik.adapter.progress_line",
     "snakemake_executor_plugin_mantik.adapter.startup",
+    "snakemake_executor_plugin_mantik.retry",
+    "snakemake_executor_plugin_mantik.rules.wrapping.environ",
     "snakemake_executor_plugin_mantik.sites.firecrest.site",
     "snakemake_executor_plugin_mantik.sites.unicore.site",
+    "anyio._backends._asyncio",
+    "anyio.to_thread",
     "argparse_dataclass",
     "graphlib",
+    "httpcore._async.connection_pool",
+    "multiprocessing.managers",
     "platformdirs",
+    "smart_open",
 )
 """Modules that a run imports; what is missing here is imported by the run itself."""
 
-_FROZEN_AT_START = ("PYTHON", "LD_", "OPENBLAS", "LANG", "LC_", "TZ")
+_REGISTRIES = {
+    "snakemake_interface_executor_plugins.registry": "ExecutorPluginRegistry",
+    "snakemake_interface_logger_plugins.registry": "LoggerPluginRegistry",
+    "snakemake_interface_report_plugins.registry": "ReportPluginRegistry",
+    "snakemake_interface_scheduler_plugins.registry": "SchedulerPluginRegistry",
+    "snakemake_interface_storage_plugins.registry": "StoragePluginRegistry",
+}
+"""Snakemake's lists of plugins. Each looks through all installed packages once per process, and
+imports its plugins, such as S3's."""
+
+_FROZEN_AT_START = ("PYTHON", "LD_", "OPENBLAS", "LANG", "LC_", "SSL_", "TZ")
 """Beginnings of variables that a process reads only when it starts."""
 
 LIMITS = "MANTIK_TEST_LIMITS"
@@ -249,6 +269,9 @@ def main(descriptor: int) -> None:
     """Be the server that is asked on `descriptor`, and each of its forks."""
     for name in _PRELOADED:
         importlib.import_module(name)
+    for name, registry in _REGISTRIES.items():
+        getattr(importlib.import_module(name), registry)()
+    tls_context(None, "")
     threads = threading.enumerate()
     assert len(threads) == 1, f"a fork would lack these threads: {threads}"
     gc.collect()

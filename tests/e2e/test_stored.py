@@ -208,25 +208,6 @@ def test_jobs_see_the_paths_that_their_rules_name(project: Project) -> None:
         assert "storage" not in twin.read(name)
 
 
-def test_idioms_that_need_the_path_of_a_rule_are_answered_with_what_to_write(
-    project: Project,
-) -> None:
-    given = PIPELINE.replace("rules.train.output", "expand(rules.train.output)")
-    project.write("Snakefile", given)
-    tells(
-        project.run(*FILES_STAY).failed(),
-        "with --default-storage-provider, an output of a rule cannot be given to expand()",
-        'Write its path instead, as in expand("results/model.txt", ...)',
-    )
-    made = PIPELINE.replace("rules.train.output", 'rules.train.output[0].replace("model", "nodel")')
-    project.write("Snakefile", made)
-    tells(
-        project.run(*FILES_STAY).failed(),
-        "made of the path of a rule's output",
-        "Write the path itself, results/nodel.txt, instead of rules.NAME.output[0].replace(...)",
-    )
-
-
 def test_a_part_of_a_directory_that_was_purged(pipeline: Project) -> None:
     run(pipeline)
     (pipeline.workspace / "results/steps/a/1").unlink()
@@ -446,23 +427,53 @@ def test_own_files_outlive_a_killed_run_and_all_that_removes_files(one: Project)
     assert not one.exists("here.txt"), "an output"
 
 
-def test_get_replaces_nothing_unless_told(one: Project) -> None:
+def test_get_plan_and_clean_know_what_lies_where(one: Project, firecrest_place: Place) -> None:
     run(one)
-    one.write("results/model.txt", "mine\n")
+    second = one.directory.parent / "hpc2.yaml"
+    second.write_text(firecrest_place.config)
+    config = ["--mantik-backend-config", str(one.config), str(second)]
+    words = ["plan", *config, "--forcerun", "score", *FILES_STAY, "--", "report"]
+    tells(smk_mantik(one, *words).ok().output, "score", "5 at the site")
+    there = '    rule score:\n        resources: mantik_site="hpc2"\n'
+    one.write("Snakefile", PIPELINE.replace("    rule score:\n", there))
+    said = smk_mantik(one, *words).ok().output
+    tells(said, "4 to move, 14 B", "4 to move from other sites, through this machine (14 B)")
+    assert "5 at the site" not in said
 
+    one.write("Snakefile", "raise AssertionError")  # which is not read
+    for words in (["--all", "x"], ["--all-targets", "x"], ["--all", "--all-targets"]):
+        wrong = smk_mantik(one, "get", *words)
+        assert wrong.code == 2
+        tells(wrong.output, "it is not clear what to bring", "Name files, or add --all")
+        assert "AssertionError" not in wrong.output
+    one.write("Snakefile", PIPELINE)
+
+    smk_mantik(one, "get", "results/model.txt").ok()
+    kept = smk_mantik(one, "clean", "--yes")
+    assert kept.code == 1
+    tells(kept.output, "only there: results/set.txt (4 B, made by prepare)", "smk-mantik get")
+    assert "only there: results/model.txt" not in kept.output
+    assert (one.workspace / "results/set.txt").exists()
+
+    one.write("results/model.txt", "mine\n")
     said = smk_mantik(one, "get", "results").output
     tells(said, "files with other contents here: results/model.txt", "--force")
     assert one.read("results/model.txt") == "mine\n"
     assert not one.exists("results/set.txt")
     tells(smk_mantik(one, "get", "nothing.txt").output, "there is no file nothing.txt at a site")
     tells(smk_mantik(one, "get").output, "there is nothing to bring")
-
     smk_mantik(one, "get", "results", "--force").ok()
     assert one.read("results/model.txt") == "set\nmodel\n"
-
     one.write("results/set.txt", "mine\n")
     run(one, "--forcerun", "train")
     assert (one.workspace / "results/set.txt").read_text() == "set\n", "a copy is no source"
+    assert one.read("report.txt") == REPORT
+    assert ran(one) == "ptsts"
+
+    smk_mantik(one, "clean", "--yes", "--force").ok()
+    assert not one.workspace.exists() or not (one.workspace / "results").exists()
+    tells(smk_mantik(one, "ls").ok().output, "No output stays at a site")
+    run(one, "--forcerun", "report")
     assert one.read("report.txt") == REPORT
 
 
@@ -534,15 +545,6 @@ def test_what_a_failed_job_made_is_no_output(one: Project) -> None:
     assert ran(one) == "pts"
 
 
-def test_get_is_told_one_thing_to_bring(one: Project) -> None:
-    one.write("Snakefile", "raise AssertionError")  # which is not read
-    for words in (["--all", "x"], ["--all-targets", "x"], ["--all", "--all-targets"]):
-        said = smk_mantik(one, "get", *words)
-        assert said.code == 2
-        tells(said.output, "it is not clear what to bring", "Name files, or add --all")
-        assert "AssertionError" not in said.output
-
-
 def test_a_file_from_before_is_no_output_of_a_job_that_failed(one: Project) -> None:
     one.write("results/set.txt", "from before\n")
     one.write("Snakefile", PIPELINE.replace("sed s/raw", "[ ! -e fails ]; sed s/raw"))
@@ -554,18 +556,6 @@ def test_a_file_from_before_is_no_output_of_a_job_that_failed(one: Project) -> N
 
     assert one.read("report.txt") == REPORT
     assert one.read("results/set.txt") == "from before\n"
-
-
-@pytest.mark.nightly
-def test_a_directory_here_does_not_hide_the_one_at_the_site(one: Project) -> None:
-    run(one)
-    smk_mantik(one, "get", "results/steps").ok()
-
-    run(one, "--forcerun", "train")
-    run(one, "--forcerun", "score")
-
-    assert ran(one) == "ptstss"
-    assert one.read("report.txt") == REPORT
 
 
 def test_a_local_rule_reads_a_link_of_the_user_and_none_of_its_old_output(one: Project) -> None:
@@ -584,39 +574,49 @@ def test_a_local_rule_reads_a_link_of_the_user_and_none_of_its_old_output(one: P
     assert (one.directory / "data/raw.txt").readlink() == Path("../shared/raw.txt")
 
 
+IDIOMS = {
+    "expand(rules.train.output)": (
+        "with --default-storage-provider, an output of a rule cannot be given to expand()",
+        'Write its path instead, as in expand("results/model.txt", ...)',
+    ),
+    'rules.train.output[0].replace("model", "nodel")': (
+        "made of the path of a rule's output",
+        "Write the path itself, results/nodel.txt, instead of rules.NAME.output[0].replace(...)",
+    ),
+}
+CANNOT_STAY = """
+    rule full:
+        output: "full"
+        run: open(output[0], "w").close()
+
+    rule away:
+        output: storage.fs("away/x")
+        shell: "touch {output}"
+
+    rule train:
+        input: local("data/raw.txt")
+        output: local("model.pt")
+        shell: "touch {output} ran"
+"""
+
+
 def test_what_cannot_stay_is_told_before_anything_is_sent(one: Project) -> None:
     half = one.run("--default-storage-provider", "mantik", "--default-storage-prefix", "mantik:")
     tells(half.failed(), "--shared-fs-usage persistence software-deployment sources source-cache")
     words = [word if word != "mantik:" else "other:" for word in FILES_STAY]
     tells(one.run(*words).failed(), "mantik:/")
-    one.write("Snakefile", 'rule x:\n    output: "x"\n    run: open(output[0], "w").close()\n')
-    said = one.run(*FILES_STAY).failed()
-    tells(said, "rule x has run:", "needs a Snakemake at the site")
-    one.write(
-        "Snakefile", 'rule x:\n    output: storage.fs("away/x")\n    shell: "touch {output}"\n'
-    )
-    tells(one.run(*FILES_STAY).failed(), "rule x uses away/x", "no other storage is fetched")
-    assert not one.workspace.exists()
-
-
-def test_a_rule_with_a_local_file_does_not_run_here(one: Project) -> None:
-    one.write("raw.txt")
-    train = """
-rule train:
-    input: local("raw.txt")
-    output: local("model.pt")
-    shell: "touch {output} ran"
-"""
-    other = 'rule other:\n    output: "other.txt"\n    shell: "touch {output}"\n'
-    one.write("Snakefile", train + other)
-
-    said = one.run(*FILES_STAY, "train", "other").failed()
-
+    for idiom, told in IDIOMS.items():
+        one.write("Snakefile", PIPELINE.replace("rules.train.output", idiom))
+        tells(one.run(*FILES_STAY).failed(), *told)
+    one.write("Snakefile", CANNOT_STAY)
+    said = one.run(*FILES_STAY, "full", "train", "away").failed()
+    tells(said, "rule full has run:", "needs a Snakemake at the site")
+    tells(said, "rule away uses away/x", "no other storage is fetched")
     tells(said, "nothing submitted", "rule train flags", "with local(…)", "smk-mantik get")
     assert not one.exists("ran")
-    assert not one.exists(".snakemake/mantik/journal.sqlite")
-    one.write("Snakefile", f"localrules: train\n{train}{other}")
-    one.run(*FILES_STAY, "train", "other").ok()
+    assert not one.workspace.exists()
+    one.write("Snakefile", f"    localrules: train\n{CANNOT_STAY}")
+    one.run(*FILES_STAY, "train").ok()
     assert one.exists("ran")
     assert one.exists("model.pt")
 
@@ -775,42 +775,6 @@ def test_killed_while_a_file_moves(
     project.close()
 
 
-def test_plan_counts_what_lies_there(project: Project, firecrest_place: Place) -> None:
-    laid_out(project)
-    run(project)
-    second = project.directory.parent / "hpc2.yaml"
-    second.write_text(firecrest_place.config)
-    project.sites = [str(second)]
-    config = ["--mantik-backend-config", str(project.config), str(second)]
-    words = ["plan", *config, "--forcerun", "score", *FILES_STAY, "--", "report"]
-
-    said = smk_mantik(project, *words).ok().output
-    tells(said, "score", "5 at the site")
-    there = '    rule score:\n        resources: mantik_site="hpc2"\n'
-    project.write("Snakefile", PIPELINE.replace("    rule score:\n", there))
-    said = smk_mantik(project, *words).ok().output
-    tells(said, "4 to move, 14 B", "4 to move from other sites, through this machine (14 B)")
-    assert "5 at the site" not in said
-    assert ran(project) == "pts"
-
-
-def test_clean_names_what_is_only_there(one: Project) -> None:
-    run(one)
-    smk_mantik(one, "get", "results/model.txt").ok()
-
-    said = smk_mantik(one, "clean", "--yes")
-    assert said.code == 1
-    tells(said.output, "only there: results/set.txt (4 B, made by prepare)", "smk-mantik get")
-    assert "only there: results/model.txt" not in said.output
-    assert (one.workspace / "results/set.txt").exists()
-
-    smk_mantik(one, "clean", "--yes", "--force").ok()
-    assert not one.workspace.exists() or not (one.workspace / "results").exists()
-    tells(smk_mantik(one, "ls").ok().output, "No output stays at a site")
-    run(one, "--forcerun", "report")
-    assert one.read("report.txt") == REPORT
-
-
 LINKS = """
     rule read:
         input: "results/link", "results/folder", "results/old"
@@ -841,28 +805,26 @@ def test_outputs_that_are_links_or_have_odd_names(one: Project) -> None:
     tells(got.output, "results/folder: left at ", "1 file with names that are not UTF-8, such as")
 
 
-def test_a_restored_journal_and_a_site_that_does_not_answer(one: Project) -> None:
+def test_damaged_and_lost_journals_moves_and_a_silent_site(one: Project, tmp_path: Path) -> None:
+    """None of them makes what lies there again."""
     run(one)
-    (one.directory / ".snakemake/mantik/journal.sqlite").write_bytes(b"no journal\n" * 1000)
-
+    state = one.directory / ".snakemake"
+    (state / "mantik/journal.sqlite").write_bytes(b"no journal\n" * 1000)
     tells(run(one, "--forcerun", "score"), "Outputs that stay there: 4.")
-
     assert ran(one) == "ptss"
-    config = one.config.read_text()
-    one.config.write_text(re.sub(r"127\.0\.0\.1:\d+", f"127.0.0.1:{free_port()}", config))
-    tells(run(one, "-n"), "were not compared with the site", "Nothing to be done")
 
+    shutil.rmtree(state)
+    said = one.run(*FILES_STAY, "--forcerun", "score").failed()
+    tells(said, "the journal did not know of 4 outputs at the sites", "Start again")
 
-def test_a_directory_that_was_moved_or_copied(one: Project, tmp_path: Path) -> None:
-    run(one)
     before = one.workspace
     moved = Project(tmp_path / "elsewhere/project", one.place, one.extra)
     moved.directory.rmdir()
     one.directory.rename(moved.directory)
-
     run(moved, "--forcerun", "score")
-    assert ran(moved) == "ptss"
+    assert ran(moved) == "ptsss"
     assert moved.workspace == before
+
     copy = Project(tmp_path / "copy", one.place, one.extra)
     copy.directory.rmdir()
     shutil.copytree(moved.directory, copy.directory)
@@ -876,16 +838,8 @@ def test_a_directory_that_was_moved_or_copied(one: Project, tmp_path: Path) -> N
         f"Set Site: Workspace to {before}",
     )
     assert "results/set.txt" in smk_mantik(copy, "ls").ok().output
-    assert ran(moved) == "ptss"
 
-
-def test_a_lost_journal_makes_no_output_again(one: Project) -> None:
-    run(one)
-    shutil.rmtree(one.directory / ".snakemake")
-
-    said = one.run(*FILES_STAY, "--forcerun", "score").failed()
-
-    tells(said, "the journal did not know of 4 outputs at the sites", "Start again")
-    assert ran(one) == "pts"
-    run(one, "--forcerun", "score")
-    assert ran(one) == "ptss"
+    config = moved.config.read_text()
+    moved.config.write_text(re.sub(r"127\.0\.0\.1:\d+", f"127.0.0.1:{free_port()}", config))
+    tells(run(moved, "-n"), "were not compared with the site", "Nothing to be done")
+    assert ran(moved) == "ptsss"

@@ -5,15 +5,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
-from werkzeug.serving import make_server
-
 _FORM = "application/x-www-form-urlencoded"
 
 
 @contextmanager
 def object_store() -> Iterator[str]:
     """Run an empty store; its URL."""
+    from werkzeug.serving import make_server
+
     server = make_server("127.0.0.1", 0, _as_bytes(_application()), threaded=True)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
@@ -26,6 +25,9 @@ def object_store() -> Iterator[str]:
 
 
 def _application() -> Any:
+    # Half a second that all other tests need not wait for.
+    from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+
     return DomainDispatcherApplication(create_backend_app)
 
 

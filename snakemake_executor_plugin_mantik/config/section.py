@@ -142,7 +142,9 @@ class ConfigSection(BaseModel):
                 "keyring"
             )
         by_lower = {known.lower(): known for known in cls.key_names()}
-        close = difflib.get_close_matches(key.lower(), by_lower, n=1, cutoff=0.6)
+        # Only what a slip explains: MarkerGrace is not TermGrace.
+        alike = [known for known in by_lower if abs(len(known) - len(key)) <= 2]
+        close = difflib.get_close_matches(key.lower(), alike, n=1, cutoff=0.75)
         meant = cls.HINTS.get(key.lower()) or tuple(by_lower[each] for each in close)
         if meant:
             return f"is an unknown key, did you mean {' or '.join(meant)}?"

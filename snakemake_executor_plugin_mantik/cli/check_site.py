@@ -37,7 +37,7 @@ from snakemake_executor_plugin_mantik.engine.plan import (
     unchecked_resources,
 )
 from snakemake_executor_plugin_mantik.jobs.expansion import expands
-from snakemake_executor_plugin_mantik.jobs.paths import OURS
+from snakemake_executor_plugin_mantik.jobs.paths import OURS, ROOT, path_at_site, workspace_root
 from snakemake_executor_plugin_mantik.jobs.spec import Resources
 from snakemake_executor_plugin_mantik.sites import make_issuer, make_site
 from snakemake_executor_plugin_mantik.sites.base import (
@@ -102,7 +102,7 @@ def check_connection(loaded: LoadedConfig, project: Path) -> list[Finding]:
         if loaded.config.site.workspace is None:
             # A site removes everything below its workspace, not that itself: open the one above.
             above = loaded.config.site.model_copy(update={"workspace": WORKSPACES})
-            directory, config = own, loaded.config.model_copy(update={"site": above})
+            directory, config = f"{ROOT}/{own}", loaded.config.model_copy(update={"site": above})
             opened = replace(loaded, config=config)
         site = make_site(opened, credential, own, project=project, account=account)
         resources = planner.resources({}, 1)
@@ -130,7 +130,8 @@ async def _ask(
     try:
         async with asyncio.timeout(ANSWER_WAIT_S):
             facts = await site.open(make=not directory)
-            facts = replace(facts, workspace=posixpath.join(facts.workspace, directory).rstrip("/"))
+            if directory:
+                facts = replace(facts, workspace=path_at_site(facts.workspace, directory))
             findings += _facts(facts, loaded, resources)
             findings += _mounts(facts, planner)
             details = await _details(site, findings)
@@ -329,7 +330,9 @@ async def _workspace(site: Site, workspace: str, directory: str) -> list[Finding
         await site.remove(directory or path)
     if back != content:
         raise SiteRejected("a file was read back with different content", where=workspace)
-    there = posixpath.dirname(workspace) if directory else workspace  # the rest is for this check
+    there = (
+        posixpath.dirname(workspace) if directory else workspace_root(workspace)
+    )  # the rest is for this check
     found = [Finding("workspace", "ok", f"{there} can be written to")]
     if entry is not None and entry.modified:
         ahead = entry.modified - middle

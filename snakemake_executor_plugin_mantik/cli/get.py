@@ -22,6 +22,7 @@ from snakemake_executor_plugin_mantik.sites.base import is_rest_safe
 from snakemake_executor_plugin_mantik.staging.transfers import move_beside
 from snakemake_executor_plugin_mantik.storage.catalog import Catalog
 from snakemake_executor_plugin_mantik.storage.copies import is_here, part_of, remove_path
+from snakemake_executor_plugin_mantik.storage.paths import workspace_path
 
 from .evaluation import ALL_TARGETS, read_files
 from .options import Workdir
@@ -40,7 +41,7 @@ def find_undeclared(
         UserError: there is no file of a name, or it lies at several sites, or another one is here.
     """
     found: dict[str, StoredOutput] = {}
-    exact = set(names)
+    exact = {workspace_path(name, directory) for name in names}
     for name in names or _listed(directory, catalog, site):
         there = catalog.files_at(name, site)
         if names and not there:
@@ -68,7 +69,7 @@ def find_undeclared(
     here = [f for f in found.values() if os.path.lexists(local_path(f.path, directory))]
     if force:
         return list(found.values()), 0
-    if others := [f for f in here if display_path(f.path) in exact and not _is_same(f, directory)]:
+    if others := [f for f in here if f.path in exact and not _is_same(f, directory)]:
         raise UserError(
             f"there are other files here: {', '.join(display_path(f.path) for f in others[:5])}",
             where=str(directory),
@@ -238,7 +239,8 @@ def _chosen(catalog: Catalog, paths: Sequence[str]) -> tuple[list[StoredOutput],
     wanted = [] if paths else known
     others = []
     for name in map(posixpath.normpath, paths):
-        there = [o for o in known if f"{display_path(o.path)}/".startswith(f"{name}/")]
+        path = workspace_path(name, catalog.home("."))
+        there = [o for o in known if f"{o.path}/".startswith(f"{path}/")]
         if not there:
             others.append(name)
         wanted += [output for output in there if output not in wanted]

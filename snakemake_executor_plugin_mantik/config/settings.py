@@ -134,7 +134,7 @@ class SiteSettings(ConfigSection):
     )
     workspace: Annotated[str, BeforeValidator(_workspace)] | None = config_key(
         "Workspace",
-        "Path of the workspace at the site, absolute or relative to Storage. Each "
+        "Path of a directory at the site for the workspace, absolute or relative to Storage. Each "
         "workflow needs its own, which it has by default; the sites of one workflow may share one.",
         None,
     )

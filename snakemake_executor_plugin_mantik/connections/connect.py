@@ -22,6 +22,7 @@ from snakemake_executor_plugin_mantik.config.reading import (
 )
 from snakemake_executor_plugin_mantik.engine.core import OPEN_WAIT_S
 from snakemake_executor_plugin_mantik.engine.plan import Planner
+from snakemake_executor_plugin_mantik.jobs.paths import workspace_root
 from snakemake_executor_plugin_mantik.journal import SiteRecord, StoredOutputs, read_stored
 from snakemake_executor_plugin_mantik.sites import make_issuer, make_site
 from snakemake_executor_plugin_mantik.sites.base import Site
@@ -93,7 +94,9 @@ async def open_site_again(
     await asyncio.to_thread(credentials[name].login)
     before = known.sites.get(name)
     workspace = (
-        PurePosixPath(before.workspace).name  # also if the directory was moved since
+        PurePosixPath(
+            workspace_root(before.workspace)
+        ).name  # also if the directory was moved since
         if before is not None
         else workspace_name(known.home, known.workflow)
     )
@@ -114,7 +117,7 @@ async def open_site_again(
                 f"the last run used the workspace {before.workspace}, but the backend config leads"
                 f" to {facts.workspace}",
                 where=str(loaded.path),
-                do=f"Set Site: Workspace to {before.workspace} in it",
+                do=f"Set Site: Workspace to {workspace_root(before.workspace)} in it",
             )
     except BaseException:
         await site.close()

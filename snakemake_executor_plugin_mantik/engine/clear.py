@@ -1,6 +1,7 @@
 """Measure what lies in a workspace, and remove it."""
 
 import asyncio
+import posixpath
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,6 +16,9 @@ from snakemake_executor_plugin_mantik.jobs.paths import (
     PLACE,
     PYTHONS,
     TRIES,
+    UP,
+    UPS,
+    way_down,
 )
 from snakemake_executor_plugin_mantik.journal import FileRecord, Journal
 from snakemake_executor_plugin_mantik.sites.base import Entry, Site
@@ -30,9 +34,15 @@ _PARTS = {
     PYTHONS: "virtual environments",
     IMAGES: "container images",
     OUTSIDE: WORKFLOW_FILES,
+    UP: WORKFLOW_FILES,
     OURS: "tries, logs and archives",
 }
 """What lies below a directory; the first match counts."""
+
+_DIRECTORIES = ["", *(f"{UP}/{up}" for up in UPS)]
+"""The workspace and those above it."""
+_NOT_FILES = frozenset({PLACE, UP, *(f"{UP}/{up}/{way_down(up)}" for up in UPS)})
+"""What the present controller made, links, and the way from those above to the workspace."""
 
 
 @dataclass
@@ -72,7 +82,7 @@ class Clearer:
     async def measure(self) -> dict[str, WorkspacePart]:
         """Return the numbers and sizes of the files there, by kind."""
         found: dict[str, WorkspacePart] = {}
-        level = [""]
+        level = list(_DIRECTORIES)
         if self._shared:
             level = [OURS]
             for file in self._known():
@@ -88,8 +98,8 @@ class Clearer:
             listings = await asyncio.gather(*map(self._entries, level))
             for directory, entries in zip(level, listings, strict=True):
                 for entry in entries:
-                    path = f"{directory}/{entry.name}" if directory else entry.name
-                    if path == PLACE:  # the present controller made it
+                    path = posixpath.join(directory, entry.name)
+                    if path in _NOT_FILES:
                         continue
                     if entry.directory:
                         below.append(path)
@@ -121,7 +131,9 @@ class Clearer:
             left += await self._remove([OURS, *(file.path for file in known)])
             await self._remove_empty({p for f in known for p in PurePosixPath(f.path).parents})
         else:
-            left += await self._remove(entry.name for entry in await self._entries(""))
+            for directory in _DIRECTORIES:
+                there = [posixpath.join(directory, e.name) for e in await self._entries(directory)]
+                left += await self._remove(path for path in there if path not in _NOT_FILES)
         return left
 
     def _known(self) -> list[FileRecord]:

@@ -23,6 +23,7 @@ from snakemake_executor_plugin_mantik.common.errors import (
     printable,
 )
 from snakemake_executor_plugin_mantik.common.humanize import humanize_count
+from snakemake_executor_plugin_mantik.jobs.paths import workspace_root
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.journal import FileLedger, Journal, TryRecord, TryState
 from snakemake_executor_plugin_mantik.sites.base import Site, SiteFacts
@@ -318,9 +319,9 @@ class Engine:
                 f"{humanize_count(len(stored), 'output stays', 'outputs stay')} in the workspace"
                 f" {known.workspace}, but this run would use {workspace} (nothing submitted)",
                 where=f"site {name}",
-                do=f"Set Site: Workspace to {known.workspace} in the backend config; a working"
-                " directory that was copied needs it, too. To make the outputs again"
-                " instead, remove that workspace",
+                do=f"Set Site: Workspace to {workspace_root(known.workspace)} in the backend"
+                " config; a working directory that was copied needs it, too. To make the outputs"
+                " again instead, remove that workspace",
             )
 
     async def _open_site(self, name: str) -> SiteRunner:

@@ -23,6 +23,7 @@ from snakemake_executor_plugin_mantik.config.environment import (
 from snakemake_executor_plugin_mantik.config.known_sites import node_cores
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
 from snakemake_executor_plugin_mantik.config.named_files import may_mount
+from snakemake_executor_plugin_mantik.jobs.paths import workspace_top
 from snakemake_executor_plugin_mantik.jobs.pbs import pbs_directives
 from snakemake_executor_plugin_mantik.jobs.resources import (
     billed_cores,
@@ -109,7 +110,7 @@ class Planner:
             UserError: it does not.
         """
         mounts = self._software(environment)[1]
-        if mounts is None or may_mount(mounts, facts.workspace, facts.user):
+        if mounts is None or may_mount(mounts, workspace_top(facts.workspace), facts.user):
             return
         path = local_edf(self.config.named_environment(environment))
         raise UserError(

@@ -11,6 +11,7 @@ from typing import Any, Final, Literal
 
 from snakemake_executor_plugin_mantik.config.environment_keys import EnvironmentConfig
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
+from snakemake_executor_plugin_mantik.jobs.paths import workspace_below
 from snakemake_executor_plugin_mantik.jobs.resources import cpus_per_node
 from snakemake_executor_plugin_mantik.jobs.spec import InputFile, JobSpec
 from snakemake_executor_plugin_mantik.journal import TryRecord, TryState
@@ -127,7 +128,7 @@ def _spec(
         for number, (_, path) in enumerate(files)
     )
     configured = planner.config.site.workspace or ""
-    workspace = configured if configured.startswith("/") else WORKSPACE
+    workspace = workspace_below(configured) if configured.startswith("/") else WORKSPACE
     facts = SiteFacts(workspace, server="")
     spec = planner.spec(request, record, facts, Staged((), b"", (), inputs))
     return replace(spec, identity="")  # no job that a journal knows

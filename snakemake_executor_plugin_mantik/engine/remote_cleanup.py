@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
 from snakemake_executor_plugin_mantik.common.errors import SiteRejected
-from snakemake_executor_plugin_mantik.jobs.paths import OUTSIDE, local_path
+from snakemake_executor_plugin_mantik.jobs.paths import is_outside, local_path
 from snakemake_executor_plugin_mantik.journal import FileRecord
 from snakemake_executor_plugin_mantik.sites.base import is_rest_safe
 
@@ -84,7 +84,7 @@ class RemoteCleanup:
     def _gone(self, files: Iterable[FileRecord]) -> list[FileRecord]:
         """Return those of `files` that no longer exist here and that may be removed there.
 
-        Sources, files below hidden directories except `.mantik/outside`, and names that the file
+        Sources, files below hidden directories of the working directory, and names that the file
         API cannot carry stay.
         """
         return [
@@ -93,7 +93,7 @@ class RemoteCleanup:
             if not (file.source or file.stored or self._ledger.is_stored(file.path))
             and not self._here(file.path).exists()
             and is_rest_safe(file.path)
-            and (not file.path.startswith(".") or file.path.startswith(f"{OUTSIDE}/"))
+            and (not file.path.startswith(".") or is_outside(file.path))
         ]
 
     def _here(self, path: str) -> Path:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from .expansion import quote_word
-from .paths import CONDA, IMAGES
+from .paths import BELOW_TOP, CONDA, IMAGES
 from .script import quote_expandable
 from .templates import Times, load_template, venv_text
 
@@ -183,6 +183,7 @@ def wrap_container(image: Image, start: str, *, rule: str, times: Times | None =
         absolute=image.source.startswith("/"),
         image=shlex.quote(image.source),
         options="".join(f" {word}" for word in arguments),
+        below_top=BELOW_TOP,
         start=start,
     )
 

@@ -10,7 +10,9 @@ The workspace mirrors the workflow's working directory; the executor's own files
     .mantik/secrets/<try>                   secrets of a try, until it reads them; the directory is
                                             closed to others, whatever mode an upload gives the file
     .mantik/files/<checksum>/<name>         generated files that a job needs
-    .mantik/outside/<absolute path>         files from outside the working directory
+    .mantik/up/<n>                          link to the directory n above; files from as far above
+                                            the working directory have paths below it
+    .mantik/outside/<absolute path>         other files from outside the working directory
     .mantik/conda/<content>-<machine>/      conda environments of rules
     .mantik/python/<path>/<content>-<machine>/  virtual environments that jobs made
     .mantik/images/<source>-<machine>/      container images from outside the workflow
@@ -23,12 +25,18 @@ The workspace mirrors the workflow's working directory; the executor's own files
     .mantik/newer/<path>.n                  number of the newest content for a path, if it has one
     .mantik/known/<path>.k                  checksum of a large file, and what changes with it
 
+The workspace is the innermost of several directories, so that a script finds `../data` above it:
+
+    up3/up2/up1/workdir                     below the directory that the site's config names
+
 One listing of a bucket of `tries` shows the state of all its tries: claimed, alive (the claim
 grows), revoked, or ended with an exit code. A bucket whose tries are all done is removed with two
 or three requests.
 """
 
 import hashlib
+import os
+import posixpath
 import re
 from collections.abc import Container
 from dataclasses import dataclass
@@ -46,6 +54,9 @@ KEPT = "kept/"
 FILES_DIRECTORY = f"{OURS}/files"
 SECRETS = f"{OURS}/secrets"
 OUTSIDE = f"{OURS}/outside"
+UP = f"{OURS}/up"
+UPS = (1, 2, 3)
+"""How far above the working directory files keep their relative paths at a site."""
 CONDA = f"{OURS}/conda"
 IMAGES = f"{OURS}/images"
 PYTHONS = f"{OURS}/python"
@@ -57,6 +68,15 @@ IMPORTED = "imported"
 
 MAX_PATH_DEPTH = 200
 """Maximum depth of a path that a job makes: Python's own tools recurse once per directory."""
+
+ROOT = f"{UP}/{len(UPS) + 1}"
+"""The directory that the site's config names."""
+
+_WAY = (*(f"up{up}" for up in reversed(UPS)), "workdir")
+"""The directories that lead to the workspace, from the one that the site's config names."""
+BELOW_TOP = posixpath.join("/", *_WAY[1:])
+"""The way to the workspace from `workspace_top`."""
+_ABOVE = re.compile(rf"{re.escape(UP)}/(?P<up>[0-9])(?:/(?P<rest>.*))?", re.DOTALL)
 
 _TRY_ID = re.compile(r"[0-9a-f-]{36}")
 _MARKER_NAME = re.compile(r"(?P<try>[0-9a-f-]{36})\.(?P<code>[0-9]{1,3})")
@@ -157,20 +177,67 @@ def nearest(path: str, known: Container[str]) -> str | None:
     return next((each for each in at_or_above(path) if each in known), None)
 
 
-def outside_path(path: str) -> str:
+def workspace_below(directory: str) -> str:
+    """Return the path of the workspace in the directory that a site's config names for it."""
+    return posixpath.join(directory, *_WAY)
+
+
+def workspace_root(workspace: str) -> str:
+    """Return the directory that a site's config names; undo `workspace_below`."""
+    return workspace.removesuffix(posixpath.join("/", *_WAY))
+
+
+def workspace_top(workspace: str) -> str:
+    """Return the directory that holds the workspace and all that lies above it for its jobs."""
+    return workspace.removesuffix(BELOW_TOP)
+
+
+def way_down(up: int) -> str:
+    """Return the name by which the way to the workspace goes on in the directory `up` above it."""
+    return _WAY[-up]
+
+
+def path_at_site(workspace: str, path: str) -> str:
+    """Join the path of a workspace at its site, and a path in it, without its links upwards."""
+    above = _ABOVE.fullmatch(path)
+    if above is None:
+        return f"{workspace}/{path}"
+    return posixpath.normpath(f"{workspace}/{_climb(above)}")
+
+
+def outside_path(path: str, workdir: str) -> str:
     """Map an absolute, normalised path outside the working directory to one in the workspace."""
+    above = workdir
+    for up in UPS:
+        above = posixpath.dirname(above)
+        if path == above:
+            break  # it would contain the working directory
+        if path.startswith(f"{above.rstrip('/')}/"):
+            return f"{UP}/{up}/{path[len(above.rstrip('/')) + 1 :]}"
     return f"{OUTSIDE}{path}"
+
+
+def is_outside(path: str) -> bool:
+    """Return whether a path of the workspace is one of `outside_path`."""
+    return path.startswith((f"{OUTSIDE}/", f"{UP}/"))
 
 
 def local_path(path: str, workdir: Path) -> Path:
     """Map a path of the workspace to one on this machine; undo `outside_path`."""
-    beyond = path.removeprefix(f"{OUTSIDE}/")
-    return workdir / path if beyond == path else Path("/", beyond)
+    if (above := _ABOVE.fullmatch(path)) is not None:
+        return Path(os.path.normpath(os.path.join(os.path.realpath(workdir), _climb(above))))
+    return workdir / display_path(path)
 
 
 def display_path(path: str) -> str:
     """Return a path of the workspace as the user knows it."""
+    if (above := _ABOVE.fullmatch(path)) is not None:
+        return _climb(above)
     return path.removeprefix(OUTSIDE) if path.startswith(f"{OUTSIDE}/") else path
+
+
+def _climb(above: re.Match[str]) -> str:
+    return posixpath.join("../" * int(above["up"]), above["rest"] or "").rstrip("/")
 
 
 def is_try_id(name: str) -> bool:

@@ -16,7 +16,7 @@ from snakemake_executor_plugin_mantik.common.errors import UserError
 
 from . import live_packs
 from .expansion import expands, quote_expanded, quote_word
-from .paths import IMPORTED, bundle_done_path, bundle_path
+from .paths import IMPORTED, UP, UPS, bundle_done_path, bundle_path, workspace_root, workspace_top
 from .segments import GO_ON_CODE, START_MARK
 from .spec import Container, Environment, JobSpec, Segment
 from .templates import load_template, venv_text
@@ -100,6 +100,8 @@ def render_script(spec: JobSpec) -> str:
     return load_template("script.sh.j2").render(
         title=" ".join(spec.name.split())[:200],
         workspace=shell_quote(spec.workspace, "the workspace"),
+        up=UP,
+        ups=UPS if workspace_root(spec.workspace) != spec.workspace else (),
         try_id=shlex.quote(paths.try_id),
         tries=shlex.quote(paths.tries),
         claim=shlex.quote(paths.claim),
@@ -220,7 +222,7 @@ def _mounts(spec: JobSpec) -> str:
     lines = (
         f"type=bind,{field(f'source={path}')},{field(f'destination={path}')},ro"
         for path in spec.datasets
-        if not f"{spec.workspace}/".startswith(f"{path.rstrip('/')}/")
+        if not f"{workspace_top(spec.workspace)}/".startswith(f"{path.rstrip('/')}/")
     )
     text = "\n".join(lines)
     return shell_quote(text, "a dataset") if text else ""
@@ -261,7 +263,7 @@ def _apptainer(environment: Environment, workspace: str) -> dict[str, object]:
         **_path("image", _readable(apptainer.image) if is_file else apptainer.image, environment),
         "image_is_file": is_file,
         **_options(apptainer.options, environment),
-        "bind": shlex.quote(re.sub(r"([\\,:])", r"\\\1", workspace)),
+        "bind": shlex.quote(re.sub(r"([\\,:])", r"\\\1", workspace_top(workspace))),
         # APPTAINER_PWD would override --cwd, and APPTAINER_CWD --pwd.
         "set_directory": not any(w.startswith(("--cwd", "--pwd")) for w in apptainer.options),
     }
@@ -306,15 +308,15 @@ def _container(container: Container, spec: JobSpec) -> dict[str, object]:
         words = [f"--container-image={source}"]
         mounts = [quote_expandable(mount) for mount in container.mounts]
         # The workspace comes last, so that no other mount covers it.
-        own = [*(f"{path}:{path}:ro" for path in spec.datasets), spec.workspace]
-        for path in (*spec.datasets, spec.workspace):
+        top = workspace_top(spec.workspace)
+        own = [*(f"{path}:{path}:ro" for path in spec.datasets), f"{top}:{top}"]
+        for path in (*spec.datasets, top):
             if set(path) & set(",:"):
                 raise UserError(
                     f"pyxis cannot mount {path}: its name has a comma or a colon",
                     where="Environment.Pyxis",
                     do="Use another path (Site: Workspace in the backend config)",
                 )
-        own[-1] = f"{spec.workspace}:{spec.workspace}"
         mounts += [shell_quote(mount, "a mount") for mount in own]
     own_names = {*spec.variables, *spec.environment.variables}
     return {

@@ -20,6 +20,7 @@ from typing import Final
 
 from snakemake_executor_plugin_mantik.common.errors import UserError, one_line
 from snakemake_executor_plugin_mantik.common.humanize import humanize_size
+from snakemake_executor_plugin_mantik.jobs.paths import workspace_top
 
 from .secret_files import NOTHING, Matching, Withheld
 
@@ -107,6 +108,8 @@ def _named(text: str, workdir: Path, workspace: str) -> Iterator[str]:
 
 def _relative(word: str, workdir: Path, workspace: str) -> str:
     """Return a word as a normal path; empty if it cannot be one of the user's files."""
+    if word.startswith(f"{workspace_top(workspace)}/"):
+        word = os.path.relpath(word, workspace)
     for root in (workspace, str(workdir)):
         if root and word.startswith(f"{root.rstrip('/')}/"):
             word = word[len(root.rstrip("/")) + 1 :]

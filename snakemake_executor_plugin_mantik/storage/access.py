@@ -24,7 +24,7 @@ from snakemake_executor_plugin_mantik.common.state_directory import STATE
 from snakemake_executor_plugin_mantik.connections.connect import find_config, open_site_again
 from snakemake_executor_plugin_mantik.engine.compare import Sight, list_targets, look
 from snakemake_executor_plugin_mantik.engine.place import make_retry
-from snakemake_executor_plugin_mantik.jobs.paths import OURS, display_path, outside_path
+from snakemake_executor_plugin_mantik.jobs.paths import OURS, display_path
 from snakemake_executor_plugin_mantik.journal import (
     FileRecord,
     SiteRecord,
@@ -36,7 +36,7 @@ from snakemake_executor_plugin_mantik.sites.base import Entry, Site
 from snakemake_executor_plugin_mantik.sites.credentials import find_account
 from snakemake_executor_plugin_mantik.staging.transfers import download_file
 
-from .paths import Dataset
+from .paths import Dataset, workspace_path
 
 _T = TypeVar("_T")
 
@@ -54,7 +54,7 @@ class Access:
 
         `environ` holds variables with credentials. `notify` writes a line to the user's log.
         """
-        self._workdir = workdir
+        self.workdir = workdir
         self._environ = environ
         self._notify = notify
         self._known_sites: dict[str, SiteRecord] = {}
@@ -153,7 +153,7 @@ class Access:
     def _sites(self, suffice: Callable[[Mapping[str, SiteRecord]], bool]) -> dict[str, SiteRecord]:
         """Return the sites that runs have used; read them again unless the known ones suffice."""
         if not suffice(self._known_sites):
-            self._known_sites = dict(read_stored(self._workdir / STATE).sites)
+            self._known_sites = dict(read_stored(self.workdir / STATE).sites)
         return self._known_sites
 
     def close(self) -> None:
@@ -180,7 +180,7 @@ class Access:
         return self._opening[place]
 
     async def _open(self, place: str) -> Site:
-        known = await asyncio.to_thread(lambda: read_stored(self._workdir / STATE))
+        known = await asyncio.to_thread(lambda: read_stored(self.workdir / STATE))
         failed: MantikError | None = None
         for record in known.sites.values():
             if record.place == place and Path(record.config).is_file():
@@ -188,14 +188,14 @@ class Access:
                 try:
                     loaded = await asyncio.to_thread(find_config, record, name)
                     return await open_site_again(
-                        name, loaded, self._workdir, known,
+                        name, loaded, self.workdir, known,
                         account=find_account(name, self._environ),
                     )  # fmt: skip
                 except MantikError as error:  # another site may see the same place
                     failed = failed or error
         raise failed or UserError(
             "no backend config is known for the place of a stored output",
-            where=str(self._workdir),
+            where=str(self.workdir),
             do="Run the workflow with the backend config of its site",
         )
 
@@ -262,8 +262,8 @@ def find_workspace_files(access: Access, places: Iterable[str], name: str) -> li
             too many directories.
         SiteError: a site does not answer.
     """
-    path = posixpath.normpath(outside_path(name) if name.startswith("/") else name)
-    if path == ".." or path.startswith("../") or (path.split("/")[0] in _OWN and name == path):
+    path = workspace_path(name, access.workdir)
+    if path.split("/")[0] in _OWN and name == path:
         raise UserError(
             f"{name} is no file of the workflow", where="smk-mantik get",
             do="Name files below the working directory, relative to it",

@@ -23,6 +23,7 @@ import os
 import posixpath
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from snakemake_executor_plugin_mantik.jobs.paths import display_path, outside_path
@@ -88,18 +89,19 @@ def home_of(query: str) -> str:
     return os.path.normpath(query.removeprefix(f"{PREFIX}/"))
 
 
-def workspace_path(query: str) -> str:
-    """Return the path of a file in a workspace. The working directory is the workflow's.
+def workspace_path(query: str, workdir: Path = Path()) -> str:
+    """Return the path of a file in a workspace. `workdir` is the workflow's directory.
 
     `query` may hold wildcards.
     """
     home = home_of(query)
-    if not os.path.isabs(home) and not home.startswith("../"):
+    if not os.path.isabs(home) and home.split("/")[0] != "..":
         return home
-    absolute, here = os.path.abspath(home), os.getcwd()
+    here = os.path.realpath(workdir)
+    absolute = os.path.normpath(os.path.join(here, home))
     if absolute.startswith(f"{here.rstrip('/')}/"):
         return os.path.relpath(absolute, here)
-    return outside_path(absolute)
+    return outside_path(absolute, here)
 
 
 def storable_path(path: Any) -> str | None:

@@ -30,6 +30,7 @@ from snakemake_executor_plugin_mantik.config.model import (
 )
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
 from snakemake_executor_plugin_mantik.engine.preview import TRY
+from snakemake_executor_plugin_mantik.jobs.paths import workspace_below, workspace_root
 from snakemake_executor_plugin_mantik.jobs.script import BASH_OWN
 from tests.support.trial import NASTY
 
@@ -123,6 +124,8 @@ def test_no_broken_document_ends_in_a_traceback(
 WORD = st.text(
     st.characters(exclude_characters="\0\r", exclude_categories=["Cs"]), min_size=1, max_size=12
 )
+WORKSPACE = workspace_below("work space")
+
 SHOW_WORDS = """#!/bin/bash
 shift; while [ "$1" != /i.sif ]; do printf '%s\\0' "$1"; shift; done > "$WORDS"
 """
@@ -139,7 +142,7 @@ def test_apptainer_gets_the_words_of_its_options(
 ) -> None:
     """Any words, quoted for bash in one way or another, from the file to the program."""
     with tempfile.TemporaryDirectory() as folder:
-        workspace, programs = Path(folder, "work space"), Path(folder, "bin")
+        workspace, programs = Path(folder, WORKSPACE), Path(folder, "bin")
         (workspace / ".mantik/tries/0").mkdir(parents=True)
         programs.mkdir()
         (programs / "apptainer").write_text(SHOW_WORDS)
@@ -150,7 +153,7 @@ def test_apptainer_gets_the_words_of_its_options(
             "UnicoreApiUrl": "https://h.example.org/rest/core",
             "Resources": {"Queue": "q"},
             "Environment": {"Apptainer": image, "Variables": {"MINE": "a  b*"}},
-            "Site": {"Workspace": str(workspace)},
+            "Site": {"Workspace": workspace_root(str(workspace))},
         }
         config = Path(folder, "config.json")
         config.write_text(json.dumps(document))
@@ -175,13 +178,13 @@ TEXTS = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]
 def test_a_process_sees_what_the_file_says(variables: dict[str, str]) -> None:
     """From the file to the process, through all that a run goes through, and the real bash."""
     with tempfile.TemporaryDirectory() as folder:
-        workspace = Path(folder, "work space")
+        workspace = Path(folder, WORKSPACE)
         (workspace / ".mantik/tries/0").mkdir(parents=True)
         document = {
             "UnicoreApiUrl": "https://h.example.org/rest/core",
             "Resources": {"Queue": "q"},
             "Environment": {"Variables": variables},
-            "Site": {"Workspace": str(workspace)},
+            "Site": {"Workspace": workspace_root(str(workspace))},
         }
         config = Path(folder, "config.json")
         config.write_text(json.dumps(document))
@@ -212,13 +215,13 @@ def test_a_process_sees_any_name_that_is_not_refused(tmp_path: Path) -> None:
     tried = sorted({*NAMES, *COMMON, "_m_main", "code", "MANTIK_X"} - OTHERS)
     variables = {name: "7 x" for name in tried if name not in BASH_OWN}
     assert len(variables) > len(COMMON)
-    workspace = tmp_path / "w"
+    workspace = tmp_path / WORKSPACE
     (workspace / ".mantik/tries/0").mkdir(parents=True)
     document = {
         "UnicoreApiUrl": "https://h.example.org/rest/core",
         "Resources": {"Queue": "q"},
         "Environment": {"Variables": variables},
-        "Site": {"Workspace": str(workspace)},
+        "Site": {"Workspace": workspace_root(str(workspace))},
     }
     (tmp_path / "config.json").write_text(json.dumps(document))
     report = examine(str(tmp_path / "config.json"), tmp_path)

@@ -16,6 +16,7 @@ from hpc_sandbox.settings import (
     SiteOption,
     Timing,
 )
+from snakemake_executor_plugin_mantik.jobs.paths import workspace_root
 from tests.faults.disk import small_disk
 from tests.real.centre import tsi
 from tests.real.centre.firecrest import SOFTWARE as FIRECREST
@@ -116,7 +117,9 @@ def test_a_job_at_a_real_site_fetches(firecrest_centre_place: Place, tmp_path: P
     other = replace(first, name="other", storage=first.storage / "elsewhere")
     project = between(first, other, tmp_path)
     with Path(project.sites[0]).open("a") as config:
-        config.write(f"  Workspace: {project.workspace_at(other)}\n")  # below Site:
+        config.write(
+            f"  Workspace: {workspace_root(str(project.workspace_at(other)))}\n"
+        )  # below Site:
 
     ran = project.run(*FILES_STAY).ok()
 

@@ -1,9 +1,15 @@
-"""Files outside of the working directory: a site has them in a mirror, and nothing else of them."""
+"""Files outside of the working directory: a site has them in a mirror, and nothing else of them.
+
+`tests/workflows/paths-up` compares with a local run what scripts find above their directory.
+"""
 
 import os
+import uuid
 from pathlib import Path
+from textwrap import dedent
 
-from tests.support.workflows import Project, tells, until
+from tests.support.command import smk_mantik
+from tests.support.workflows import FILES_STAY, Project, tells, until
 
 WORKFLOW = """
     ROOT = "{root}"
@@ -56,13 +62,13 @@ def test_nothing_at_the_site_is_called_as_here(both: Project) -> None:
     assert not (root / "out/a/first.txt").exists()
     assert sorted(os.listdir(root / "out/a")) == ["first.log", "last.txt", "tree"]
     workspace = both.read("last.log").strip()
-    mirror = f"{workspace}/.mantik/outside{root}"
+    mirror = os.path.dirname(workspace)
     assert (root / "out/a/first.log").read_text().split() == [
-        f"{mirror}/data/x.csv", f".mantik/outside{root}/data/y.csv", f"{mirror}/out/a/first.txt",
+        f"{mirror}/data/x.csv", "../data/y.csv", f"{mirror}/out/a/first.txt",
         f"{mirror}/out/a/tree", f"{mirror}/out/a", f"{mirror}/out/a/first.log",
         f"{mirror}/data/x.csv", workspace,
     ]  # fmt: skip
-    there = both.workspace / f".mantik/outside{root}"
+    there = both.workspace.parent
     assert sorted(os.listdir(there / "out/a")) == ["first.log", "last.txt", "tree"], "temp() stays"
 
     # No job computes with something else, and a change is seen.
@@ -84,7 +90,7 @@ def test_a_command_that_makes_nothing_outside(project: Project) -> None:
         """,
     )
     said = project.run().failed()
-    tells(said, f"did not make {project.directory.parent}/none.txt")
+    tells(said, "did not make ../none.txt")
     assert not (project.directory.parent / "none.txt").exists()
     assert (project.directory.parent / "none.log").read_text() == "said\n"
 
@@ -100,7 +106,7 @@ def test_a_run_that_was_killed_finds_its_job_again(project: Project) -> None:
         """,
     )
     running = project.start()
-    made = project.workspace / f".mantik/outside{root}/slow.txt"
+    made = project.workspace.parent / "slow.txt"
     until(made.exists, "the job")
     running.kill()
     (project.workspace / "go").touch()
@@ -133,7 +139,99 @@ def test_what_commands_name_beside_a_snakefile_elsewhere(project: Project) -> No
     project.run("--snakefile", "../code/Snakefile").ok()
 
     first, *names, last = project.read("where.txt").splitlines()
-    mirror = f"{project.workspace}/.mantik/outside{root}/code/tools"
+    mirror = f"{project.workspace.parent}/code/tools"
     assert first == f"{mirror}/where.py {mirror}/beside.py"
     assert names == ["beside.py", "where.py"]
     assert last == f"{root}/code/nothing/x.py {root}/codes/x"
+
+
+ABOVE = """
+    rule all:
+        input: "../results/last.txt", "../../{above}/made.txt"
+
+    rule first:
+        input: "../data/in.txt"
+        output: "../results/first.txt"
+        shell: "python3 copy.py ../data/in.txt ../results/first.txt"
+
+    rule last:
+        input: "../results/first.txt"
+        output: "../results/last.txt"
+        shell: "python3 copy.py ../results/first.txt ../results/last.txt"
+
+    rule farther:
+        input: "../../{above}/in.txt"
+        output: "../../{above}/made.txt"
+        shell: "python3 copy.py ../../{above}/in.txt ../../{above}/made.txt"
+"""
+
+
+def fill_above(project: Project) -> Path:
+    """Write a workflow whose script opens files by their paths; return where farther ones are."""
+    far = project.directory.parent.parent / f"far-{uuid.uuid4()}"
+    far.mkdir()
+    (far / "in.txt").write_text("far\n")
+    project.write("../data/in.txt", "near\n")
+    project.write("copy.py", "import shutil, sys; shutil.copyfile(*sys.argv[1:])")
+    project.write("Snakefile", ABOVE.format(above=far.name))
+    return far
+
+
+def test_a_script_finds_what_is_above_and_clean_removes_it(both: Project) -> None:
+    far = fill_above(both)
+
+    both.run().ok()
+
+    assert both.read("../results/last.txt") == "near\n"
+    assert (far / "made.txt").read_text() == "far\n"
+    above = both.workspace.parent
+    assert sorted(os.listdir(above)) == ["data", "results", "workdir"]
+    assert os.listdir(above.parent / far.name)
+
+    found = smk_mantik(both, "clean", "--yes").ok().output
+
+    tells(found, "files of the workflow: 6 files")
+    assert os.listdir(above) == ["workdir"]
+    assert os.listdir(above.parent) == ["up1"]
+    # The next run makes it all again in the same workspace.
+    (far / "made.txt").unlink()
+    both.run().ok()
+    assert (far / "made.txt").read_text() == "far\n"
+
+
+def test_outputs_above_that_stay_at_their_site(both: Project) -> None:
+    far = fill_above(both)
+    stay = FILES_STAY
+
+    both.run(*stay).ok()
+
+    assert not both.exists("../results/last.txt")
+    tells(smk_mantik(both, "ls").ok().output, "../results/last.txt", f"../../{far.name}/made.txt")
+    tells(both.run(*stay).ok().output, "Nothing to be done")
+    tells(smk_mantik(both, "clean", "--yes").output, "only there: ../results/last.txt")
+    smk_mantik(both, "get", "../results/last.txt", str(far / "made.txt")).ok()
+    assert both.read("../results/last.txt") == "near\n"
+    assert (far / "made.txt").read_text() == "far\n"
+
+
+def test_a_workspace_stays_when_a_workflow_begins_to_look_above(project: Project) -> None:
+    project.write("../data/in.txt", "near\n")
+    rule = """
+        rule {0}:
+            input: "{1}"
+            output: "{0}.txt"
+            shell: "cp {1} {0}.txt"
+    """
+    project.write("own.txt", "own\n")
+    project.write(
+        "Snakefile", "rule all:\n    input: 'a.txt'\n" + dedent(rule).format("a", "own.txt")
+    )
+    project.run().ok()
+    project.write(
+        "Snakefile",
+        "rule all:\n    input: 'a.txt', 'b.txt'\n"
+        + dedent(rule).format("a", "own.txt") + dedent(rule).format("b", "../data/in.txt"),
+    )  # fmt: skip
+    project.run().ok()
+    assert project.read("b.txt") == "near\n"
+    assert [record.rule for record in project.tries] == ["a", "b"]

@@ -67,12 +67,12 @@ def test_tells_what_lies_there(world: World, journal: Journal) -> None:
 def test_of_too_many_directories_the_least_is_told(
     world: World, journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(clear, "MOST_LISTINGS", 9)
+    monkeypatch.setattr(clear, "MOST_LISTINGS", 12)
     for number in range(20):
         world.write(f".mantik/conda/one/lib/{number}/f", b"x")
     site = SimulatedSite(world)
     found = virtualtime.run(Clearer(site, "p", journal, shared=False).measure())
-    assert site.calls["list"] == 9
+    assert site.calls["list"] == 12
     assert found["conda environments"].more
     assert not found["container images"].more
 

@@ -18,6 +18,9 @@ from snakemake_executor_plugin_mantik.rules.paths.path_rewriting import (
 
 NOTHING_STAYS = SimpleNamespace(storage_registry=SimpleNamespace(_storages={}))
 
+ABOVE = "/w/up3/up2/up1"
+W = f"{ABOVE}/workdir"
+
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -50,12 +53,11 @@ def seen(
         wildcards_dict={},
         rule=SimpleNamespace(name="r", expand_params=expand, workflow=NOTHING_STAYS),
     )
-    return rewrite_paths(job, JobPaths(root / "run", lambda: "/w"))
+    return rewrite_paths(job, JobPaths(root / "run", lambda: W))
 
 
 def test_texts(root: Path) -> None:
-    folder, out = f"{root}/data", f"/w/.mantik/outside{root}/data"
-    up = f".mantik/outside{root}/up"
+    folder, out = f"{root}/data", f"{ABOVE}/data"
     text = seen(root, [f"{folder}/x.csv", f"{folder}/tree", "../up/y.csv", "/usr/share/s"]).text
 
     for before, after in {
@@ -68,43 +70,45 @@ def test_texts(root: Path) -> None:
         f"ls {folder}base/x.csv .{folder}/x.csv": f"ls {folder}base/x.csv .{folder}/x.csv",
         f"$A{folder}/x ${{A}}{folder}/x": f"$A{folder}/x ${{A}}{folder}/x",
         f"$(a){folder}/x *{folder}/x": f"$(a){folder}/x *{folder}/x",
-        "cat ../up/y.csv ../up/z >../up": f"cat {up}/y.csv {up}/z >{up}",
+        "cat ../up/y.csv ../up/z >../up": "cat ../up/y.csv ../up/z >../up",
         "cat ../../up/y.csv a/../up/y.csv ../upper": "cat ../../up/y.csv a/../up/y.csv ../upper",
-        f"python {root}/run/a.py {root}/running": f"python /w/a.py {root}/running",
-        f"cd {root}/run": "cd /w",
-        f"{root}/run/../code/x {root}/run/in/../a.py": f"{root}/code/x /w/a.py",
-        f"ls {root}/run/..; ls {root}/run/..in": f"ls {root}; ls /w/..in",
+        f"python {root}/run/a.py {root}/running": f"python {W}/a.py {root}/running",
+        f"cd {root}/run": f"cd {W}",
+        f"{root}/run/../code/x {root}/run/in/../a.py": f"{root}/code/x {W}/a.py",
+        f"ls {root}/run/..; ls {root}/run/..in": f"ls {root}; ls {W}/..in",
         "ls /usr/share/s /usr/share/t /usr/share": (
-            "ls /w/.mantik/outside/usr/share/s /usr/share/t /usr/share"
+            f"ls {W}/.mantik/outside/usr/share/s /usr/share/t /usr/share"
         ),
-        "ls /w/data": "ls /w/data",
+        f"ls {W}/data": f"ls {W}/data",
     }.items():
         assert text(before) == after
         assert text(after) == after
 
 
 def test_only_what_is_beside_it_of_a_directory_that_holds_much_else(root: Path) -> None:
-    out = f"/w/.mantik/outside{root}"
+    out = ABOVE
     text = seen(root, [f"{root}/x.csv", "../z.csv"]).text
     assert text(f"cat {root}/x.csv {root}/x.idx") == f"cat {out}/x.csv {out}/x.idx"
-    assert text(f"{root}/bin/tool {root}/run/a") == f"{root}/bin/tool /w/a"
-    assert text("cat ../z.csv ../y.csv; ls ..") == f"cat {out[3:]}/z.csv ../y.csv; ls .."
+    assert text(f"{root}/bin/tool {root}/run/a") == f"{root}/bin/tool {W}/a"
+    assert text("cat ../z.csv ../y.csv; ls ..") == "cat ../z.csv ../y.csv; ls .."
 
 
 def test_lists_keep_their_names(root: Path) -> None:
     job = seen(root, ["../data/x", "in/y"], ["/out/z"])
-    assert list(job.input) == [f".mantik/outside{root}/data/x", "in/y"]
-    assert list(job.output) == ["/w/.mantik/outside/out/z"]
+    assert list(job.input) == ["../data/x", "in/y"]
+    assert list(job.output) == [f"{W}/.mantik/outside/out/z"]
     assert isinstance(job.input, InputFiles)
     assert list(job.log) == ["log.txt"]
 
 
 def test_a_path_upwards_is_not_certain_in_another_directory(root: Path) -> None:
-    text = seen(root, ["../data/x", "/far/x"]).text
-    with pytest.raises(UserError, match=r"changes its directory and names \.\./data"):
-        text("cd in; cat ../data/x")
-    assert text("cd in; cat /far/x") == "cd in; cat /w/.mantik/outside/far/x"
-    assert text("cat ../data/x; ls abcd x") != "cat ../data/x; ls abcd x"
+    far = "../../../../data/x"
+    text = seen(root, ["../data/x", far, "/far/x"]).text
+    with pytest.raises(UserError, match=r"changes its directory and names \.\./\.\."):
+        text(f"cd in; cat {far}")
+    assert text("cd in; cat ../../data/x") == "cd in; cat ../../data/x"
+    assert text("cd in; cat /far/x") == f"cd in; cat {W}/.mantik/outside/far/x"
+    assert text(f"cat {far}; ls abcd x") != f"cat {far}; ls abcd x"
 
 
 def test_parameters_of_texts(root: Path) -> None:
@@ -112,14 +116,14 @@ def test_parameters_of_texts(root: Path) -> None:
         pass
 
     value = Value()
-    out = "/w/.mantik/outside/far"
+    out = f"{W}/.mantik/outside/far"
     params = seen(
         root, ["/far/x"], one="/far/x", many=["/far/x", 1], path=Path("/far/y"),
         named={"a": ("/far",)}, value=value, own=f"{root}/run/in",
     ).params  # fmt: skip
     assert dict(params.items()) == {
         "one": f"{out}/x", "many": [f"{out}/x", 1], "path": Path(f"{out}/y"),
-        "named": {"a": (out,)}, "value": value, "own": "/w/in",
+        "named": {"a": (out,)}, "value": value, "own": f"{W}/in",
     }  # fmt: skip
 
 
@@ -139,11 +143,11 @@ def test_parameters_that_are_made_of_paths(root: Path) -> None:
     params = seen(root, [f"{root}/far/x"], ["../x"], again).params
 
     assert dict(params.items()) == {
-        "above": f"/w/.mantik/outside{root}",
+        "above": ABOVE,
         "there": True,
-        "up": f".mantik/outside{root}",
+        "up": "..",
         "name": "x",
-        "from_below": f"../.mantik/outside{root}/x",
+        "from_below": "../../x",
     }
 
 

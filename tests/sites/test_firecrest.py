@@ -21,6 +21,7 @@ from snakemake_executor_plugin_mantik.common.errors import (
     SiteRejected,
     SiteUnreachable,
 )
+from snakemake_executor_plugin_mantik.jobs.paths import ROOT
 from snakemake_executor_plugin_mantik.jobs.spec import Resources
 from snakemake_executor_plugin_mantik.sites.base import Phase, Submission
 from snakemake_executor_plugin_mantik.sites.firecrest import FirecrestSite
@@ -260,9 +261,9 @@ class TestFiles:
             found = await site._files._stat("secret")
             assert found is not None
             assert found["mode"] & 0o777 == 0o600
-            workspace = await site._files._stat(".")
-            assert workspace is not None
-            assert workspace["mode"] & 0o777 == 0o700
+            root = await site._files._stat(ROOT)
+            assert root is not None
+            assert root["mode"] & 0o777 == 0o700
 
         run(sandbox, scenario)
 

@@ -10,6 +10,7 @@ import pytest
 
 from hpc_sandbox.server import Sandbox
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
+from snakemake_executor_plugin_mantik.jobs.paths import workspace_below, workspace_root
 from snakemake_executor_plugin_mantik.sites.base import Site
 from snakemake_executor_plugin_mantik.sites.credentials import Password
 from snakemake_executor_plugin_mantik.sites.unicore import UnicoreSite
@@ -40,7 +41,10 @@ def opened(site: Site) -> Path:
         finally:
             await site.close()
 
-    return Path(asyncio.run(act()))
+    return Path(workspace_root(asyncio.run(act())))
+
+
+DEEP = workspace_below("")
 
 
 def mode(path: Path) -> int:
@@ -60,8 +64,8 @@ def test_a_workspace(sandbox: Sandbox, name: str, sharing: str, bits: int) -> No
         project.chmod(before)
     assert mode(first) == 0o700
     assert mode(workspace) == bits | 0o2000
-    assert mode(workspace / ".mantik/open") & 0o777 == 0o700
-    assert mode(workspace / ".mantik/open/secrets") == 0o600
+    assert mode(workspace / DEEP / ".mantik/open") & 0o777 == 0o700
+    assert mode(workspace / DEEP / ".mantik/open/secrets") == 0o600
 
 
 @pytest.mark.parametrize(("sharing", "bits"), [("private", 0o700), ("group", 0o750)])
@@ -73,7 +77,7 @@ def test_in_a_directory_of_the_user(sandbox: Sandbox, name: str, sharing: str, b
     site = site_of(sandbox, name, Sharing=sharing, Workspace=str(own))
     assert opened(site) == own
     assert mode(own) == 0o755, "it is his"
-    assert mode(own / ".mantik") == bits
-    os.chmod(own / ".mantik", 0o711)
+    assert mode(own / DEEP / ".mantik") == bits
+    os.chmod(own / DEEP / ".mantik", 0o711)
     opened(site_of(sandbox, name, Workspace=str(own)))
-    assert mode(own / ".mantik") == 0o711, "and what he changed stays"
+    assert mode(own / DEEP / ".mantik") == 0o711, "and what he changed stays"

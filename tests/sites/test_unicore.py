@@ -69,10 +69,13 @@ async def end_of(site: UnicoreSite, job: str) -> Reason | None:
     raise AssertionError("the job does not end")
 
 
+DEEP = "up3/up2/up1/workdir"
+
+
 class TestWorkspace:
     def test_is_made_in_scratch_by_default(self, unicorex: UnicoreX, workspace: str) -> None:
         async def scenario(site: UnicoreSite, facts: SiteFacts) -> None:
-            assert facts.workspace == f"{unicorex.directory}/scratch/mantik/{workspace}"
+            assert facts.workspace == f"{unicorex.directory}/scratch/mantik/{workspace}/{DEEP}"
             assert Path(facts.workspace).is_dir()
 
         run(unicore_site(unicorex, workspace), scenario)
@@ -80,7 +83,7 @@ class TestWorkspace:
     @pytest.mark.parametrize("name", ["WORK", "work"])
     def test_in_the_named_storage(self, unicorex: UnicoreX, workspace: str, name: str) -> None:
         async def scenario(site: UnicoreSite, facts: SiteFacts) -> None:
-            assert facts.workspace == f"{unicorex.directory}/work/mantik/{workspace}"
+            assert facts.workspace == f"{unicorex.directory}/work/mantik/{workspace}/{DEEP}"
             await site.put("f", b"1")
             assert (Path(facts.workspace) / "f").read_bytes() == b"1"
 
@@ -90,9 +93,9 @@ class TestWorkspace:
         wanted = f"{unicorex.directory}/work/some where/{workspace}"
 
         async def scenario(site: UnicoreSite, facts: SiteFacts) -> None:
-            assert facts.workspace == wanted
+            assert facts.workspace == f"{wanted}/{DEEP}"
             await site.put("f", b"1")
-            assert (Path(wanted) / "f").read_bytes() == b"1"
+            assert Path(wanted, DEEP, "f").read_bytes() == b"1"
 
         run(unicore_site(unicorex, workspace, Workspace=wanted), scenario)
 

@@ -197,7 +197,7 @@ def test_undeclared_paths(tmp_path: Path, path: str) -> None:
 def test_what_lies_outside_of_the_working_directory_takes_its_own_place(tmp_path: Path) -> None:
     (tmp_path / "work").mkdir()
     (tmp_path / "far").mkdir()
-    root = outside_path(str(tmp_path / "far/d"))
+    root = outside_path(str(tmp_path / "far/d"), str(tmp_path / "work"))
     settle(tmp_path / "work", [root], [directory(root), file(f"{root}/x")])
     assert (tmp_path / "far/d/x").read_bytes() == b"new"
     assert os.listdir(tmp_path / "work") == []
@@ -207,7 +207,7 @@ def test_what_lies_outside_of_the_working_directory_takes_its_own_place(tmp_path
 @pytest.mark.parametrize("path", ["{0}x", "{0}/../x", "{0}//x", "/etc/x", "{0}/d/../../x", ""])
 def test_nothing_else_outside_is_made(tmp_path: Path, path: str) -> None:
     declared = str(tmp_path / "far/d")
-    root, told = outside_path(declared), outside_path(path.format(declared))
+    root, told = (outside_path(p, f"{tmp_path}/work") for p in (declared, path.format(declared)))
     for entry in (file(told), directory(told)):
         with pytest.raises(TransferError, match="none of the rule's outputs"):
             settle(tmp_path / "work", [root], [directory(root), entry])

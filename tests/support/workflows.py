@@ -23,6 +23,7 @@ from snakemake_executor_plugin_mantik.cli.sandbox import backend_config, environ
 from snakemake_executor_plugin_mantik.common.errors import JournalError
 from snakemake_executor_plugin_mantik.config.settings import TIMING, Timing
 from snakemake_executor_plugin_mantik.connections.connect import workspace_name
+from snakemake_executor_plugin_mantik.jobs.paths import workspace_below
 from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, read_history
 from tests.support import forkserver
 from tests.support.forkserver import Fork
@@ -176,7 +177,8 @@ class Project:
             with closing(sqlite3.connect(f"file:{state}/journal.sqlite?mode=ro", uri=True)) as db:
                 self._workflow = db.execute("SELECT home, id FROM workflow").fetchone()
         home, workflow = self._workflow
-        return place.storage / "mantik" / workspace_name(Path(home), workflow)
+        root = place.storage / "mantik" / workspace_name(Path(home), workflow)
+        return Path(workspace_below(str(root)))
 
     @property
     def tries(self) -> list[TryRecord]:

@@ -1,15 +1,18 @@
 """Map paths on this machine to paths at a site.
 
-The workspace mirrors the working directory, so a relative path is the same at both ends. A path
-outside the working directory is mirrored below `.mantik/outside/` in the workspace. An absolute
-path stays absolute, because the command may change its directory. A relative path with `..` stays
-relative, because a command that has done so may put `../` before it.
+The workspace mirrors the working directory, and the directories above it (`jobs.paths.UPS`) mirror
+those above the working directory, so a relative path is the same at both ends. Any other path
+outside is mirrored below `.mantik/outside/` in the workspace. An absolute path stays absolute,
+because the command may change its directory. A relative path with `..` stays relative, because a
+command that has done so may put `../` before it.
 
-    here, in /home/me/run               at the site, in the workspace /scratch/w
+    here, in /home/me/a/b/c/run         at the site, in the workspace /scratch/w/up3/up2/up1/workdir
     data/x.csv                          data/x.csv
-    ../data/x.csv                       .mantik/outside/home/me/data/x.csv
-    /home/me/run/data/x.csv             /scratch/w/data/x.csv
-    /data/x.csv                         /scratch/w/.mantik/outside/data/x.csv
+    ../data/x.csv                       ../data/x.csv
+    ../../../../x.csv                   .mantik/outside/home/me/x.csv
+    /home/me/a/b/c/run/data/x.csv       /scratch/w/up3/up2/up1/workdir/data/x.csv
+    /home/me/a/b/c/data/x.csv           /scratch/w/up3/up2/up1/data/x.csv
+    /data/x.csv                         /scratch/w/up3/up2/up1/workdir/.mantik/outside/data/x.csv
     /dev/null                           /dev/null
 """
 
@@ -20,7 +23,13 @@ from pathlib import Path
 from typing import Any
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
-from snakemake_executor_plugin_mantik.jobs.paths import OURS, outside_path
+from snakemake_executor_plugin_mantik.jobs.paths import (
+    OURS,
+    UP,
+    display_path,
+    outside_path,
+    path_at_site,
+)
 from snakemake_executor_plugin_mantik.storage.paths import home_of, storable_path
 
 from .. import Job
@@ -61,7 +70,7 @@ class JobPaths:
             return None
         inside = self._inside(absolute)
         if inside is None:
-            return outside_path(absolute)
+            return outside_path(absolute, self.workdir)
         if _is_below(inside, (OURS,)):
             raise UserError(
                 f"the path {path} is in the executor's own directory at a site",
@@ -74,9 +83,12 @@ class JobPaths:
         text = str(path)
         if not os.path.isabs(text):
             # Keep `./` and `//` in paths that need no change.
-            return text if ".." not in text.split("/") else self.place(text) or text
-        place = self.place(text)
-        return text if place is None else os.path.normpath(f"{self.workspace}/{place}")
+            if ".." not in text.split("/"):
+                return text
+            place = self.place(text) or text
+            return display_path(place) if place.startswith(f"{UP}/") else place
+        there = self.place(text)
+        return text if there is None else os.path.normpath(path_at_site(self.workspace, there))
 
     def _absolute(self, path: str) -> str:
         """Return the absolute path without `..`. As in the kernel, `..` follows links before it."""

@@ -9,7 +9,12 @@ import os
 import shlex
 from dataclasses import dataclass
 
-from snakemake_executor_plugin_mantik.jobs.paths import SHADOWS
+from snakemake_executor_plugin_mantik.jobs.paths import (
+    SHADOWS,
+    UPS,
+    workspace_below,
+    workspace_root,
+)
 from snakemake_executor_plugin_mantik.jobs.script import link_words
 from snakemake_executor_plugin_mantik.jobs.templates import load_template
 from snakemake_executor_plugin_mantik.storage.paths import find_dataset, find_storage_link
@@ -32,7 +37,7 @@ def shadow_payload(
     if depth is None:
         return payload
     shadow = Shadow(
-        place=f"{SHADOWS}/{job_identity(job)[:16]}",
+        place=workspace_below(f"{SHADOWS}/{job_identity(job)[:16]}"),
         depth=depth,
         inputs=_relative(job.input),
         outputs=_relative(job.output),
@@ -53,13 +58,13 @@ def shadow_payload(
 
 def _relative(paths: object) -> tuple[str, ...]:
     """Return the relative paths. Absolute ones are not moved to the shadow directory."""
-    return tuple(
-        dict.fromkeys(
-            plain_path(command_text(p))
-            for p in paths  # type: ignore[attr-defined] # Snakemake's Namedlist
-            if find_dataset(p) is None and not os.path.isabs(command_text(p))
-        )
+    named = (
+        plain_path(command_text(p))
+        for p in paths  # type: ignore[attr-defined] # Snakemake's Namedlist
+        if find_dataset(p) is None and not os.path.isabs(command_text(p))
     )
+    # Those farther above are not called so at a site.
+    return tuple(dict.fromkeys(p for p in named if not p.startswith("../" * (len(UPS) + 1))))
 
 
 @dataclass(frozen=True)
@@ -67,7 +72,7 @@ class Shadow:
     """A job's shadow directory. All paths are relative to the workspace.
 
     Attributes:
-        place: its path.
+        place: its path, as deep in a directory of its own as the workspace is in another.
         depth: `minimal`, `copy-minimal`, `shallow` or `full`.
         inputs: the rule's inputs.
         outputs: files that are moved out of it after a success.
@@ -93,13 +98,17 @@ def wrap_shadow(
     `start` is the program and its arguments, quoted. The `first` repetition of a benchmark makes
     the directory, which later ones reuse. The `last` one, or one that fails, removes it.
     """
-    folders = {os.path.dirname(path) for path in (*shadow.inputs, *shadow.outputs, *shadow.logs)}
+    linked, moved = shadow.inputs, (*shadow.outputs, *shadow.logs)
+    if shadow.depth in ("shallow", "full"):  # all of the workspace is linked, but nothing above it
+        linked, moved = tuple(filter(_is_above, linked)), tuple(filter(_is_above, moved))
+    folders = {os.path.dirname(path) for path in (*linked, *moved)}
     return load_template("shadow.sh.j2").render(
         who=shlex.quote(f"rule {rule}"),
         shadow=shlex.quote(shadow.place),
+        whole=shlex.quote(workspace_root(shadow.place)),
         depth=shadow.depth,
         folders=[shlex.quote(folder) for folder in sorted(folders) if folder],
-        inputs=[_linked(path, shadow.place) for path in shadow.inputs],
+        inputs=[_linked(path, shadow.place) for path in linked],
         also=[_linked(path, shadow.place) for path in shadow.also],
         outputs=[shlex.quote(path) for path in shadow.outputs],
         logs=[shlex.quote(path) for path in shadow.logs],
@@ -108,6 +117,10 @@ def wrap_shadow(
         first=first,
         last=last,
     )
+
+
+def _is_above(path: str) -> bool:
+    return path.startswith("../")
 
 
 def _linked(path: str, place: str) -> tuple[str, str]:

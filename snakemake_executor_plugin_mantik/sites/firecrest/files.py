@@ -13,7 +13,7 @@ from snakemake_executor_plugin_mantik.common.errors import (
     SiteRejected,
     SiteUnreachable,
 )
-from snakemake_executor_plugin_mantik.jobs.paths import OURS
+from snakemake_executor_plugin_mantik.jobs.paths import OURS, ROOT
 
 from ..answers import MALFORMED
 from ..base import Entry
@@ -49,15 +49,15 @@ class FirecrestFiles:
         self._down_bytes = system.direct_bytes * 3 // 4 - 3
 
     async def make_workspace(self, *, shared: bool) -> None:
-        """Make the workspace's directory unless it exists, open to its group if `shared`.
+        """Make the workspace unless it exists, open to its group if `shared`.
 
         In a directory that the user made, only our own subdirectory is closed to others.
         """
         known = await self._stat(JOBS)
-        new = known is None and await self._stat(".") is None
+        new = known is None and await self._stat(ROOT) is None
         answer = await self._mkdir(JOBS)
         if known is None:
-            await self._protect("." if new else OURS, "750" if shared else "700")
+            await self._protect(ROOT if new else OURS, "750" if shared else "700")
         known = known or await self._stat(JOBS)
         try:
             self._zone = zone_offset(

@@ -5,6 +5,7 @@ import shlex
 from typing import Any, Final, Literal
 
 from snakemake_executor_plugin_mantik.common.errors import SiteRejected
+from snakemake_executor_plugin_mantik.jobs.paths import path_at_site
 from snakemake_executor_plugin_mantik.jobs.pbs import pbs_directives
 from snakemake_executor_plugin_mantik.jobs.resources import (
     JOB_NAME_LENGTH,
@@ -49,7 +50,7 @@ class WorkspacePaths:
         Raises:
             SiteRejected: firecREST cannot carry the path.
         """
-        return self.root if path in (".", "") else f"{self.root}/{self._checked(path)}"
+        return self.root if path in (".", "") else path_at_site(self.root, self._checked(path))
 
     def anywhere(self, path: str) -> str:
         """Return an absolute path, or that of `path` in the workspace. To read only.

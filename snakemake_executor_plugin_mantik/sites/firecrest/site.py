@@ -12,6 +12,7 @@ from typing import Final
 
 from snakemake_executor_plugin_mantik.common.errors import SiteRejected, SiteUnreachable
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
+from snakemake_executor_plugin_mantik.jobs.paths import workspace_below
 
 from ..base import (
     Entry,
@@ -208,7 +209,7 @@ class FirecrestSite:
         user, queues = await asyncio.gather(
             read_user(self._connection, system.name), read_partitions(self._connection, system.name)
         )
-        workspace = choose_workspace(
+        root = choose_workspace(
             system.file_systems,
             user=user.name,
             site=self.name,
@@ -216,12 +217,13 @@ class FirecrestSite:
             workspace=self._settings.workspace,
             storage=self._settings.storage,
         )
-        if not all(is_expressible(part) for part in workspace.strip("/").split("/")):
+        if not all(is_expressible(part) for part in root.strip("/").split("/")):
             raise SiteRejected(
-                f"firecREST cannot carry the workspace's path {workspace!r}",
+                f"firecREST cannot carry the workspace's path {root!r}",
                 where=f"site {self.name}",
                 do="Set Workspace in the backend config to a plain path",
             )
+        workspace = workspace_below(root)
         paths = WorkspacePaths(self.name, workspace)
         account = self._account or user.account or None
         transfers = FirecrestTransfers(self._connection, system, paths, self._jobs, account)

@@ -9,7 +9,7 @@ from snakemake_executor_plugin_mantik.common.errors import (
     SiteRejected,
     SiteUnreachable,
 )
-from snakemake_executor_plugin_mantik.jobs.paths import OURS
+from snakemake_executor_plugin_mantik.jobs.paths import OURS, ROOT
 
 from ..answers import MALFORMED
 from ..base import Entry
@@ -77,15 +77,14 @@ class UnicoreFiles:
             )
 
     async def make_workspace(self, *, shared: bool) -> None:
-        """Make the workspace's directory unless it exists, open to its group if `shared`.
+        """Make the workspace unless it exists, open to its group if `shared`.
 
         In a directory that the user made, only our own subdirectory is closed to others.
         """
-        for path in (".", OURS):
+        for path, made in ((ROOT, "."), (OURS, OURS)):
             if await self.stat(path) is None:
-                await self.make_directory(path, private=not shared)
-                if shared:
-                    await self._protect(path, _SHARED_DIRECTORY)
+                await self.make_directory(made)
+                await self._protect(path, _SHARED_DIRECTORY if shared else _PRIVATE_DIRECTORY)
                 return
 
     async def get(self, path: str, offset: int) -> AsyncIterator[bytes]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from urllib.parse import quote
 
 from snakemake_executor_plugin_mantik.common.errors import SiteRejected
+from snakemake_executor_plugin_mantik.jobs.paths import path_at_site
 
 _REFUSED = re.compile(r"[%'\\$\x00-\x1f\x7f]")
 """Characters that UNICORE cannot carry (measured): `%`, backslash, newline and tab are refused,
@@ -48,7 +49,7 @@ class StoragePaths:
 
     def below(self, path: str) -> str:
         """Return `path` relative to the storage's mount point."""
-        return f"{self.root}/{path}".lstrip("/")
+        return path_at_site(self.root, path).lstrip("/")
 
 
 def find_storage(mounts: Mapping[str, str], workspace: str) -> tuple[str, str] | None:

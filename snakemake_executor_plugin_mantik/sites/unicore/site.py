@@ -15,6 +15,7 @@ from snakemake_executor_plugin_mantik.common.errors import (
     one_line,
 )
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
+from snakemake_executor_plugin_mantik.jobs.paths import workspace_below
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 
 from ..answers import shorten
@@ -188,7 +189,7 @@ class UnicoreSite:
     async def open(self, *, make: bool = True) -> SiteFacts:
         base = await read_base(self._connection, self.name)
         self._server = base.server
-        self._queues, (storage, root, workspace) = await asyncio.gather(
+        self._queues, (storage, below, root) = await asyncio.gather(
             read_queues(self._connection),
             locate_workspace(
                 self._connection,
@@ -199,13 +200,13 @@ class UnicoreSite:
             ),
         )
         self._storage = storage
-        paths = StoragePaths(self.name, storage, root)
+        paths = StoragePaths(self.name, storage, workspace_below(below))
         self._opened_files = UnicoreFiles(self._connection, paths, self.name)
         self._opened_imports = UnicoreImports(self._connection, paths)
         if make:
             await self._opened_files.make_workspace(shared=self._settings.sharing == "group")
         return SiteFacts(
-            workspace, base.server, base.user, self._queues.limits, LISTING_LIMIT,
+            workspace_below(root), base.server, base.user, self._queues.limits, LISTING_LIMIT,
             orders_jobs=self._settings.scheduler != "none",
         )  # fmt: skip
 

@@ -140,7 +140,7 @@ async def _ask(
             topic = "workspace"
             findings += await _workspace(site, facts.workspace, directory)
             topic = "environment"
-            findings += await _software(site, loaded.config)
+            findings += await _software(site, loaded.config, own=bool(directory))
             findings += _space(details.free_bytes)
             findings += _purge(facts.workspace, loaded)
     except TimeoutError:
@@ -342,16 +342,24 @@ async def _workspace(site: Site, workspace: str, directory: str) -> list[Finding
     return found
 
 
-async def _software(site: Site, config: BackendConfig) -> list[Finding]:
-    """Look for virtual environments and images that have to lie at the site."""
+async def _software(site: Site, config: BackendConfig, *, own: bool) -> list[Finding]:
+    """Look for virtual environments and images that have to lie at the site.
+
+    `own` is whether each workflow has a workspace of its own, so that the opened site is no
+    workflow's.
+    """
     found = []
     for environment in config.all_environments.values():
         for what, path in _expected(environment):
-            if not path.startswith("/") or (config.site.expand and expands(path)):
-                continue  # in each workflow's workspace, or only known on the node
-            folder, _, name = path.rpartition("/")
+            if config.site.expand and expands(path):
+                continue  # only known on the node
+            if own and not path.startswith("/"):
+                text = f"{what} {path} has to lie in each workflow's own workspace, since its path"
+                found.append(Finding("environment", "note", f"{text} is relative"))
+                continue
+            folder, name = posixpath.split(path)
             try:
-                there = name in await site.list(folder or "/")
+                there = name in await site.list(folder or ".")
             except SiteNotFound:
                 there = False
             except SiteError as error:

@@ -17,6 +17,7 @@ from snakemake_executor_plugin_mantik.cli.sandbox import backend_config, environ
 from snakemake_executor_plugin_mantik.common.errors import SiteRejected
 from snakemake_executor_plugin_mantik.config.known_sites import KNOWN_SITES, find_known_site
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
+from snakemake_executor_plugin_mantik.jobs.paths import workspace_below
 from snakemake_executor_plugin_mantik.sites.base import Site, SiteDetails
 from snakemake_executor_plugin_mantik.sites.firecrest.opening import (
     FirecrestSystem,
@@ -264,10 +265,20 @@ Environments:
     done = of_sandbox(sandbox, name, tmp_path, more=more)
     assert done.exit_code == 0, done.output
     found = [finding for finding in findings(done) if finding.topic == "environment"]
-    assert [finding.verdict for finding in found] == ["ok", "warning", "warning"]
+    assert [finding.verdict for finding in found] == ["ok", "warning", "warning", "note"]
     assert found[0].text == f"virtual environment with {at}/venv/bin/activate is there"
     assert found[1].text.startswith(f"no virtual environment with {at}/lost/bin/activate")
     assert found[2].text.startswith(f"no image {at}/image.sif")
+    assert found[3].text.startswith("virtual environment with venv/bin/activate has to lie in each")
+
+    more = f"  Workspace: {at}/own\nEnvironment: {{Python: venv}}\n"
+    missing = about("environment", findings(of_sandbox(sandbox, name, tmp_path, more=more)))
+    assert missing.text.startswith("no virtual environment with venv/bin/activate")
+    there = Path(workspace_below(str(at / "own")), "venv/bin/activate")
+    there.parent.mkdir(parents=True)
+    there.touch()
+    made = about("environment", findings(of_sandbox(sandbox, name, tmp_path, more=more)))
+    assert made.text == "virtual environment with venv/bin/activate is there"
 
 
 @pytest.mark.parametrize("site", KNOWN_SITES.values(), ids=lambda site: site.name)

@@ -36,12 +36,16 @@ def shadow_payload(
     depth = job.rule.shadow_depth
     if depth is None:
         return payload
+    place = f"{SHADOWS}/{job_identity(job)[:16]}"
+    inputs, outputs, logs = map(_relative, (job.input, job.output, job.log))
+    if any(map(_is_above, (*inputs, *outputs, *logs))):
+        place = workspace_below(place)
     shadow = Shadow(
-        place=workspace_below(f"{SHADOWS}/{job_identity(job)[:16]}"),
+        place=place,
         depth=depth,
-        inputs=_relative(job.input),
-        outputs=_relative(job.output),
-        logs=_relative(job.log),
+        inputs=inputs,
+        outputs=outputs,
+        logs=logs,
         also=also,
         storage_link=find_storage_link(job),
     )
@@ -72,7 +76,7 @@ class Shadow:
     """A job's shadow directory. All paths are relative to the workspace.
 
     Attributes:
-        place: its path, as deep in a directory of its own as the workspace is in another.
+        place: its path; with files above it as deep in a directory of its own as the workspace.
         depth: `minimal`, `copy-minimal`, `shallow` or `full`.
         inputs: the rule's inputs.
         outputs: files that are moved out of it after a success.

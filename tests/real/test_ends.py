@@ -121,7 +121,7 @@ def test_each_is_reported_with_its_reason(project: Project, outside: Path, centr
 
 STUCK = """
     rule all:
-        input: "never.txt", "waits.txt"
+        input: "never.txt", "waits.txt", "drained.txt"
 
     rule never:
         output: "never.txt"
@@ -132,13 +132,23 @@ STUCK = """
         output: "waits.txt"
         resources: slurm_partition="closed"
         shell: "touch {output}"
+
+    rule drained:
+        output: "drained.txt"
+        resources: slurm_partition="fragile"
+        shell: "touch {output}"
 """
 
+DOWN = "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions"
 
-def test_why_a_job_cannot_start_is_reported(project: Project) -> None:
-    """One that its limits never let start fails; one that waits for a partition is left waiting."""
+
+def test_why_a_job_cannot_start_is_reported(project: Project, centre: Centre) -> None:
+    """One that its limits never let start fails; one that waits for a partition is left waiting.
+
+    So is one that waits its turn, for nodes that are drained: its whole reason is shown.
+    """
+    slurm = SlurmCluster(centre.directory, centre.environment, USER)
     project.write("Snakefile", STUCK)
-    running = project.start("--keep-going")
 
     def told() -> bool:
         return all(
@@ -146,14 +156,18 @@ def test_why_a_job_cannot_start_is_reported(project: Project) -> None:
             for word in ("cannot start: PartitionDown", "it would wait for ever in the queue")
         )
 
-    until(told, "both reasons")
-    shown = smk_mantik(project, "jobs").ok().output
-    said = running.interrupt().output
+    with slurm.drained("n3"):
+        running = project.start("--keep-going")
+        until(told, "both reasons")
+        until(lambda: DOWN in smk_mantik(project, "jobs").ok().output, "the third reason")
+        shown = smk_mantik(project, "jobs").ok().output
+        said = running.interrupt().output
 
     never, waits = (next(t for t in project.tries if t.rule == r) for r in ("never", "waits"))
     assert (never.reason, never.waits) == ("rejected", "QOSMaxWallDurationPerJobLimit"), said
     assert (waits.outcome, waits.waits) == ("cancelled", "PartitionDown"), said
-    tells(shown, "cannot start: PartitionDown")
+    tells(shown, "cannot start: PartitionDown", f"waiting: {DOWN} (nodes that it needs are down")
+    assert "cannot start: Nodes" not in said
     assert said.count("cannot start: QOSMaxWallDurationPerJobLimit") == 1
     assert said.count("cannot start: PartitionDown") == 1
 

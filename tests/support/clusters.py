@@ -116,6 +116,16 @@ class SlurmCluster:
         self._run("scontrol", "update", node, "state=resume", check=False)
 
     @contextmanager
+    def drained(self, node: str) -> Iterator[None]:
+        """Let a node start no further jobs meanwhile."""
+        change = ("scontrol", "update", f"nodename={node}")
+        self._run(*change, "state=drain", "reason=test")
+        try:
+            yield
+        finally:
+            self._run(*change, "state=resume")
+
+    @contextmanager
     def full(self) -> Iterator[Resources]:
         """See `Cluster`."""
         change = ("sacctmgr", "--immediate", "modify", "user", "where", f"name={self.user}",

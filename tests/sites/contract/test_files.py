@@ -220,6 +220,25 @@ class TestFiles:
 
         bench.run(scenario)
 
+    def test_above_the_workspace_have_paths_in_it(self, bench: Bench) -> None:
+        """Jobs have links there, which the site needs not, and which lead no removal astray."""
+
+        async def scenario(site: Site, facts: SiteFacts) -> None:
+            workspace = Path(facts.workspace)
+            await site.put(".mantik/up/2/data/file", b"1")
+            assert (workspace / "../../data/file").read_bytes() == b"1"
+            assert list(await site.list(".mantik/up/2")) == ["data", "up1"]
+            assert await content(site, ".mantik/up/2/data/file") == b"1"
+            await site.put(".mantik/up.links/file", b"1")
+            (workspace / ".mantik/up.links/2").symlink_to("../../../..")
+            await site.remove(".mantik/up.links")
+            assert await site.stat(".mantik/up.links") is None
+            assert await content(site, ".mantik/up/2/data/file") == b"1"
+            await site.remove(".mantik/up/2/data")
+            assert list(await site.list(".mantik/up/2")) == ["up1"]
+
+        bench.run_opened(scenario)
+
 
 class TestConcurrency:
     def test_many_requests_at_the_same_time(self, bench: Bench) -> None:

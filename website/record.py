@@ -25,8 +25,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from snakemake_executor_plugin_mantik.common.humanize import humanize_duration
-from snakemake_executor_plugin_mantik.pictures import render_pipeline, render_timeline
-from snakemake_executor_plugin_mantik.report.facts import gather_facts
+from snakemake_executor_plugin_mantik.views import render_pipeline, render_timeline
+from snakemake_executor_plugin_mantik.views.report import gather_report
 from website.terminal import COLUMNS, ROWS, Event, play, render, shorten_waits
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -89,7 +89,7 @@ def inside(workflow: Path) -> int:
     title = f"19 jobs at two sites: {humanize_duration(took)}, shown in {shown[-1].at:.0f} s"
     (PICTURES / "run.svg").write_text(render(shown, f"{title}; waits are shortened"))
 
-    picture = gather_facts(workflow, every=False, secrets=[], warn=print).picture
+    picture = gather_report(workflow, every=False, secrets=[], warn=print).picture
     save("pipeline.svg", render_pipeline(picture))
     save("timeline.svg", render_timeline(picture))
     # Without edges between jobs it draws the rules; `all` runs nowhere.

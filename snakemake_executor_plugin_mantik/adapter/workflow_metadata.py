@@ -11,11 +11,11 @@ from typing import Any
 import snakemake
 
 from snakemake_executor_plugin_mantik.jobs.paths import at_or_above
-from snakemake_executor_plugin_mantik.pictures.value import MAX_LISTED_JOBS
 from snakemake_executor_plugin_mantik.rules.units import job_display_name, job_identity
 from snakemake_executor_plugin_mantik.storage.paths import storable_path, workspace_path
 from snakemake_executor_plugin_mantik.tracking.run import user_name, without_user
 from snakemake_executor_plugin_mantik.tracking.workflow import TrackedWorkflow, mask_command
+from snakemake_executor_plugin_mantik.views.picture import MAX_LISTED_JOBS
 
 
 def describe_workflow(workflow: Any) -> TrackedWorkflow:
@@ -52,7 +52,7 @@ def describe_run(
 
 
 def describe_pipeline(dag: Any) -> dict[str, object]:
-    """Return a workflow's jobs and their dependencies, for `pictures.assemble.make_picture`.
+    """Return a workflow's jobs and their dependencies, for `views.make_picture`.
 
     Above `MAX_LISTED_JOBS` jobs, return the dependencies of rules only: describing a job takes some
     20 µs. Call it in Snakemake's main thread, which alone changes the DAG.

@@ -15,7 +15,7 @@ from snakemake_executor_plugin_mantik.connections.reconnect import (
 )
 from snakemake_executor_plugin_mantik.engine.cancel import CANCEL_WAIT_S
 from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, TryState, read_history
-from snakemake_executor_plugin_mantik.watching.visitors import is_meant
+from snakemake_executor_plugin_mantik.views.workflow import is_meant
 
 from .options import Sites, Workdir
 

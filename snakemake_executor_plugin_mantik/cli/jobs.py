@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import aclosing
 from pathlib import Path
 from typing import Annotated
 
@@ -12,15 +13,15 @@ from rich.table import Table
 from snakemake_executor_plugin_mantik.common.errors import json_text, printable
 from snakemake_executor_plugin_mantik.common.humanize import humanize_duration
 from snakemake_executor_plugin_mantik.common.state_directory import STATE
+from snakemake_executor_plugin_mantik.connections.connect import site_visits
 from snakemake_executor_plugin_mantik.journal import is_controlled, read_history
-from snakemake_executor_plugin_mantik.watching.overview import (
+from snakemake_executor_plugin_mantik.views.sites import Visitors
+from snakemake_executor_plugin_mantik.views.workflow import (
     Condition,
-    JobOverview,
+    JobView,
     Sight,
     overview_jobs,
-    present_tries,
 )
-from snakemake_executor_plugin_mantik.watching.visitors import Visitors
 
 from . import tables
 from .options import Sites, Workdir
@@ -55,12 +56,10 @@ def jobs(
     sights: Mapping[str, Sight] = {}
     if ask and not controlled:
         sights = asyncio.run(_asked(directory, site or []))
-    found = overview_jobs(records, controlled=controlled, sights=sights)
-    shown = {record.id for record in (records if every else present_tries(records))}
     found = [
         job
-        for job in found
-        if job.record.id in shown and (job.condition is Condition.FAILED or not failed)
+        for job in overview_jobs(records, controlled=controlled, sights=sights)
+        if (every or job.present) and (job.condition is Condition.FAILED or not failed)
     ]
     now = time.time()
     if as_json:
@@ -70,14 +69,15 @@ def jobs(
 
 
 async def _asked(directory: Path, given: Sequence[str]) -> Mapping[str, Sight]:
-    async with Visitors(directory, given) as visitors:
+    visitors = Visitors(directory, site_visits(directory, given))
+    async with aclosing(visitors):
         await visitors.look()
-        for words in visitors.away.values():
-            typer.echo(printable(words), err=True)
-        return visitors.sights
+    for words in visitors.away.values():
+        typer.echo(printable(words), err=True)
+    return visitors.sights
 
 
-def jobs_table(found: Iterable[JobOverview], now: float) -> Table:
+def jobs_table(found: Iterable[JobView], now: float) -> Table:
     """Return a table with one row per try, in the order of creation."""
     titles = ("job", "site", "queue", "id at the site", "try", "waited", "ran", "outcome")
     shown = tables.new_table(titles, right=("try", "waited", "ran"))

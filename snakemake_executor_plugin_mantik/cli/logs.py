@@ -8,16 +8,11 @@ import typer
 
 from snakemake_executor_plugin_mantik.common.errors import UserError, printable
 from snakemake_executor_plugin_mantik.common.state_directory import STATE
-from snakemake_executor_plugin_mantik.connections.connect import find_config, visit_site
+from snakemake_executor_plugin_mantik.connections.connect import site_visits
 from snakemake_executor_plugin_mantik.jobs.paths import display_path
-from snakemake_executor_plugin_mantik.journal import (
-    TryRecord,
-    is_controlled,
-    read_history,
-    read_stored,
-)
-from snakemake_executor_plugin_mantik.watching.job_log import LogSource, copy_log
-from snakemake_executor_plugin_mantik.watching.visitors import find_try
+from snakemake_executor_plugin_mantik.journal import TryRecord, is_controlled, read_history
+from snakemake_executor_plugin_mantik.views.job_log import JobLog
+from snakemake_executor_plugin_mantik.views.workflow import find_try
 
 from .options import Sites, Workdir
 
@@ -45,8 +40,7 @@ def logs(
 
     That of a running job is read from its site. The output of a job that has ended is here.
     """
-    state = directory / STATE
-    found = find_try(state, " ".join(job))
+    found = find_try(directory / STATE, " ".join(job))
     files = found.log_files if log else ("",)
     if not files:
         raise UserError(
@@ -67,22 +61,19 @@ def logs(
         said = said or bool(text)
         typer.echo(printable(text), nl=False)
 
+    state, visit = directory / STATE, site_visits(directory, site or [])
     for file in files:
         if len(files) > 1:
             typer.echo(f"==> {printable(display_path(file))} <==")
-        source = LogSource(
+        source = JobLog(
             directory,
             lambda: _last(state, found),
-            lambda record: visit_site(
-                record.site,
-                find_config(read_stored(state).sites.get(record.site), record.site, site or []),
-                directory,
-            ),
+            lambda record: visit(record.site, True),
             is_controlled=lambda: is_controlled(state),
             is_over=lambda: not _last(state, found).may_run,
             file=file,
         )
-        asyncio.run(copy_log(source, write, follow=follow))
+        asyncio.run(source.copy(write, follow=follow))
     last = _last(state, found)
     if follow and last.outcome:
         typer.echo(printable(f"{last.name}: {last.outcome}"), err=True)

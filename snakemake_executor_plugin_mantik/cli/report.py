@@ -10,11 +10,9 @@ import typer
 from snakemake_executor_plugin_mantik.common.errors import UserError, json_text, printable
 from snakemake_executor_plugin_mantik.common.humanize import humanize_count
 from snakemake_executor_plugin_mantik.common.secret_names import secret_values
-from snakemake_executor_plugin_mantik.report.facts import gather_facts
-from snakemake_executor_plugin_mantik.report.json_facts import facts_as_json
-from snakemake_executor_plugin_mantik.report.page import GENERATOR, render_report
-from snakemake_executor_plugin_mantik.report.profile import render_profile
 from snakemake_executor_plugin_mantik.staging.sources import REPORT_FILE
+from snakemake_executor_plugin_mantik.views.report import GENERATOR, gather_report, render_report
+from snakemake_executor_plugin_mantik.views.usage import render_profile
 
 from .options import Workdir
 
@@ -59,21 +57,21 @@ def report(
         )
     if not as_json and not force:
         _refuse_others(output)
-    facts = gather_facts(
+    found = gather_report(
         directory,
         every=every,
         secrets=secret_values(os.environ),
         warn=lambda text: typer.echo(printable(text), err=True),
     )
     if as_json:
-        typer.echo(json_text(facts_as_json(facts)))
+        typer.echo(json_text(found.as_json()))
     else:
-        _write(output, render_report(facts))
+        _write(output, render_report(found))
         typer.echo(printable(f"The report is in {output}."))
     if target is not None:
-        _write(target, render_profile(facts.rules))
-        number = sum(bool(usage.advice) for usage in facts.rules)
-        words = f"It changes {number} of {humanize_count(len(facts.rules), 'rule')}."
+        _write(target, render_profile(found.rules))
+        number = sum(bool(usage.advice) for usage in found.rules)
+        words = f"It changes {number} of {humanize_count(len(found.rules), 'rule')}."
         typer.echo(printable(f"The profile is in {target}. {words}"), err=as_json)
 
 

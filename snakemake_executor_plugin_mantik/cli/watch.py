@@ -2,8 +2,9 @@
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -21,16 +22,11 @@ from snakemake_executor_plugin_mantik.common.humanize import (
     humanize_size,
 )
 from snakemake_executor_plugin_mantik.common.state_directory import STATE
+from snakemake_executor_plugin_mantik.connections.connect import site_visits
 from snakemake_executor_plugin_mantik.engine.transfer_meter import TransferView, read_transfers
 from snakemake_executor_plugin_mantik.journal import JOURNAL_FILE, is_controlled, read_history
-from snakemake_executor_plugin_mantik.watching.overview import (
-    Condition,
-    JobOverview,
-    overview_jobs,
-    present_tries,
-    site_totals,
-)
-from snakemake_executor_plugin_mantik.watching.visitors import TAIL_BYTES, Visitors, find_last_line
+from snakemake_executor_plugin_mantik.views.sites import TAIL_BYTES, Visitors, find_last_line
+from snakemake_executor_plugin_mantik.views.workflow import Condition, JobView, overview_jobs
 
 from . import tables
 from .options import Sites, Workdir
@@ -64,7 +60,7 @@ _SHORT: Final = {
 
 
 def watch_view(
-    jobs: Sequence[JobOverview],
+    jobs: Sequence[JobView],
     *,
     now: float,
     width: int,
@@ -90,7 +86,10 @@ def watch_view(
         style = _STYLES.get(job.condition, "")
         texts = [Text(one_line(known[str(c.header)]).strip(), style) for c in table.columns]
         table.add_row(*texts)
-    lines = [Text(total.words) for total in site_totals(jobs)]
+    lines = []
+    for site, counts in site_totals(jobs).items():
+        numbers = ", ".join(f"{number} {condition}" for condition, number in counts.items())
+        lines.append(Text(f"{site}: {numbers}"))
     if left := len(ordered) - len(shown):
         lines.insert(0, Text(f"… and {left} more"))
     lines += _transfers(transfers)
@@ -98,7 +97,15 @@ def watch_view(
     return Group(table, *([Text("")] if lines else []), *lines)
 
 
-def watch_order(jobs: Iterable[JobOverview]) -> list[JobOverview]:
+def site_totals(jobs: Iterable[JobView]) -> Mapping[str, Mapping[Condition, int]]:
+    """Count the jobs of each site by their condition, in the order of conditions."""
+    found: dict[str, Counter[Condition]] = {}
+    for job in jobs:
+        found.setdefault(job.site, Counter())[job.condition] += 1
+    return {site: {c: n[c] for c in Condition if n[c]} for site, n in sorted(found.items())}
+
+
+def watch_order(jobs: Iterable[JobView]) -> list[JobView]:
     """Return jobs in the order of the table's rows."""
     return sorted(jobs, key=lambda job: (_ORDER.index(job.condition), _recent(job)))
 
@@ -152,11 +159,11 @@ def _job_width(width: int) -> int:
 
 
 def _cells(
-    job: JobOverview, now: float, directory: Path, last_lines: Mapping[str, str]
+    job: JobView, now: float, directory: Path, last_lines: Mapping[str, str]
 ) -> tuple[str, ...]:
     record = job.record
     running = job.condition is Condition.RUNNING
-    since = job.running_since if running else job.waiting_since
+    since = job.started if running else job.queued
     if not job.condition.active:
         since = record.times.ended or record.finished
     spent = job.ran_words(now)
@@ -164,8 +171,8 @@ def _cells(
         waited = job.waited(now)
         spent = humanize_duration(waited) if waited is not None else ""
     walltime = humanize_duration(record.runtime) if record.runtime else ""
-    if (share := job.share(now)) is not None:
-        walltime = f"{share:.0%} of {walltime}"
+    if running and record.runtime and (ran := job.ran(now)) is not None:
+        walltime = f"{ran / record.runtime:.0%} of {walltime}"
     return (
         record.name,
         record.site,
@@ -179,7 +186,7 @@ def _cells(
     )
 
 
-def _note(job: JobOverview, directory: Path, line: str) -> str:
+def _note(job: JobView, directory: Path, line: str) -> str:
     """Return what the state alone does not say: a reason, an end, or the last line of the log."""
     again = f"try {job.number}" if job.number > 1 else ""
     part = job.record.part
@@ -203,11 +210,11 @@ def last_line(log: Path) -> str:
         return ""
 
 
-def _recent(job: JobOverview) -> float:
+def _recent(job: JobView) -> float:
     """Return a key that has the latest end first, and otherwise the longest wait or run."""
     if not job.condition.active:
         return -(job.record.times.ended or job.record.finished or 0.0)
-    return job.running_since or job.waiting_since or job.record.created
+    return job.started or job.queued or job.record.created
 
 
 def _moment(when: float, now: float) -> str:
@@ -261,7 +268,7 @@ class _Watched:
         self._records = read_history(directory / STATE)
         self.controlled = is_controlled(directory / STATE)
 
-    def look(self) -> list[JobOverview]:
+    def look(self) -> list[JobView]:
         """Return the last try of each job."""
         state = self._directory / STATE
         self.controlled = is_controlled(state)
@@ -274,8 +281,7 @@ class _Watched:
             # A controller knows more than an earlier look.
             sights={} if self.controlled else self._visitors.sights,
         )
-        shown = {record.id for record in present_tries(self._records)}
-        return [job for job in found if job.record.id in shown]
+        return [job for job in found if job.present]
 
     @property
     def transfers(self) -> list[TransferView]:
@@ -297,15 +303,12 @@ class _Watched:
             return away
         return ["No Snakemake runs here: start it to go on. Jobs at the sites run on.", *away]
 
-    def as_json(self, jobs: Sequence[JobOverview]) -> dict[str, Any]:
+    def as_json(self, jobs: Sequence[JobView]) -> dict[str, Any]:
         """Return all of it as a value for JSON."""
         now = time.time()
         return {
             "controlled": self.controlled,
-            "sites": {
-                total.site: {c.value: number for c, number in total.jobs.items()}
-                for total in site_totals(jobs)
-            },
+            "sites": site_totals(jobs),
             "transfers": [asdict(transfer) for transfer in self.transfers],
             "away": {} if self.controlled else self._visitors.away,
             "jobs": [job.as_json(now) for job in jobs],
@@ -323,7 +326,8 @@ def _changes(state: Path) -> list[tuple[int, int]]:
 
 
 async def _once(directory: Path, given: Sequence[str], *, as_json: bool) -> None:
-    async with Visitors(directory, given) as visitors:
+    visitors = Visitors(directory, site_visits(directory, given))
+    async with aclosing(visitors):
         watched = _Watched(directory, visitors)
         if not watched.controlled:
             await visitors.look()
@@ -341,7 +345,8 @@ async def _once(directory: Path, given: Sequence[str], *, as_json: bool) -> None
 
 async def _live(directory: Path, given: Sequence[str]) -> None:
     console = tables.make_console()
-    async with Visitors(directory, given) as visitors:
+    visitors = Visitors(directory, site_visits(directory, given))
+    async with aclosing(visitors):
         watched = _Watched(directory, visitors)
         look: asyncio.Task[None] | None = None
         due = 0.0

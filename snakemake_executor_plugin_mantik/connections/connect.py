@@ -5,7 +5,7 @@ import hashlib
 import os
 import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path, PurePosixPath
 
 from snakemake_executor_plugin_mantik.common.errors import SiteUnreachable, UserError, printable
@@ -66,6 +66,22 @@ async def visit_site(
         yield site
     finally:
         await site.close()
+
+
+def site_visits(
+    directory: Path, given: Sequence[str]
+) -> Callable[[str, bool], AbstractAsyncContextManager[Site]]:
+    """Return a function that opens a site of the workflow in `directory` by its name.
+
+    The user may be asked to log in if its second argument says so. `given` are backend configs to
+    use, `[NAME=]FILE`, instead of those that the last run used.
+    """
+
+    def visit(name: str, may_ask: bool = True) -> AbstractAsyncContextManager[Site]:
+        known = read_stored(directory / STATE).sites.get(name)
+        return visit_site(name, find_config(known, name, given), directory, may_ask=may_ask)
+
+    return visit
 
 
 async def open_site_again(

@@ -18,8 +18,8 @@ from snakemake_executor_plugin_mantik.config.reading import read_config_named
 from snakemake_executor_plugin_mantik.connections.connect import visit_site
 from snakemake_executor_plugin_mantik.journal import JOURNAL_FILE, TryRecord
 from snakemake_executor_plugin_mantik.sites.base import Site
-from snakemake_executor_plugin_mantik.watching.job_log import LOOK_S, PIECE, LogSource, copy_log
-from snakemake_executor_plugin_mantik.watching.overview import present_tries
+from snakemake_executor_plugin_mantik.views.job_log import LOOK_S, PIECE, JobLog
+from snakemake_executor_plugin_mantik.views.workflow import present_tries
 
 from . import controller
 from .directories import NEW_PREFIX, RunDirectory, runs_home
@@ -259,14 +259,14 @@ def write_job_log(run: LocalRun, write: _Write, *, follow: bool) -> bool:
         MantikError: the output is at the site and cannot be read there. With `follow`, a failed
             read is repeated.
     """
-    source = LogSource(
+    source = JobLog(
         run.workdir,
         lambda: next(reversed(present_tries(run.tries)), None),
         lambda record: _site(run, record),
         is_controlled=lambda: controller.is_alive(run.directory),
         is_over=lambda: not controller.is_alive(run.directory),
     )
-    return asyncio.run(copy_log(source, write, follow=follow))
+    return asyncio.run(source.copy(write, follow=follow))
 
 
 def _site(run: LocalRun, record: TryRecord) -> AbstractAsyncContextManager[Site]:

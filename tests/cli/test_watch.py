@@ -20,7 +20,7 @@ from snakemake_executor_plugin_mantik.engine.transfer_meter import (
     read_transfers,
 )
 from snakemake_executor_plugin_mantik.journal import Journal, read_history
-from snakemake_executor_plugin_mantik.watching.overview import overview_jobs
+from snakemake_executor_plugin_mantik.views.workflow import overview_jobs
 
 STATE = Path(".snakemake", "mantik")
 
@@ -149,8 +149,8 @@ def test_when_a_job_is_expected_to_start(tmp_path: Path) -> None:
         journal.pending(first, "Priority", 7200.0)
         journal.pending(second, "", 7200.0)
     jobs = overview_jobs(read_history(tmp_path / STATE), controlled=True)
-    assert jobs[0].waiting_since is not None
-    expected = jobs[0].waiting_since + 7200.0
+    assert jobs[0].queued is not None
+    expected = jobs[0].queued + 7200.0
     when = time.strftime("%d %b %H:%M", time.localtime(expected))
     assert [job.words for job in jobs] == [
         f"waiting: Priority (other jobs come first), expected to start on {when}",

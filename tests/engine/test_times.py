@@ -15,11 +15,10 @@ from snakemake_executor_plugin_mantik.journal import (
     TryRecord,
     TryState,
     read_history,
-    read_workflow,
 )
-from snakemake_executor_plugin_mantik.report.tries import report_tries
-from snakemake_executor_plugin_mantik.report.usage import usage_by_rule
 from snakemake_executor_plugin_mantik.sites.base import JobState
+from snakemake_executor_plugin_mantik.views.usage import usage_by_rule
+from snakemake_executor_plugin_mantik.views.workflow import overview_jobs
 from tests.support.controller import Controller, killed_when, request, simulate
 from tests.support.simulated import Fate, Habits, World
 
@@ -60,7 +59,7 @@ def test_absence_costs_no_core_hours(tmp_path: Path, ending: str) -> None:
     assert record.ran == pytest.approx(100.0, abs=BEAT_S)
     assert record.times.told_by == "heartbeat"
     [usage] = usage_by_rule(
-        report_tries(read_workflow(tmp_path / ".snakemake/mantik"), controlled=False), 1e9
+        overview_jobs(read_history(tmp_path / ".snakemake/mantik"), controlled=False), 1e9
     )
     assert (usage.estimated, usage.untimed) == (1, 0)
 

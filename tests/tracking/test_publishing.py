@@ -15,7 +15,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE, PERMISSION_DENIED
 from mlflow.tracking import MlflowClient
 
-from snakemake_executor_plugin_mantik import pictures
+from snakemake_executor_plugin_mantik import views
 from snakemake_executor_plugin_mantik.tracking.ledger import Ledger
 from snakemake_executor_plugin_mantik.tracking.outbox import EventKind, Lane, Outbox
 from snakemake_executor_plugin_mantik.tracking.run import TAG_LENGTH, WAITING_REASON
@@ -203,7 +203,7 @@ def test_no_long_tag_and_no_picture_holds_up_the_rest(
     def broken(_: object) -> None:
         raise ZeroDivisionError("no room for a box")
 
-    monkeypatch.setattr(pictures, "render_files", broken)
+    monkeypatch.setattr(views, "render_files", broken)
     directory.outbox.add_run(
         "long", directory.uri,
         {**DATA, "experiment": "digits", "name": "n" * 999, "tags": {}, "params": {}},

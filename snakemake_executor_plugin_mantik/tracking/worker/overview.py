@@ -11,9 +11,8 @@ from mlflow.entities import Experiment, Metric, RunTag
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
-from snakemake_executor_plugin_mantik import pictures
-from snakemake_executor_plugin_mantik.pictures import Node, NodeState, Picture
-from snakemake_executor_plugin_mantik.pictures.value import PicturedTry, make_picture
+from snakemake_executor_plugin_mantik import views
+from snakemake_executor_plugin_mantik.views import Node, NodeState, Picture
 
 from .. import segments
 from ..ledger import GOES_ON, JobRow, Ledger
@@ -50,7 +49,8 @@ def update_workflow_run(
 ) -> None:
     """Publish the counts of jobs by state, what they used, and the pictures.
 
-    `data` is the event's: `time`, `continued`, `detached` (a time, or nothing) and `words`.
+    `data` is the event's: `time`, `continued`, `detached` (a time, or nothing) and `words`; and
+    `status` once the run has ended.
 
     Raises:
         Exception: MLflow fails; try again later.
@@ -69,12 +69,14 @@ def update_workflow_run(
                 raise
     pipeline = ledger.pipeline(run.try_id)
     tries = [_pictured(job) for job in jobs if not job.behind]
-    shown = make_picture(run.data["name"], pipeline, tries, data["time"])
+    shown = views.make_picture(
+        run.data["name"], pipeline, tries, data["time"], over="status" in data
+    )
     _draw(client, run, shown)
 
 
-def _pictured(job: JobRow) -> PicturedTry:
-    node = Node(
+def _pictured(job: JobRow) -> Node:
+    return Node(
         id=job.try_id,
         name=job.name,
         rule=job.rule,
@@ -86,13 +88,13 @@ def _pictured(job: JobRow) -> PicturedTry:
         started=job.started,
         ended=job.ended,
         note=job.note,
+        jobs=job.members or (job.job,),
     )
-    return PicturedTry(job.members or (job.job,), node)
 
 
 def _draw(client: MlflowClient, run: RunRecord, shown: Picture) -> None:
     try:
-        drawn = pictures.render_files(shown)
+        drawn = views.render_files(shown)
     except Exception as error:  # noqa: BLE001 - an error in drawing must not block other runs
         sys.stderr.write(f"{run.try_id}: the pictures cannot be drawn: {error!r}\n")
         return

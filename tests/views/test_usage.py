@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from snakemake_executor_plugin_mantik.journal import TryRecord, TryState, WorkflowHistory
-from snakemake_executor_plugin_mantik.report.tries import report_tries
-from snakemake_executor_plugin_mantik.report.usage import RuleUsage, usage_by_rule
+from snakemake_executor_plugin_mantik.journal import TryRecord, TryState
+from snakemake_executor_plugin_mantik.views.usage import RuleUsage, usage_by_rule
+from snakemake_executor_plugin_mantik.views.workflow import overview_jobs
 
 NOW = 1_795_000_000.0
 GIB = 1 << 30
@@ -26,8 +26,7 @@ def usage(*records: TryRecord, members: int = 0) -> RuleUsage:
         replace(record, id=f"{n}", job=record.job or f"job {n}") for n, record in enumerate(records)
     )
     groups = {one.id: tuple(f"{n}" for n in range(members)) for one in tries if members}
-    history = WorkflowHistory((), tries, groups, {})
-    [found] = usage_by_rule(report_tries(history, controlled=False), NOW)
+    [found] = usage_by_rule(overview_jobs(tries, controlled=False, members=groups), NOW)
     return found
 
 

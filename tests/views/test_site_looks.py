@@ -13,8 +13,8 @@ from snakemake_executor_plugin_mantik.connections import connect
 from snakemake_executor_plugin_mantik.journal import StoredOutputs, read_history
 from snakemake_executor_plugin_mantik.sites.authentication import Credential
 from snakemake_executor_plugin_mantik.sites.base import JobState, Phase
-from snakemake_executor_plugin_mantik.watching.overview import Condition, Sight, overview_jobs
-from snakemake_executor_plugin_mantik.watching.visitors import SiteLooks
+from snakemake_executor_plugin_mantik.views.sites import SiteLooks
+from snakemake_executor_plugin_mantik.views.workflow import Condition, Sight, overview_jobs
 from tests.support.controller import Controller, request, simulate
 from tests.support.simulated import Fate, World
 
@@ -31,14 +31,14 @@ def test_each_look_is_one_request_whatever_the_number_of_jobs(tmp_path: Path, la
         site, records = controller.site, read_history(tmp_path / ".snakemake/mantik")
         site.states_lag = lag
         looks = SiteLooks(site)
-        phases: list[Counter[Phase]] = []
+        phases: list[Counter[Condition | None]] = []
         for _ in range(2):
             before = site.calls.copy()
             await looks.look(records)
             new = site.calls - before
             assert sum(new.values()) == 1, new
-            phases.append(Counter(sight.phase for sight in looks.sights.values()))
-        assert phases[-1] == {Phase.RUNNING: 1, Phase.WAITING: 2}
+            phases.append(Counter(sight.condition for sight in looks.sights.values()))
+        assert phases[-1] == {Condition.RUNNING: 1, Condition.WAITING: 2}
         reasons = {sight.pending for sight in looks.sights.values()}
         assert reasons == ({""} if lag else {"", "Priority"})
         assert all(outcome.succeeded for outcome in await asyncio.gather(*jobs))
@@ -67,8 +67,8 @@ def test_a_claim_counts_more_than_a_list_of_jobs_that_lags(
         for _ in range(3):
             await looks.look(records)
             [sight] = looks.sights.values()
-            phases.append((sight.phase, sight.pending))
-        assert phases == [(Phase.WAITING, "Priority"), *2 * [(Phase.RUNNING, "")]]
+            phases.append((sight.condition, sight.pending))
+        assert phases == [(Condition.WAITING, "Priority"), *2 * [(Condition.RUNNING, "")]]
         await job
 
     simulate(tmp_path, World(lambda spec: Fate(stalled=(1.0, 5.0))), play)
@@ -87,11 +87,11 @@ def test_a_marker_counts_more_than_the_scheduler(tmp_path: Path) -> None:
             await looks.look(records)
         [sight] = looks.sights.values()
         [seen] = overview_jobs(records, controlled=False, sights=looks.sights)
-        assert (sight.phase, seen.condition) == (Phase.RUNNING, Condition.RUNNING)
+        assert (sight.condition, seen.condition) == (Condition.RUNNING, Condition.RUNNING)
         for _ in range(2):
             await asyncio.sleep(60.0)
             await looks.look(records)
-        assert list(looks.sights.values()) == [Sight(Phase.ENDED, 0)]
+        assert list(looks.sights.values()) == [Sight(Condition.OVER, 0)]
         before = controller.site.calls.copy()
         await looks.look(records)
         assert controller.site.calls == before

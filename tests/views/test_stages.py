@@ -9,12 +9,9 @@ from snakemake_executor_plugin_mantik.journal import (
     Times,
     TryRecord,
     TryState,
-    WorkflowHistory,
     turn_of,
 )
-from snakemake_executor_plugin_mantik.pictures.value import node_title, waited_s
-from snakemake_executor_plugin_mantik.report.tries import report_tries
-from snakemake_executor_plugin_mantik.watching.overview import overview_jobs
+from snakemake_executor_plugin_mantik.views.workflow import overview_jobs
 
 MAKER = TryRecord(
     id="m", site="hpc1", bucket=0, job="m", rule="m", name="m", fingerprint="f",
@@ -31,11 +28,10 @@ ENDED = replace(
 
 
 def views(*records: TryRecord, now: float) -> tuple[object, ...]:
-    """How long the last one waited for other jobs and in the queue: in `jobs`, and in a report."""
+    """How long the last one waited for other jobs and in the queue: in `jobs`, and in pictures."""
     job = overview_jobs(records, controlled=True)[-1]
-    [*_, tried] = report_tries(WorkflowHistory((), records, {}, {}), controlled=True)
-    assert tried.node.submitted == 101.0
-    return job.waited_for_jobs(now), job.waited(now), waited_s(tried.node, now)
+    assert job.submitted == 101.0
+    return job.waited_for_jobs(now), job.waited(now), job.queued_s(now)
 
 
 def test_a_job_that_waits_for_others_is_not_in_the_queue_yet() -> None:
@@ -56,8 +52,8 @@ def test_what_is_told_at_the_end() -> None:
         ran=10.0, used=json.dumps({"ended": 510.0, "behind": times.behind}),
     )  # fmt: skip
     assert views(ENDED, over, now=9000.0) == (329.0, 70.0, 70.0)
-    [*_, tried] = report_tries(WorkflowHistory((), (ENDED, over), {}, {}), controlled=True)
-    assert "waited 5 min 29 s for other jobs" in node_title(tried.node, 9000.0)
+    job = overview_jobs((ENDED, over), controlled=True)[-1]
+    assert "waited 5 min 29 s for other jobs" in job.title(9000.0)
 
 
 @pytest.mark.parametrize("turn", [None, 50.0])

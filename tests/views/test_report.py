@@ -15,8 +15,7 @@ import pytest
 from snakemake_executor_plugin_mantik.cli.report import report
 from snakemake_executor_plugin_mantik.common.errors import JournalError, UserError
 from snakemake_executor_plugin_mantik.journal import Asked, Journal, TryRecord, Used
-from snakemake_executor_plugin_mantik.report.facts import MOST_FAILURES
-from snakemake_executor_plugin_mantik.report.page import MOST_RULES
+from snakemake_executor_plugin_mantik.views.report import MOST_FAILURES, MOST_RULES
 
 STATE = Path(".snakemake", "mantik")
 NASTY = "<script>alert(1)</script>&\"' {{ x }} {% y %} \x1b[31m ]]> http://evil.example/"

@@ -1,0 +1,345 @@
+"""A report of a workflow as one HTML file, without scripts and without anything that is fetched."""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Final
+
+from snakemake_executor_plugin_mantik.common.errors import ConfigError
+from snakemake_executor_plugin_mantik.common.humanize import (
+    humanize_count,
+    humanize_duration,
+    humanize_size,
+)
+from snakemake_executor_plugin_mantik.common.secret_names import make_masker
+from snakemake_executor_plugin_mantik.common.state_directory import STATE
+from snakemake_executor_plugin_mantik.config.reading import read_backend_config
+from snakemake_executor_plugin_mantik.jobs.reasons import Reason
+from snakemake_executor_plugin_mantik.journal import (
+    SiteRecord,
+    SnakemakeRun,
+    is_controlled,
+    read_workflow,
+)
+
+from .picture import NodeState, Picture, format_timestamp, make_picture, render_template
+from .pipeline import render_pipeline
+from .timeline import render_timeline
+from .usage import ENOUGH, RuleUsage, sum_known, usage_by_rule
+from .workflow import JobView, overview_jobs
+
+GENERATOR: Final = "smk-mantik report"
+"""Marks a file as a report, which the next one may replace."""
+
+MOST_RULES: Final = 100
+"""The most rules in a table; those with the most core hours come first."""
+
+MOST_FAILURES: Final = 20
+"""The most failed jobs that are shown, and the most tries that later ones have replaced."""
+
+_TAIL_BYTES: Final = 4096
+_TAIL_LINES: Final = 30
+"""How much of the end of a failed job's output is shown."""
+
+_ENDINGS: Final[Mapping[str, str]] = {
+    "failed": "ended with failures",
+    "killed": "was interrupted",
+    "detached": "left its jobs running",
+}
+
+_ABOUT: Final[Mapping[str, str]] = {
+    "command": "Command",
+    "snakefile": "Snakefile",
+    "directory": "Directory",
+    "host": "Started on",
+    "user": "User",
+    "snakemake": "Snakemake",
+    "executor": "snakemake-executor-plugin-mantik",
+    "python": "Python",
+}
+"""Titles of the facts of a run, in their order."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a report shows.
+
+    Attributes:
+        workdir: the workflow's directory.
+        going_on: whether a Snakemake runs, or jobs may still run at a site.
+        runs: the runs of Snakemake that it is about, the last one last.
+        submitted: how many tries were submitted to sites, segments that were not needed included.
+        picture: at the time when the report was made.
+        jobs: all tries, the oldest first.
+        sites: by name.
+        mask: replaces secrets in a text.
+    """
+
+    workdir: Path
+    going_on: bool
+    runs: Sequence[SnakemakeRun]
+    submitted: int
+    picture: Picture
+    jobs: Sequence[JobView]
+    rules: Sequence[RuleUsage]
+    sites: Mapping[str, SiteRecord]
+    mask: Callable[[str], str]
+
+    def failed(self, *, last: bool) -> Sequence[JobView]:
+        """Return the failed jobs, or the tries that failed and were repeated."""
+        return [job for job in self.jobs if job.last is last and job.state is NodeState.FAILED]
+
+    def log(self, job: JobView) -> str:
+        """Return the path of a job's output here; empty if there is none."""
+        path, here = Path(job.record.log), self.workdir.resolve()
+        inside = job.record.log and path.is_relative_to(here)
+        return str(path.relative_to(here)) if inside else job.record.log
+
+    def tail(self, job: JobView) -> str:
+        """Return the end of a job's output; empty if it is not here."""
+        if not job.record.log:
+            return ""
+        try:
+            with (self.workdir / job.record.log).open("rb") as file:
+                size = file.seek(0, 2)
+                file.seek(max(0, size - _TAIL_BYTES))
+                lines = file.read(_TAIL_BYTES).decode(errors="replace").splitlines()
+        except OSError:
+            return ""
+        return self.mask("\n".join(lines[size > _TAIL_BYTES :][-_TAIL_LINES:]))
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the numbers as a value for JSON; times are seconds, and those since the epoch."""
+        run = self.runs[-1] if self.runs else None
+        times = {"began": run.began, "ended": run.ended, "ending": run.ending} if run else {}
+        return {
+            "title": self.picture.title,
+            "made": self.picture.now,
+            "going_on": self.going_on,
+            "run": times | dict(run.about) if run else None,
+            "jobs": _count_states(self.picture),
+            "failed": len(self.failed(last=True)),
+            "repeated": len(self.failed(last=False)),
+            "rules": [asdict(usage) for usage in self.rules],
+        }
+
+
+def _count_states(picture: Picture) -> Mapping[str, int]:
+    return Counter(node.state for node in picture.nodes)
+
+
+def gather_report(
+    workdir: Path, *, every: bool, secrets: Iterable[str], warn: Callable[[str], None]
+) -> Report:
+    """Read what a report shows of a workflow; works beside a running Snakemake.
+
+    Args:
+        workdir: the workflow's working directory.
+        every: show all runs of Snakemake, not only the last one that had jobs at sites.
+        secrets: what to mask in texts of jobs, besides secrets in the sites' backend configs.
+        warn: writes a line to the user's terminal.
+
+    Raises:
+        JournalError: there is no journal, or it cannot be read.
+    """
+    controlled = is_controlled(workdir / STATE)
+    history = read_workflow(workdir / STATE)
+    tries = overview_jobs(history.tries, controlled=controlled, members=history.members)
+    jobs, runs = [job for job in tries if not job.ahead], history.runs
+    if not every:
+        for run in reversed(history.runs):
+            # Those that were not over when it began.
+            if some := [j for j in jobs if (j.record.finished or run.began) >= run.began]:
+                jobs, runs = some, (run,)
+                break
+    sites = {name: site for name, site in history.sites.items() if name in {j.site for j in jobs}}
+    mask = make_masker([*secrets, *_secrets_of(sites.values(), warn)])
+    jobs = [
+        replace(
+            job, note=mask(job.remark), record=replace(job.record, outcome=mask(job.record.outcome))
+        )
+        for job in jobs
+    ]
+    now = time.time()
+    latest = bool(runs) and runs[-1] == history.runs[-1]
+    going_on = controlled or any(job.record.may_run for job in jobs)
+    shown = {job.id for job in jobs}
+    for job in tries:  # the segments that waited behind the ones that are shown
+        if job.record.follows in shown:
+            shown.add(job.id)
+    return Report(
+        workdir,
+        going_on,
+        runs,
+        sum(job.id in shown and job.record.submitted is not None for job in tries),
+        make_picture(
+            (runs[-1].about.get("name") if runs else "") or workdir.resolve().name,
+            runs[-1].pipeline if latest else None,
+            jobs,
+            now,
+            over=not going_on,
+        ),
+        jobs,
+        usage_by_rule(jobs, now),
+        sites,
+        mask,
+    )
+
+
+def _secrets_of(sites: Iterable[SiteRecord], warn: Callable[[str], None]) -> Iterator[str]:
+    """Yield the secrets that sites' backend configs give to jobs."""
+    for path in dict.fromkeys(site.config for site in sites if site.config):
+        try:
+            config, _ = read_backend_config(Path(path))
+        except ConfigError:
+            warn(f"Secrets in {path} are not masked: it cannot be read any more, or is invalid.")
+        else:
+            yield from config.secrets
+
+
+def render_report(report: Report) -> str:
+    """Return the HTML of a report (UTF-8). All names and texts are escaped."""
+    rules, failed = report.rules, report.failed(last=True)
+    sites = sorted({site for usage in rules for site in usage.core_hours})
+    return render_template(
+        "report.html.j2",
+        generator=GENERATOR,
+        version=version("snakemake-executor-plugin-mantik"),
+        report=report,
+        picture=report.picture,
+        about=_about(report),
+        status=_status(report),
+        tiles=_tiles(report),
+        failed=failed,
+        failures=_varied(failed),
+        reasons=Counter(map(_kind, failed)).most_common(),
+        repeated=report.failed(last=False),
+        most_failures=MOST_FAILURES,
+        reason=lambda job: Reason(job.record.reason).words if job.record.reason else "",
+        queues={
+            name: sorted({j.record.queue for j in report.jobs if j.site == name and j.record.queue})
+            for name in report.sites
+        },
+        rules=rules,
+        shown=rules[:MOST_RULES],
+        meters=_meters,
+        hours=_hours,
+        sum_known=sum_known,
+        site_hours={
+            site: sum_known(usage.core_hours.get(site) for usage in rules) for site in sites
+        },
+        pipeline=render_pipeline(report.picture),
+        timeline=render_timeline(report.picture),
+        enough=ENOUGH,
+    )
+
+
+def _status(report: Report) -> str:
+    if report.going_on:
+        return "It is still going on: this is a snapshot."
+    if not report.runs:
+        return ""
+    run = report.runs[-1]
+    if not run.ended:
+        return "Its Snakemake did not report its end."
+    return f"Snakemake {_ENDINGS.get(run.ending, run.ending)} at {format_timestamp(run.ended)}."
+
+
+def _about(report: Report) -> Sequence[tuple[str, str]]:
+    found = []
+    for run in report.runs[-1:]:
+        found.append(("Begun", format_timestamp(run.began)))
+        if run.ended:
+            found.append(("Ended", f"{format_timestamp(run.ended)} ({run.ending})"))
+        found += [(words, run.about[n]) for n, words in _ABOUT.items() if run.about.get(n)]
+    return found
+
+
+def _tiles(report: Report) -> Sequence[tuple[str, str, str]]:
+    """Return the summary: a value, what it is, and a line below."""
+    rules, number = report.rules, len(report.picture.nodes)
+    hours = sum_known(usage.all_core_hours for usage in rules)
+    submitted = f"{report.submitted:,} submitted to sites"
+    tiles = [(f"{number:,}", "jobs" if number != 1 else "job", submitted)]
+    sent = [job for job in report.jobs if job.record.submitted is not None]
+    if sent:
+        first = min(job.record.submitted or 0.0 for job in sent)
+        last = max(job.ended or job.record.finished or report.picture.now for job in sent)
+        since = f"since {format_timestamp(first)}"
+        tiles.append((humanize_duration(last - first), "from first to last", since))
+    sites = humanize_count(len({job.site for job in report.jobs}), "site")
+    tiles.append((_hours(hours), "core hours", f"at {sites}"))
+    # The share of the requested CPU time that was used, by the rules' core hours.
+    known = [(u.cpu_share, u.all_core_hours or 0.0) for u in rules if u.cpu_share is not None]
+    if whole := sum(of for _, of in known):
+        share = sum(share * of for share, of in known) / whole
+        tiles.append((f"{100 * share:.0f} %", "of CPU time used", "of the cores requested"))
+    if queued := [usage.queued for usage in rules if usage.queued is not None]:
+        median = humanize_duration(max(queued))
+        tiles.append((median, "in the queue", "median of the rule that waits most"))
+    repeated = len(report.failed(last=False))
+    repeats = humanize_count(repeated, "try", "tries") if repeated else "none"
+    tiles.append((f"{len(report.failed(last=True)):,}", "failed", f"{repeats} repeated"))
+    return tiles
+
+
+def _kind(job: JobView) -> tuple[str, str]:
+    return job.rule, Reason(job.record.reason or Reason.UNKNOWN).words
+
+
+def _varied(failed: Sequence[JobView]) -> Sequence[JobView]:
+    """Return some failed tries in their order, of each rule and reason about as many."""
+    seen: Counter[tuple[str, str]] = Counter()
+    ranks = []
+    for position, job in enumerate(failed):
+        ranks.append((seen[_kind(job)], position))
+        seen[_kind(job)] += 1
+    chosen = sorted(position for _, position in sorted(ranks)[:MOST_FAILURES])
+    return [failed[position] for position in chosen]
+
+
+def _meters(usage: RuleUsage) -> Iterator[tuple[str, str, str, float | None, bool]]:
+    """Yield what was used of what was requested: its name, both in words, and the share, to draw.
+
+    And whether that is near or above what was requested.
+    """
+    cores, busy = usage.cores_used, usage.gpu_busy
+    yield _meter("CPU cores", cores, usage.cores, _cores, near=9.0)
+    yield _meter("Memory", usage.memory_used, usage.memory, humanize_size)
+    yield _meter("Walltime", usage.longest, usage.walltime, humanize_duration)
+    if usage.gpus:
+        count = humanize_count(usage.gpus, "GPU")
+        words = "–" if busy is None else f"{busy:.0f} %"
+        yield "GPUs", words, count, None if busy is None else busy / 100, False
+
+
+def _cores(number: float) -> str:
+    return str(number) if isinstance(number, int) else f"{number:.1f}"
+
+
+def _meter(
+    name: str,
+    used: float | None,
+    asked: float | None,
+    write: Callable[[float], str],
+    near: float = 0.9,
+) -> tuple[str, str, str, float | None, bool]:
+    share = used / asked if used is not None and asked else None
+    return (
+        name,
+        "–" if used is None else write(used),
+        "" if asked is None else write(asked),
+        None if share is None else min(1.0, share),
+        share is not None and share > near,
+    )
+
+
+def _hours(hours: float | None) -> str:
+    if not hours:
+        return "0" if hours is not None else "–"
+    if hours < 0.01:
+        return "< 0.01"
+    return f"{hours:,.2f}" if hours < 10 else f"{hours:,.0f}"

@@ -1,0 +1,429 @@
+"""What a workflow's jobs are and did, from the journal: one model, which all views show."""
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Final
+
+from snakemake_executor_plugin_mantik.common.errors import UserError
+from snakemake_executor_plugin_mantik.common.humanize import humanize_duration
+from snakemake_executor_plugin_mantik.jobs.reasons import Reason
+from snakemake_executor_plugin_mantik.journal import (
+    WENT_ON,
+    Asked,
+    TryRecord,
+    TryState,
+    Used,
+    read_history,
+    turn_of,
+)
+from snakemake_executor_plugin_mantik.sites.slurm import explain_pending
+
+from .picture import Node, NodeState
+
+
+class Condition(StrEnum):
+    """The condition of a try, as far as it is known.
+
+    PLANNED: not submitted yet. SUBMITTING: the site may know it. WAITING: at the site, not started.
+    RUNNING: it was seen to run and not to end. OPEN: at the site, and nothing watches it. OVER: it
+    ended at the site, and its results have not been fetched. WENT_ON: a segment that another one
+    follows. LEFT: it may run unobserved.
+    """
+
+    PLANNED = "planned"
+    SUBMITTING = "submitting"
+    WAITING = "waiting"
+    RUNNING = "running"
+    OPEN = "waiting or running"
+    OVER = "ended at the site"
+    WENT_ON = "goes on"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    LEFT = "left behind"
+
+    @property
+    def active(self) -> bool:
+        """Whether the job may still do something."""
+        return self not in (Condition.SUCCEEDED, Condition.FAILED, Condition.CANCELLED)
+
+    @property
+    def moving(self) -> bool:
+        """Whether the site may change it without a controller."""
+        return self is Condition.RUNNING or _PICTURED[self] is NodeState.QUEUED
+
+
+_PICTURED: Final = {
+    Condition.PLANNED: NodeState.WAITING,
+    Condition.SUBMITTING: NodeState.QUEUED,
+    Condition.WAITING: NodeState.QUEUED,
+    Condition.OPEN: NodeState.QUEUED,
+    Condition.RUNNING: NodeState.RUNNING,
+    Condition.OVER: NodeState.RUNNING,
+    Condition.WENT_ON: NodeState.FINISHED,
+    Condition.SUCCEEDED: NodeState.FINISHED,
+    Condition.FAILED: NodeState.FAILED,
+    Condition.CANCELLED: NodeState.KILLED,
+    Condition.LEFT: NodeState.KILLED,
+}
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What a look at a site has shown of a try.
+
+    Attributes:
+        condition: WAITING, RUNNING or OVER; None if it showed none of these.
+        exit_code: of its marker; None without one.
+        pending: the scheduler's reason why it waits; may be empty.
+        started: when it began, in seconds since the epoch, where the scheduler says so.
+        detail: how it ended according to the scheduler, in the site's words.
+    """
+
+    condition: Condition | None = None
+    exit_code: int | None = None
+    pending: str = ""
+    started: float | None = None
+    detail: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobView(Node):
+    """What is known of one try of a job; its id is that of the try.
+
+    A job waits in the queue from when those before it have ended: its `queued`.
+
+    Attributes:
+        number: how many tries the job has had with this one; several segments in a row are one.
+        condition: what it does.
+        ahead: whether it is a segment whose turn has not come, or never came.
+        last: whether no later try of the job replaces it.
+        pending: the scheduler's reason why it waits.
+        behind: names of the jobs, or the segment of its own, that it waits for at its site.
+        awaited_by: names of the jobs that wait for it there.
+        sight: what the last look at the site has shown.
+        asked, used: what it requested and used, as far as it is known.
+    """
+
+    record: TryRecord
+    number: int
+    condition: Condition
+    ahead: bool
+    last: bool
+    pending: str = ""
+    behind: tuple[str, ...] = ()
+    awaited_by: tuple[str, ...] = ()
+    sight: Sight = field(default_factory=Sight)
+    asked: Asked = field(default_factory=Asked)
+    used: Used = field(default_factory=Used)
+
+    @property
+    def present(self) -> bool:
+        """Whether it is the last try of its job, or may still run; not if it is `ahead`."""
+        return not self.ahead and (self.last or self.record.may_run)
+
+    def waited(self, now: float) -> float | None:
+        """Return the seconds that it has waited so far, or did, where known."""
+        known = self.condition is Condition.WAITING
+        known |= self.condition is Condition.RUNNING and self.started is not None
+        return self.queued_s(now) if known and self.record.waited is None else self.record.waited
+
+    def waited_for_jobs(self, now: float) -> float | None:
+        """Return the seconds at its site before its turn came; None if it waited for no job."""
+        known = self.record.times.behind
+        return self.behind_s(now) if known is None and self.record.before else known
+
+    def ran(self, now: float) -> float | None:
+        """Return the seconds that it has run so far, or did, where known."""
+        running = self.condition is Condition.RUNNING and self.record.ran is None
+        return self.running_s(now) if running else self.record.ran
+
+    def ran_words(self, now: float) -> str:
+        """Return how long it has run so far, or did; with `~` if its script did not report it."""
+        ran = self.ran(now)
+        about = "~" if self.used.told_by else ""
+        return f"{about}{humanize_duration(ran)}" if ran is not None else ""
+
+    def core_hours(self, now: float) -> float | None:
+        """Return its cores times its hours so far; None if its cores are unknown."""
+        cores = self.asked.cores
+        return cores * (self.ran(now) or 0.0) / 3600 if cores is not None else None
+
+    @property
+    def words(self) -> str:
+        """A description for a table: what it does, or how it ended, and why."""
+        record = self.record
+        if record.left_behind:
+            return f"{record.outcome}; may still run"
+        if record.reason:
+            return record.outcome.replace("failed", f"failed ({Reason(record.reason).words})", 1)
+        if record.outcome:
+            return record.outcome
+        if self.condition is Condition.RUNNING and record.runtime:
+            return f"running, at most {humanize_duration(record.runtime)}"
+        if self.condition is Condition.WAITING:
+            return self._waiting()
+        return self._over() if self.condition is Condition.OVER else self.condition.value
+
+    def _waiting(self) -> str:
+        record = self.record
+        if record.hindrance and self.pending in ("", record.hindrance):
+            return f"cannot start: {explain_pending(record.hindrance)}"
+        if self.behind:
+            return f"queued behind {', '.join(self.behind)}"
+        words = f"waiting: {explain_pending(self.pending)}" if self.pending else "waiting"
+        if record.expected is not None:
+            when = time.strftime("%d %b %H:%M", time.localtime(record.expected))
+            words += f"{',' if self.pending else ':'} expected to start on {when}"
+        return words
+
+    def _over(self) -> str:
+        if self.sight.condition is None:
+            return "ended, outputs not accepted yet"
+        words = f" ({self.sight.detail})" if self.sight.detail else ""
+        if self.sight.exit_code is not None:
+            words = f" with exit code {self.sight.exit_code}"
+        return f"ended at the site{words}; the next run fetches its results"
+
+    @property
+    def remark(self) -> str:
+        """A line for a tooltip: its segment, how it ended, and who tells how long it ran."""
+        words = self.words if self.state is not NodeState.FINISHED else ""
+        told = self.record.times.words
+        return ", ".join(filter(None, [self.record.part, words, f"ran {told}" if told else ""]))
+
+    def as_json(self, now: float) -> dict[str, Any]:
+        """Return all of it as a value for JSON; times are seconds since the epoch."""
+        record = self.record
+        return {
+            "job": record.name,
+            "rule": record.rule,
+            "id": record.id,
+            "try": self.number,
+            "segment": record.segment + 1 if record.segments else None,
+            "segments": record.segments or None,
+            "site": record.site,
+            "queue": record.queue,
+            "site_jobs": list(record.site_jobs),
+            "state": self.condition.value,
+            "outcome": record.outcome,
+            "failure": record.reason,
+            "exit_code": self.sight.exit_code,
+            "pending": self.pending,
+            "pending_words": explain_pending(self.pending) if self.pending else "",
+            "cannot_start": record.hindrance,
+            "expected_start": record.expected if self.condition is Condition.WAITING else None,
+            "behind": list(self.behind),
+            "awaited_by": list(self.awaited_by),
+            "waiting_since": self.queued,
+            "running_since": self.started,
+            "finished": record.finished,
+            "waited": self.waited(now),
+            "waited_for_jobs": self.waited_for_jobs(now),
+            "ran": self.ran(now),
+            "ran_told_by": record.times.told_by or None,
+            "ended": record.times.ended,
+            "walltime": record.runtime,
+            "log": record.log,
+            "log_files": list(record.log_files),
+        }
+
+
+def overview_jobs(
+    records: Sequence[TryRecord],
+    *,
+    controlled: bool,
+    sights: Mapping[str, Sight] | None = None,
+    members: Mapping[str, tuple[str, ...]] | None = None,
+) -> list[JobView]:
+    """Return a view of each try, in the order of `records`, which has all tries of the jobs.
+
+    `controlled` says whether a controller runs, which watches the tries that are at a site.
+    `sights` and the identities of the `members` of groups are by the tries' ids.
+    """
+    known = {record.id: record for record in records}
+    awaiting: dict[str, dict[str, None]] = {}
+    for record in records:
+        for maker in record.makers.values() if record.may_run else ():
+            awaiting.setdefault(maker, {})[record.name] = None
+    ahead = _segments_ahead(records)
+    last = {record.job: record.id for record in records if record.id not in ahead}
+    numbers: Counter[str] = Counter()
+    number_of: dict[str, int] = {}
+    followed: set[str] = set()
+    found = []
+    for record in records:
+        if record.follows not in number_of or record.follows in followed:
+            numbers[record.job] += 1
+        number_of[record.id] = numbers[record.job]
+        followed.add(record.follows)
+        sight = (sights or {}).get(record.id, Sight())
+        before = [known[one] for one in record.before if one in known and record.may_run]
+        behind = dict.fromkeys(
+            one.part if one.id == record.follows else one.name for one in before if one.may_run
+        )
+        behind.pop("", None)
+        condition = _condition(record, sight, waits=bool(behind), controlled=controlled)
+        view = JobView(
+            record=record,
+            id=record.id,
+            name=f"{record.name} ({record.part})" if record.part else record.name,
+            rule=record.rule,
+            state=_PICTURED[condition],
+            site=record.site,
+            jobs=(members or {}).get(record.id, (record.job,)),
+            number=number_of[record.id],
+            condition=condition,
+            ahead=record.id in ahead,
+            last=last.get(record.job) == record.id,
+            pending=sight.pending or record.pending,
+            behind=tuple(behind),
+            awaited_by=tuple(awaiting.get(record.id, ())) if record.may_run else (),
+            sight=sight,
+            asked=record.what_asked,
+            used=record.what_used,
+        )
+        found.append(replace(view, **_times(view, known)))
+    return found
+
+
+def present_tries(records: Sequence[TryRecord]) -> list[TryRecord]:
+    """Return the last try of each job, and all that may still run, without segments ahead."""
+    return [job.record for job in overview_jobs(records, controlled=False) if job.present]
+
+
+def _segments_ahead(records: Iterable[TryRecord]) -> set[str]:
+    """Return the ids of the segments whose turn has not come, or never came."""
+    known: dict[str, TryRecord] = {}
+    ahead: set[str] = set()
+    for record in records:  # the oldest first
+        known[record.id] = record
+        before = known.get(record.follows)
+        if before is not None:
+            came = before.goes_on or before.outcome.startswith(WENT_ON)
+            came = came or (before.finished is not None and record.created >= before.finished)
+            if before.id in ahead or not came:
+                ahead.add(record.id)
+    return ahead
+
+
+def _condition(record: TryRecord, sight: Sight, *, waits: bool, controlled: bool) -> Condition:
+    if record.left_behind:
+        return Condition.LEFT
+    if record.outcome:
+        ends = (Condition.WENT_ON, Condition.SUCCEEDED, Condition.FAILED)
+        return next((e for e in ends if record.outcome.startswith(e.value)), Condition.CANCELLED)
+    if record.state in (TryState.PLANNED, TryState.ENDED):
+        return Condition.PLANNED if record.state is TryState.PLANNED else Condition.OVER
+    if sight.condition is Condition.OVER or record.started is None:
+        unseen = Condition.WAITING if controlled else Condition.OPEN
+        if record.state is TryState.SUBMITTING:
+            unseen = Condition.SUBMITTING
+        if waits or record.waits:
+            unseen = Condition.WAITING
+        return sight.condition or unseen
+    return Condition.RUNNING
+
+
+def _times(job: JobView, known: Mapping[str, TryRecord]) -> dict[str, Any]:
+    """Return the times of a try by their names in `Node`, by what is most exact."""
+    record, used = job.record, job.used
+    submitted, ran = record.submitted, record.ran
+    # Since when nothing but the queue keeps it from running; None if not yet.
+    queued = submitted
+    if submitted is not None and used.behind is not None:
+        queued = submitted + used.behind
+    elif submitted is not None and (before := [known[i] for i in record.before if i in known]):
+        turn = turn_of(before)
+        queued = max(submitted, turn) if turn is not None else None
+
+    started = record.started or job.sight.started
+    if used.ended is not None and ran is not None:
+        started = used.ended - ran
+    elif not started and submitted is not None and record.waited is not None:
+        started = submitted + (used.behind or 0.0) + record.waited
+    elif not started and record.finished is not None and ran is not None:
+        started = record.finished - ran
+    ended = None
+    if record.outcome and not record.left_behind:
+        measured = started + ran if started and ran is not None else record.finished
+        ended = measured if used.ended is None else used.ended
+
+    started = _earlier(started or None, ended)
+    queued = _earlier(queued, started)
+    submitted = _earlier(submitted, queued)
+    fetched = None
+    if ended is not None and job.state in (NodeState.FINISHED, NodeState.FAILED):
+        fetched = max(ended, record.finished or ended)
+    return {
+        "prepared": record.created if submitted is not None else None, "submitted": submitted,
+        "queued": queued, "started": started, "ended": ended, "fetched": fetched,
+    }  # fmt: skip
+
+
+def _earlier(moment: float | None, other: float | None) -> float | None:
+    return min(moment, other) if moment is not None and other is not None else moment
+
+
+_SHORTEST_ID: Final = 8
+"""Minimum number of characters of a try's id to name it."""
+
+_MOST_NAMED: Final = 20
+"""Most jobs that a message lists."""
+
+
+def is_meant(text: str, record: TryRecord) -> bool:
+    """Return whether a text names a try.
+
+    It does by the job's name, its rule, its rule and some of its wildcards (`train sample=a`), an
+    id at the site, or at least eight characters of the try's own id.
+    """
+    ids = {part for job in record.site_jobs for part in (job, job.rstrip("/").rsplit("/", 1)[-1])}
+    if text in {record.name, record.rule, *ids}:
+        return True
+    rule, *given = text.replace(",", " ").split() or [""]
+    wildcards = record.name.removeprefix(record.rule).replace(",", " ").split()
+    named = rule == record.rule and bool(given) and set(given) <= set(wildcards)
+    return named or (len(text) >= _SHORTEST_ID and record.id.startswith(text))
+
+
+def find_try(directory: Path, text: str) -> TryRecord:
+    """Return the last try of the one job that a text names; `directory` is the state directory.
+
+    A name of a member of a group means the group.
+
+    Raises:
+        UserError: it names no job, or several, which are listed.
+        JournalError: there is no journal, or it cannot be read.
+    """
+    records = read_history(directory)
+    found = [r for r in records if r.id.startswith(text)] if len(text) >= _SHORTEST_ID else []
+    found = found[:1]
+    if not found:
+        found = [record for record in present_tries(records) if is_meant(text, record)]
+        # A job may have the name of a rule whose other jobs have wildcards.
+        found = [record for record in found if text == record.name] or found
+    found = found or read_history(directory, text)[-1:]
+    names = dict.fromkeys(record.name for record in found)
+    if len(names) == 1:
+        return found[-1]
+    if not names:
+        known = _listed(dict.fromkeys(record.name for record in records))
+        raise UserError(
+            f"no job is named {text!r}; these were submitted:{known or ' none'}",
+            do="Use a name, a rule or an id that smk-mantik jobs shows",
+        )
+    raise UserError(
+        f"{text!r} names {len(names)} jobs:{_listed(names)}",
+        do="Name one of them, with its wildcards or its id at the site",
+    )
+
+
+def _listed(names: Mapping[str, None]) -> str:
+    shown = "".join(f"\n  {name}" for name in list(names)[:_MOST_NAMED])
+    left = len(names) - _MOST_NAMED
+    return f"{shown}\n  and {left} more" if left > 0 else shown

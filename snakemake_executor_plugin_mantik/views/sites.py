@@ -1,7 +1,7 @@
 """Look at the sites of a workflow that no controller watches, and at what running jobs write."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -40,13 +40,16 @@ def find_last_line(tail: bytes) -> str:
 class SiteLooks:
     """Looks at one site. Call all methods from one event loop."""
 
-    def __init__(self, site: Site) -> None:
-        """Prepare; `site` is open."""
+    def __init__(self, site: Site, sights: dict[str, Sight], last_lines: dict[str, str]) -> None:
+        """Prepare; `site` is open.
+
+        `sights` get what looks show, and `last_lines` what running tries have written, by their
+        ids.
+        """
         self._site = site
+        self.sights, self._last_lines = sights, last_lines
         self._looks = 0
         self._bucket = 0
-        self.sights: dict[str, Sight] = {}
-        self.last_lines: dict[str, str] = {}
         self._sizes: dict[str, int] = {}
         self._turns: dict[str, int] = {}
 
@@ -81,7 +84,7 @@ class SiteLooks:
                 )
 
     async def read_log(self, records: Sequence[TryRecord]) -> None:
-        """Set in `last_lines` the last line that one of some running tries has written.
+        """Note the last line that one of some running tries has written.
 
         The tries take turns, since no request brings the logs of several. A call makes two requests
         at most.
@@ -100,7 +103,7 @@ class SiteLooks:
             parts = self._site.get(path, offset=offset, size=entry.size)
             tail = b"".join([part async for part in parts])
             self._sizes[record.id] = entry.size
-            self.last_lines[record.id] = find_last_line(tail)
+            self._last_lines[record.id] = find_last_line(tail)
 
     def _sight(self, record: TryRecord) -> Sight:
         return self.sights.get(record.id, Sight())
@@ -130,8 +133,9 @@ class SiteLooks:
 class Visitors:
     """Connections to the sites that have open tries, opened when they are first looked at.
 
-    `aclose` closes them. `away` has a message for each site that could not be asked, and `unread`
-    for each one whose logs could not be read.
+    `aclose` closes them. `sights` has what the looks have shown so far, `last_lines` the last lines
+    that running tries were seen to write, by the tries' ids. `away` has a message for each site
+    that could not be asked, and `unread` for each one whose logs could not be read.
     """
 
     def __init__(
@@ -146,42 +150,44 @@ class Visitors:
         self._looks: dict[str, SiteLooks] = {}
         self._stack = AsyncExitStack()
         self.aclose = self._stack.aclose
+        self.sights: dict[str, Sight] = {}
+        self.last_lines: dict[str, str] = {}
         self.away: dict[str, str] = {}
         self.unread: dict[str, str] = {}
 
-    @property
-    def sights(self) -> Mapping[str, Sight]:
-        """What the looks have shown so far, by the tries' ids."""
-        return {i: sight for looks in self._looks.values() for i, sight in looks.sights.items()}
-
-    @property
-    def last_lines(self) -> Mapping[str, str]:
-        """The last lines that running tries were seen to write, by the tries' ids."""
-        return {i: line for looks in self._looks.values() for i, line in looks.last_lines.items()}
-
     async def read_logs(self, running: Sequence[TryRecord]) -> None:
         """Read the end of one running try's log at each site, with two requests each at most."""
-        await asyncio.gather(*(self._read_log(*one) for one in self._by_site(running).items()))
-
-    async def _read_log(self, name: str, records: Sequence[TryRecord]) -> None:
-        try:
-            # Beside a controller, nobody expects to be asked in the middle of a table.
-            await (await self._open(name, may_ask=False)).read_log(records)
-            self.unread.pop(name, None)
-        except MantikError as error:
-            self.unread[name] = f"The output of jobs that run at {name} is not shown: {error}"
+        # Beside a controller, nobody expects to be asked in the middle of a table.
+        words = "The output of jobs that run at {} is not shown: {}"
+        await self._each(running, SiteLooks.read_log, self.unread, words, may_ask=False)
 
     async def look(self) -> None:
         """Look at each site that has open tries, with one request each."""
         records = [r for r in read_history(self._directory / STATE) if r.may_run]
-        await asyncio.gather(*(self._look(*one) for one in self._by_site(records).items()))
+        await self._each(records, SiteLooks.look, self.away, "{} was not asked: {}", may_ask=True)
 
-    async def _look(self, name: str, records: Sequence[TryRecord]) -> None:
-        try:
-            await (await self._open(name, may_ask=True)).look(records)
-            self.away.pop(name, None)
-        except MantikError as error:
-            self.away[name] = f"{name} was not asked: {error}"
+    async def _each(
+        self,
+        records: Sequence[TryRecord],
+        act: Callable[[SiteLooks, Sequence[TryRecord]], Awaitable[None]],
+        failures: dict[str, str],
+        words: str,
+        *,
+        may_ask: bool,
+    ) -> None:
+        """Do something at each site that has some of `records`; note why it failed in `words`."""
+
+        async def visit(name: str, there: Sequence[TryRecord]) -> None:
+            try:
+                if name not in self._looks:
+                    site = await self._stack.enter_async_context(self._visit(name, may_ask))
+                    self._looks[name] = SiteLooks(site, self.sights, self.last_lines)
+                await act(self._looks[name], there)
+                failures.pop(name, None)
+            except MantikError as error:
+                failures[name] = words.format(name, error)
+
+        await asyncio.gather(*(visit(*one) for one in self._by_site(records).items()))
 
     def _by_site(self, records: Iterable[TryRecord]) -> dict[str, list[TryRecord]]:
         """Return records by their sites, without those of tries that were left behind elsewhere."""
@@ -191,9 +197,3 @@ class Visitors:
             if record.place == places.get(record.site):
                 by_site.setdefault(record.site, []).append(record)
         return by_site
-
-    async def _open(self, name: str, *, may_ask: bool) -> SiteLooks:
-        if name not in self._looks:
-            site = await self._stack.enter_async_context(self._visit(name, may_ask))
-            self._looks[name] = SiteLooks(site)
-        return self._looks[name]

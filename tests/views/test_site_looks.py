@@ -30,7 +30,7 @@ def test_each_look_is_one_request_whatever_the_number_of_jobs(tmp_path: Path, la
         await asyncio.sleep(500.0)
         site, records = controller.site, read_history(tmp_path / ".snakemake/mantik")
         site.states_lag = lag
-        looks = SiteLooks(site)
+        looks = SiteLooks(site, {}, {})
         phases: list[Counter[Condition | None]] = []
         for _ in range(2):
             before = site.calls.copy()
@@ -62,7 +62,7 @@ def test_a_claim_counts_more_than_a_list_of_jobs_that_lags(
             return {i: JobState(Phase.WAITING, pending="Priority") for i in ids}
 
         monkeypatch.setattr(controller.site, "glance", lagging)
-        looks = SiteLooks(controller.site)
+        looks = SiteLooks(controller.site, {}, {})
         phases = []
         for _ in range(3):
             await looks.look(records)
@@ -82,7 +82,7 @@ def test_a_marker_counts_more_than_the_scheduler(tmp_path: Path) -> None:
         await asyncio.sleep(3.5)
         job.cancel()  # nobody fetches what it makes, as without a controller
         records = read_history(tmp_path / ".snakemake/mantik")
-        looks = SiteLooks(controller.site)
+        looks = SiteLooks(controller.site, {}, {})
         for _ in range(2):
             await looks.look(records)
         [sight] = looks.sights.values()

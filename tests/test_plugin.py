@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from snakemake_executor_plugin_mantik.adapter import snakemake_version
+from snakemake_executor_plugin_mantik.adapter import snakemake_errors
 from snakemake_executor_plugin_mantik.common.errors import UserError
 
 ROOT = Path(__file__).parents[1]
@@ -120,9 +120,9 @@ print([name for name in sys.modules if name.startswith(("{PACKAGE}.sites", "{PAC
 def test_a_snakemake_that_is_too_old_is_told_in_one_sentence(
     found: str, fine: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(snakemake_version, "version", lambda name: found)
+    monkeypatch.setattr(snakemake_errors, "version", lambda name: found)
     if fine:
-        snakemake_version.check_snakemake_version()
+        snakemake_errors.check_snakemake_version()
         return
     with pytest.raises(UserError, match=r"9\.17\.3 is too old .* needs 9\.18 or newer\. Type: pip"):
-        snakemake_version.check_snakemake_version()
+        snakemake_errors.check_snakemake_version()

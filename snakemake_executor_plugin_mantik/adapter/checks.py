@@ -66,7 +66,7 @@ from snakemake_executor_plugin_mantik.storage.paths import (
 )
 from snakemake_executor_plugin_mantik.tracking.controller import direct
 
-from .future_inputs import refuse_future_inputs
+from .job_files import refuse_future_inputs
 
 STATE_DIRECTORY = "mantik"
 """The executor's directory below Snakemake's `.snakemake`."""

@@ -16,7 +16,7 @@ from snakemake_executor_plugin_mantik.common.errors import JournalError, MantikE
 
 from . import snakemake_errors
 from .signals import DETACHED, FAILED_HERE, NO_SPACE, Interruption, is_disk_full
-from .snakemake_version import check_snakemake_version
+from .snakemake_errors import check_snakemake_version
 
 if TYPE_CHECKING:
     from snakemake_executor_plugin_mantik.engine.request import JobNumber, JobRequest, Outcome
@@ -290,7 +290,7 @@ class Executor(RemoteExecutor):
     @staticmethod
     def _is_early(job: _Job) -> bool:
         """Return whether Snakemake would refuse a job's outputs now, and not in a moment."""
-        from .future_inputs import is_ahead_of_time
+        from .job_files import is_ahead_of_time
 
         return is_ahead_of_time(job)
 
@@ -362,16 +362,16 @@ class Executor(RemoteExecutor):
         self, job_info: SubmittedJobInfo, msg: str | None = None, **kwargs: Any
     ) -> None:
         """Log what happened. The base class would point to a cluster's log instead."""
-        from . import failed_jobs
+        from . import job_log
 
         if job_info.external_jobid is not None:
             kwargs["external_jobid"] = job_info.external_jobid
         kwargs |= job_info.aux or {}
         if job_info.job.is_group():
             failed = self._uncommitted[job_info.job.jobid].failed
-            failed_jobs.log_group_error(self.logger, job_info.job, failed, msg or "", **kwargs)
+            job_log.log_group_error(self.logger, job_info.job, failed, msg or "", **kwargs)
         else:
-            failed_jobs.log_job_error(self.logger, job_info.job, msg, **kwargs)
+            job_log.log_job_error(self.logger, job_info.job, msg, **kwargs)
 
     def handle_job_success(self, job: _Job) -> None:
         """Commit the job once Snakemake has accepted its outputs, so that it is not repeated."""
@@ -379,11 +379,11 @@ class Executor(RemoteExecutor):
         self._commit(job)
 
     def handle_job_error(self, job: _Job) -> None:
-        from . import failed_jobs
+        from . import job_log
 
         super().handle_job_error(job)
         if (outcome := self._uncommitted.get(job.jobid)) is not None:
-            failed_jobs.veto_retry(self.logger, job, outcome)
+            job_log.veto_retry(self.logger, job, outcome)
         if self._run is not None:
             self._run.ahead.failed(job)
         self._commit(job, failed=True)

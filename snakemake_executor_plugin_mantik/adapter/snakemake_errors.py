@@ -8,16 +8,21 @@ without an executor, and an earlier run left jobs at the sites, print the comman
 
 A missing script: Snakemake (9.27, `dag.ScriptProcessor`) shows a traceback of its own code. A
 filter of its log replaces that text.
+
+A Snakemake that is missing or too old is refused before modules are imported that need it.
 """
 
 import atexit
+import importlib.util
 import itertools
 import logging
+import re
 import shlex
 import sys
 import traceback
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from snakemake_executor_plugin_mantik.common.errors import SeveralMistakes, UserError, printable
 from snakemake_executor_plugin_mantik.common.locks import is_locked
@@ -137,3 +142,31 @@ def _find_others(dag: Any) -> UserError | None:
     except (UserError, WorkflowError, OSError):
         pass  # nothing more can be found out while a script is missing
     return None
+
+
+MINIMUM: Final = (9, 18)
+"""The first version with `snakemake.iocontainers`."""
+
+
+def check_snakemake_version() -> None:
+    """Check that a Snakemake is installed beside this package, and that it is new enough.
+
+    Raises:
+        UserError: it is missing or too old.
+    """
+    least = ".".join(map(str, MINIMUM))
+    try:
+        found = version("snakemake")
+    except PackageNotFoundError:
+        if importlib.util.find_spec("snakemake") is not None:
+            return  # it runs from its sources
+        raise UserError(
+            "Snakemake is not installed beside the mantik executor",
+            do=f'Type: pip install "snakemake>={least},<10"',
+        ) from None
+    numbers = tuple(map(int, re.findall(r"\d+", found)[:2]))
+    if numbers < MINIMUM:
+        raise UserError(
+            f"Snakemake {found} is too old for the mantik executor, which needs {least} or newer",
+            do=f'Type: pip install --upgrade "snakemake>={least},<10"',
+        )

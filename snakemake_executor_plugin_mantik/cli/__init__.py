@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from snakemake_executor_plugin_mantik.adapter.snakemake_version import check_snakemake_version
+from snakemake_executor_plugin_mantik.adapter.snakemake_errors import check_snakemake_version
 from snakemake_executor_plugin_mantik.common.errors import MantikError, UserError
 
 _FAILED = 2

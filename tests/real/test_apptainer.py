@@ -50,11 +50,11 @@ SNAKEFILE = """
         input: "out/one.txt", "out/two.txt", "made"
 
     rule cell:
-        input: "in.txt"
+        input: "in.txt", "../above.txt"
         output: "out/{x}.txt"
         threads: 2
         shell:
-            "cat /etc/image {input} > {output}; echo {wildcards.x} $MARK {threads} >> {output};"
+            "cat /etc/image {input[0]} ../above.txt > {output}; echo {wildcards.x} $MARK {threads} >> {output};"
             "cat /data/given >> {output}; basename $PWD >> {output}"
 
     rule made:
@@ -76,12 +76,13 @@ def test_local_image(contained: Project, image: Path, tmp_path: Path) -> None:
     )
     contained.write("Snakefile", SNAKEFILE)
     contained.write("in.txt", "read\n")
+    contained.write("../above.txt", "above\n")
 
     contained.run().ok()
 
     end = f"bound\n{contained.workspace.name}\n"
     for x in ("one", "two"):
-        wanted = f"{IMAGE_SAYS}read\n{x} of the variables 2\n{end}"
+        wanted = f"{IMAGE_SAYS}read\nabove\n{x} of the variables 2\n{end}"
         assert contained.read(f"out/{x}.txt") == wanted
     # What was written inside belongs to the user outside, with the mode that it was given.
     assert contained.read("made/uid") == f"{os.geteuid()}\n"
@@ -131,20 +132,22 @@ def test_image_of_a_rule(contained: Project, image: Path) -> None:
         "Snakefile",
         """
         rule own:
+            input: "../above.txt"
             output: "out.txt"
             container: "images/own.sif"
-            shell: "cat /etc/image > {output}; echo {resources.tmpdir:q} >> {output}"
+            shell: "cat /etc/image ../above.txt > {output}; echo {resources.tmpdir:q} >> {output}"
         """,
     )
+    contained.write("../above.txt", "above\n")
 
     contained.run("--mantik-software-deployment", "apptainer").ok()
 
-    assert contained.read("out.txt").startswith(IMAGE_SAYS)
+    assert contained.read("out.txt").startswith(f"{IMAGE_SAYS}above\n")
 
 
 def test_datasets_are_mounted_read_only(contained: Project, image: Path) -> None:
     configure(contained)
-    data = contained.workspace.parents[1] / "a data:set"
+    data = contained.place.storage / "a data:set"
     data.mkdir(parents=True)
     (data / "given").write_text("given\n")
     contained.write("images/.keep")

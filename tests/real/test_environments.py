@@ -93,7 +93,7 @@ class TestVenv:
         directory = (
             on_slurm.workspace / "env dir" / "venv"
             if where == "relative"
-            else on_slurm.place.server / "venvs" / on_slurm.workspace.name
+            else on_slurm.place.server / "venvs" / on_slurm.workspace.parents[3].name
         )
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", directory], check=True)
         (packages,) = directory.glob("lib/python*/site-packages")

@@ -18,6 +18,7 @@ from starlette.responses import Response
 
 from hpc_sandbox.record import request_kind
 from hpc_sandbox.server import Sandbox
+from snakemake_executor_plugin_mantik.jobs.paths import workspace_below
 from snakemake_executor_plugin_mantik.journal import Journal
 from tests.support.workflows import Project
 
@@ -32,7 +33,7 @@ _STEPS = {
 _NAMES = (
     (re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"), "UUID"),
     (re.compile(r"mantik/(bundles|tries|work)/[0-9a-f]+\b"), r"mantik/\1/BUCKET"),
-    (re.compile(r"\S*/project-\w+"), "WORKSPACE"),
+    (re.compile(rf"\S*/project-\w+(?:/{workspace_below('')})?"), "WORKSPACE"),
     (re.compile(r"(?<=/place/)\S+"), "LEASE"),
     (re.compile(r"(?<=mantik/jobs/)\d+"), "JOB"),
     (re.compile(r"(?<=mantik/files/)\w+"), "DIGEST"),

@@ -54,7 +54,8 @@ SNAKEFILE = """
         output: "out/{x}.txt"
         threads: 2
         shell:
-            "cat /etc/image {input[0]} ../above.txt > {output}; echo {wildcards.x} $MARK {threads} >> {output};"
+            "cat /etc/image {input[0]} ../above.txt > {output};"
+            " echo {wildcards.x} $MARK {threads} >> {output};"
             "cat /data/given >> {output}; basename $PWD >> {output}"
 
     rule made:

@@ -101,7 +101,7 @@ def run(requests: Sequence[JobRequest], workdir: Path, uri: str, pace: int) -> R
     tracker = Tracker(
         workdir, TrackingTarget(uri), {SITE: ""}, mask=str, notify=print,
         workflow=TrackedWorkflow("Snakefile"),
-        paces={SITE: pace},
+        pace=pace,
     )  # fmt: skip
     begun, watch = cpu_seconds(), Stopwatch()
     tracker.start(tracked=bool(uri), open_tries=())

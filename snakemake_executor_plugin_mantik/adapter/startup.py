@@ -31,7 +31,6 @@ from snakemake_executor_plugin_mantik.rules.tracked import (
 )
 from snakemake_executor_plugin_mantik.rules.units import job_identity, list_members
 from snakemake_executor_plugin_mantik.sites.base import Site, SiteFacts
-from snakemake_executor_plugin_mantik.sites.credentials import expires_at
 from snakemake_executor_plugin_mantik.staging import sources
 from snakemake_executor_plugin_mantik.storage.catalog import catalog_of
 from snakemake_executor_plugin_mantik.storage.paths import uses_provider
@@ -175,7 +174,7 @@ def _report_expiry(
 ) -> None:
     """Warn of tokens that will expire before the longest requested walltime is over."""
     for name in used:
-        expiry = expires_at(credentials[name])
+        expiry = credentials[name].expires_at()
         if expiry is None:
             continue
         walltimes = [planners[name].config.resources.runtime_s or 0]

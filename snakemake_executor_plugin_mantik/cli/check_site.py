@@ -40,6 +40,7 @@ from snakemake_executor_plugin_mantik.jobs.expansion import expands
 from snakemake_executor_plugin_mantik.jobs.paths import OURS, ROOT, path_at_site, workspace_root
 from snakemake_executor_plugin_mantik.jobs.spec import Resources
 from snakemake_executor_plugin_mantik.sites import make_issuer, make_site
+from snakemake_executor_plugin_mantik.sites.authentication import Credential
 from snakemake_executor_plugin_mantik.sites.base import (
     WORKSPACES,
     QueueLimits,
@@ -48,8 +49,6 @@ from snakemake_executor_plugin_mantik.sites.base import (
     SiteFacts,
 )
 from snakemake_executor_plugin_mantik.sites.credentials import (
-    Credential,
-    expires_at,
     find_account,
     find_credentials,
 )
@@ -180,7 +179,7 @@ def _scheduler(configured: str, told: str) -> Iterator[Finding]:
 
 def _credentials(credential: Credential, runtime_s: int | None) -> Iterator[Finding]:
     kind = f"{type(credential).__name__} ({credential.origin})"
-    expiry = expires_at(credential)
+    expiry = credential.expires_at()
     if expiry is None:
         yield Finding("credentials", "ok", f"{kind} found")
         return

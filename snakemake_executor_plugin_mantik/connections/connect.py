@@ -25,8 +25,9 @@ from snakemake_executor_plugin_mantik.engine.plan import Planner
 from snakemake_executor_plugin_mantik.jobs.paths import workspace_root
 from snakemake_executor_plugin_mantik.journal import SiteRecord, StoredOutputs, read_stored
 from snakemake_executor_plugin_mantik.sites import make_issuer, make_site
+from snakemake_executor_plugin_mantik.sites.authentication import Credential
 from snakemake_executor_plugin_mantik.sites.base import Site
-from snakemake_executor_plugin_mantik.sites.credentials import Credential, find_account, require_all
+from snakemake_executor_plugin_mantik.sites.credentials import find_account, require_all
 from snakemake_executor_plugin_mantik.tracking.controller.tracker import Tracker
 from snakemake_executor_plugin_mantik.tracking.run import tracking_target
 from snakemake_executor_plugin_mantik.tracking.workflow import TrackedWorkflow
@@ -216,7 +217,6 @@ def make_tracker(
         notify=lambda text: notify(printable(text)),
         workflow=workflow,
         direct=direct,
-        paces={name: c.config.site.timing.submissions_per_second for name, c in configs.items()},
     )
 
 

@@ -12,7 +12,7 @@ from pathlib import PurePosixPath
 from urllib.parse import quote
 
 from snakemake_executor_plugin_mantik.common.errors import MantikError, SiteError, UserError
-from snakemake_executor_plugin_mantik.config.settings import SiteSettings
+from snakemake_executor_plugin_mantik.config.settings import SiteSettings, Timing
 from snakemake_executor_plugin_mantik.jobs.paths import (
     BUNDLES,
     KEPT,
@@ -34,7 +34,7 @@ from .in_use import InUse
 from .leadership import Leadership
 from .leases import Lease, Leases
 from .remote_cleanup import RemoteCleanup
-from .site_retry import INSIST_S, SiteRetry
+from .site_retry import SiteRetry
 from .stage import Stager
 from .upload import Uploader
 from .workflow_context import WorkflowContext
@@ -280,13 +280,15 @@ class Places:
         return iter(list(self._known.values()))
 
 
-def make_retry(
-    site: Site, notify: Callable[[str], None], missing_s: float = 0.0, insist_s: float = INSIST_S
-) -> SiteRetry:
+_TIMING = Timing()
+
+
+def make_retry(site: Site, notify: Callable[[str], None], timing: Timing = _TIMING) -> SiteRetry:
     """Make a `SiteRetry` for a site, whose proof is to make the directory of tries."""
     return SiteRetry(
         site.name, notify, asyncio.get_running_loop().time,
-        missing_s=missing_s, insist_s=insist_s, proof=lambda: site.make_directory(TRIES),
+        missing_s=timing.marker_grace_s, insist_s=timing.fetch_wait_s,
+        proof=lambda: site.make_directory(TRIES),
     )  # fmt: skip
 
 

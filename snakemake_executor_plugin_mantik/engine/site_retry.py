@@ -16,6 +16,7 @@ from snakemake_executor_plugin_mantik.common.errors import (
     SiteUnreachable,
     TransferError,
 )
+from snakemake_executor_plugin_mantik.config.settings import Timing
 
 _T = TypeVar("_T")
 
@@ -30,8 +31,6 @@ LONGEST_MISSING_WAIT_S = 16.0
 """Requests for files that are not found are repeated after 1, 2, 4, 8, 16, 16, ... seconds."""
 _MISSING_S = 31.0
 """Least seconds for which these are repeated."""
-INSIST_S = 300.0
-"""Seconds for which requests for a job's outputs are repeated although the site refuses them."""
 _FIRST_REPORT_S = 5.0
 """Seconds of silence before the first log line; another follows each time this has doubled."""
 _FIRST_REFUSAL_S = 60.0
@@ -52,7 +51,7 @@ class SiteRetry:
         clock: Callable[[], float] = time.monotonic,
         *,
         missing_s: float = _MISSING_S,
-        insist_s: float = INSIST_S,
+        insist_s: float = Timing.fetch_wait_s,
         proof: Callable[[], Awaitable[object]] = _no_proof,
     ) -> None:
         """Make a retry.

@@ -86,9 +86,7 @@ class SiteRunner:
         self._notify = notify = workflow.notify
         self._give_up = workflow.give_up
         clock = asyncio.get_running_loop().time
-        retry = self._retry = make_retry(
-            site, notify, settings.timing.marker_grace_s, settings.timing.fetch_wait_s
-        )
+        retry = self._retry = make_retry(site, notify, settings.timing)
         self._live = LiveCopies(site, self._observer, workdir, notify)
         self.watcher = Watcher(
             site, settings, retry, journal.submitted, clock, on_seen=place.lead.saw,

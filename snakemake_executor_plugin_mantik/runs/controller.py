@@ -83,7 +83,7 @@ def controller_environment(
     request: RunRequest, directory: RunDirectory, environ: Mapping[str, str]
 ) -> dict[str, str]:
     """Return the environment of a run's controller."""
-    from snakemake_executor_plugin_mantik.sites.lookup import variable_prefix
+    from snakemake_executor_plugin_mantik.sites.credentials import variable_prefix
     from snakemake_executor_plugin_mantik.tracking.run import without_user
 
     made = {n: v for n, v in environ.items() if not n.startswith(_FOREIGN)}

@@ -4,8 +4,9 @@ from pathlib import Path
 
 from snakemake_executor_plugin_mantik.config.reading import LoadedConfig
 
+from .authentication import Credential
 from .base import Site
-from .credentials import Credential, Issuer
+from .issuers import Issuer
 
 
 def make_site(

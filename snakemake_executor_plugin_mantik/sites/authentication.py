@@ -16,6 +16,8 @@ from snakemake_executor_plugin_mantik.common.errors import (
     SiteUnauthorized,
 )
 
+from .http import CHECK_CREDENTIALS
+
 RENEW_BEFORE_S: Final = 60.0
 """A token is renewed this long before it expires, seconds."""
 _SIGNED_FOR_S: Final = 300
@@ -26,11 +28,6 @@ _FARTHEST_CLOCK_S: Final = 86_400.0
 """Largest difference from our clock for which a server's clock is believed, seconds."""
 _LOOK_AGAIN_S: Final = 5.0
 """Minimum time between two searches for new credentials after a refusal, seconds."""
-
-CHECK_CREDENTIALS: Final = (
-    "Check the credentials of this site; they are read from the environment or the keyring"
-)
-"""Advice for a refusal without a known cause."""
 
 _FOR_ENCRYPTED_KEYS: Final = "Install the Python package bcrypt, which encrypted OpenSSH keys need"
 

@@ -1,23 +1,42 @@
-"""HTTP clients that bound the size of an answer.
+"""HTTP clients that bound the size of an answer, certificates, and meanings of error answers.
 
 HTTPX reads and unpacks an answer to its end, however long it is. A broken or hostile server must
 not fill the memory of the machine that watches jobs. The callers bound how long a site's answer may
-take (`sites.request_policy.longest_request_s`).
+take (`rest.py`).
 """
 
 import json
 import logging
+import re
+import ssl
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from enum import Enum
+from functools import cache
+from pathlib import Path
 from typing import Any, Final
 
+import certifi
 import httpx
+
+from snakemake_executor_plugin_mantik.common.errors import (
+    SiteBusy,
+    SiteError,
+    SiteNotFound,
+    SiteRejected,
+    SiteUnauthorized,
+    SiteUnreachable,
+    UserError,
+)
+from snakemake_executor_plugin_mantik.config.values import is_confidential
 
 ANSWER_BYTES: Final = 64 << 20
 """Maximum size of an answer, unpacked. Outputs are streamed and have no limit here.
 
 UNICORE's largest is a listing of 10,000 entries (2 MB), firecREST's a file of the largest size that
-is transferred directly (`firecrest.opening._DIRECT_BYTES`)."""
+is transferred directly (`firecrest._DIRECT_BYTES`)."""
 _ENCODINGS: Final = frozenset(("", "identity", "gzip", "x-gzip", "deflate"))
 """Each of these expands its input a thousandfold at most; two combined have no such limit."""
 _NO_LONGER: Final = frozenset(("content-encoding", "content-length", "transfer-encoding"))
@@ -129,3 +148,230 @@ def post_form(
             if time.monotonic() > until:
                 raise httpx.ReadTimeout("the answer did not end in time")
         return body.answer()
+
+
+def check_url(url: str, site: str, key: str) -> str:
+    """Return the base URL of an API without a final slash; allow http:// on this machine only.
+
+    `key` is the key of the backend config that holds the URL.
+
+    Raises:
+        UserError: credentials would be sent unencrypted, or the URL has a user, query or fragment.
+    """
+    where = f"site {site}, {key}"
+    if not is_confidential(url):
+        raise UserError(
+            "the URL is not an https:// address: credentials would be sent unencrypted",
+            where=where,
+            do="Use the full URL, starting with https://",
+        )
+    parsed = httpx.URL(url)
+    if parsed.userinfo or parsed.query or parsed.fragment:
+        raise UserError(
+            "the URL contains a user name, a query or a fragment",
+            where=where,
+            do="Remove them; set credentials in the environment or the keyring",
+        )
+    return url.rstrip("/")
+
+
+_UNVERIFIED: Final = re.compile(
+    r"CERTIFICATE_VERIFY_FAILED(?:\] certificate verify failed:?)? ?(.*)"
+)
+"""OpenSSL's message about a certificate, between other words."""
+
+
+def explain_tls_error(error: Exception) -> tuple[str, str]:
+    """Return why a server's certificate was rejected, and advice; empty for other errors.
+
+    The text holds nothing of the request.
+    """
+    found = _UNVERIFIED.search(" ".join(str(error).split()))
+    if found is None:
+        return "", ""
+    why = re.sub(r" ?\(_ssl\.c:\d+\)\.?", "", found[1]).strip(" .") or "verification failed"
+    if "expired" in why or "not yet valid" in why:
+        do = "Check the clock of this machine; if it is right, report this to the site"
+    elif "mismatch" in why or "not valid for" in why:
+        do = "Check the URL: the certificate names another host"
+    else:
+        do = "Set CAFile to the certificate of the site's certificate authority"
+    return f"the server's certificate was rejected: {why}", do
+
+
+def tls_context(ca_file: Path | None, site: str) -> ssl.SSLContext:
+    """Make a TLS context that trusts the system's and certifi's certificates, and `ca_file`.
+
+    Raises:
+        UserError: `ca_file` cannot be used.
+    """
+    if ca_file is None:
+        return _public_context()
+    context = _make_context()
+    try:
+        context.load_verify_locations(ca_file)
+    except (OSError, ssl.SSLError) as error:
+        raise UserError(
+            f"cannot load {ca_file}: {error}",
+            where=f"site {site}, CAFile",
+            do="Set CAFile to a file with certificates in PEM format",
+        ) from error
+    return context
+
+
+def _make_context() -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    context.load_verify_locations(certifi.where())
+    return context
+
+
+_public_context = cache(_make_context)
+"""All clients share it: reading 300 certificates takes longer than all else that opens a site."""
+
+MALFORMED: Final = (KeyError, TypeError, ValueError, OverflowError, RecursionError)
+"""Errors raised when parsing an answer of unexpected structure: JSON may hold anything."""
+
+CHECK_CREDENTIALS: Final = (
+    "Check the credentials of this site; they are read from the environment or the keyring"
+)
+"""Advice for a refusal without a known cause."""
+
+LONGEST_TEXT: Final = 400
+"""Characters of a server's text that go into an error."""
+
+
+class Meaning(Enum):
+    """What an error answer means for the request; the value is the error to raise."""
+
+    UNKNOWN = SiteUnreachable
+    RETRY = SiteBusy
+    CREDENTIALS = SiteUnauthorized
+    NOT_FOUND = SiteNotFound
+    REJECTED = SiteRejected
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """A case-insensitive regular expression for texts of error answers, with meaning and advice."""
+
+    text: str
+    meaning: Meaning
+    do: str = ""
+
+
+_BY_STATUS: Final = {
+    401: Meaning.CREDENTIALS,
+    403: Meaning.CREDENTIALS,
+    404: Meaning.NOT_FOUND,
+    407: Meaning.UNKNOWN,
+    408: Meaning.UNKNOWN,
+    410: Meaning.NOT_FOUND,
+    423: Meaning.RETRY,
+    424: Meaning.RETRY,
+    425: Meaning.RETRY,
+    429: Meaning.RETRY,
+    432: Meaning.UNKNOWN,  # UNICORE: the security session is unknown, though none was named
+    501: Meaning.REJECTED,
+    505: Meaning.REJECTED,
+}
+"""Meanings of statuses; other 4xx are refusals, other 5xx leave the outcome unknown."""
+
+
+def judge(
+    response: httpx.Response, text: str, patterns: Iterable[Pattern], *, foreign: bool
+) -> tuple[Meaning, str]:
+    """Return what an error answer means, and advice.
+
+    `text` is the server's; the first of the `patterns` that matches it counts. With `foreign` the
+    answer is that of a gateway, which knows no files and no jobs: for example "No service was
+    found." while a server starts.
+    """
+    status = response.status_code
+    meaning = _BY_STATUS.get(status, Meaning.UNKNOWN if status >= 500 else Meaning.REJECTED)
+    if status == 503:
+        own = is_json(response) or "Retry-After" in response.headers
+        meaning = Meaning.RETRY if own else Meaning.UNKNOWN
+    if foreign:
+        if meaning not in (Meaning.RETRY, Meaning.CREDENTIALS):
+            meaning = Meaning.UNKNOWN
+    else:
+        for pattern in patterns:
+            if re.search(pattern.text, text, re.IGNORECASE):
+                return pattern.meaning, pattern.do
+    return meaning, CHECK_CREDENTIALS if meaning is Meaning.CREDENTIALS else ""
+
+
+def make_error(
+    meaning: Meaning, response: httpx.Response, site: str, text: str, do: str = ""
+) -> SiteError:
+    """Make the error for an answer that means `meaning`; `do` is advice for the user.
+
+    `response` is fully read. `text` is the server's text, which is shortened here, so that callers
+    can classify all of it first.
+    """
+    request = response.request
+    text = shorten(text)
+    what = f"{request.method} {request.url.path} was answered with {response.status_code}"
+    what = f"{what}: {text}" if text else what
+    where = f"site {site}"
+    status = response.status_code
+    if meaning is Meaning.RETRY:
+        wait = retry_after(response.headers.get("Retry-After"), server_time(response))
+        return SiteBusy(what, where=where, do=do, status=status, retry_after=wait)
+    kind: type[SiteError] = meaning.value
+    return kind(what, where=where, do=do, status=status)
+
+
+def shorten(text: str, longest: int = LONGEST_TEXT) -> str:
+    """Cut the middle out of a server's text that is longer than `longest` characters.
+
+    Such texts begin with the action and end with the cause.
+    """
+    half = longest // 2
+    return text if len(text) <= longest else f"{text[:half]} … {text[-half:]}"
+
+
+def retry_after(header: str | None, now: float | None = None) -> float | None:
+    """Return the seconds to wait according to a Retry-After header; None if it names no time.
+
+    A date is compared with `now`, the server's own clock, because ours may be off; without `now` it
+    counts as no time.
+    """
+    if header is None:
+        return None
+    if re.fullmatch(r"\d{1,9}", header.strip()):
+        return float(header)
+    until = _date(header)
+    return None if until is None or now is None else max(0.0, until - now)
+
+
+def server_time(response: httpx.Response) -> float | None:
+    """Return the server's clock, seconds since the epoch; None if the answer has no valid Date."""
+    return _date(response.headers.get("Date", ""))
+
+
+def _date(text: str) -> float | None:
+    try:
+        return parsedate_to_datetime(text).timestamp()
+    except (ValueError, OverflowError):
+        return None
+
+
+_DEFINITE: Final = frozenset({413, 414, 431})
+"""Statuses that call the request itself too large, whoever answers."""
+
+
+def is_from_gateway(response: httpx.Response) -> bool:
+    """Check whether an answer is a 4xx of a gateway; the servers' own errors are JSON."""
+    status, own = response.status_code, is_json(response)
+    return 400 <= status < 500 and status not in _DEFINITE and bool(response.content) and not own
+
+
+def is_json(response: httpx.Response) -> bool:
+    """Check whether the body is JSON, by the answer's own word."""
+    return "json" in response.headers.get("Content-Type", "")
+
+
+def is_web_page(response: httpx.Response) -> bool:
+    """Check whether the body is HTML; downloads always have another content type."""
+    return str(response.headers.get("Content-Type", "")).startswith("text/html")

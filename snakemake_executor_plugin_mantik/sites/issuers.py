@@ -20,9 +20,8 @@ from snakemake_executor_plugin_mantik.common.errors import (
 )
 from snakemake_executor_plugin_mantik.config.values import is_confidential, is_loopback
 
-from .addresses import explain_tls_error, tls_context
 from .authentication import RENEW_BEFORE_S, Credential, Moment, check_header_value
-from .http import post_form
+from .http import explain_tls_error, post_form, tls_context
 
 _LEAST_LEFT_S: Final = 40.0
 """Minimum remaining life of a token that is used, unless its whole life is shorter, seconds.
@@ -74,29 +73,33 @@ class Issuer:
 
 
 class _Issued(Credential):
-    refusal = "the credentials were refused"
-    remedy = "Check the credentials"
+    grant: str
+    refusal: str
+    remedy: str
 
     def __init__(
         self,
         token_url: str,
-        form: Mapping[str, str],
+        client_id: str,
+        client_secret: str | None = None,
         *,
+        refresh_token: str | None = None,
         client: Callable[[], httpx.Client] | None = None,
     ) -> None:
-        """Prepare; `renew` makes the first request, with the fields of `form`.
+        """Prepare; `renew` makes the first request, each with a new `client`.
 
         Raises:
             CredentialError: `token_url` would get the credentials unencrypted.
         """
-        if not is_confidential(token_url):
-            raise CredentialError(
-                "the token URL is not an https:// address: credentials would be sent unencrypted",
-                where="TOKEN_URL",
-                do="Use the full URL, starting with https://",
-            )
+        _check_url(token_url, "token URL", "TOKEN_URL")
         self._url = token_url
-        self._form = dict(form)
+        form = {
+            "grant_type": self.grant,
+            "client_id": client_id,
+            "client_secret": client_secret,
+            "refresh_token": refresh_token,
+        }
+        self._form = {name: value for name, value in form.items() if value is not None}
         self._client = client or (lambda: Issuer().client(token_url))
         self._token = ""
         self._renew_at = Moment()
@@ -147,30 +150,35 @@ class _Issued(Credential):
         """Keep other parts of an answer for the next request; a hook for subclasses."""
 
     def _ask(self, form: Mapping[str, str]) -> dict[str, Any]:
+        status, answer = self._post(self._url, form)
+        if status in _BAD_GRANT:
+            self._is_refused = True
+            raise CredentialError(
+                f"{self.refusal} ({status})",
+                where=self._url,
+                do=f"{self.remedy} ({self.origin})" if self.origin else self.remedy,
+            )
+        if status != httpx.codes.OK:
+            raise self._no_token(f"status {status}", self._url)
+        return answer
+
+    def _post(self, url: str, form: Mapping[str, str]) -> tuple[int, dict[str, Any]]:
+        """Post a form to the issuer; return the status and the JSON object that it answers."""
         try:
             with self._client() as client:
-                response = post_form(client, self._url, form, TOKEN_TIMEOUT_S)
+                response = post_form(client, url, form, TOKEN_TIMEOUT_S)
             answer = response.json()
         except (httpx.HTTPError, ValueError, RecursionError) as error:
             # Not chained: the request in the HTTP error holds the secrets.
             why, do = explain_tls_error(error)
-            raise SiteUnreachable(
-                f"no access token from the issuer: {why or type(error).__name__}",
-                where=self._url,
-                do=do or "Check TokenUrl and the network",
-            ) from None
-        if response.status_code in _BAD_GRANT:
-            self._is_refused = True
-            raise CredentialError(
-                f"{self.refusal} ({response.status_code})",
-                where=self._url,
-                do=f"{self.remedy} ({self.origin})" if self.origin else self.remedy,
-            )
-        if response.status_code != httpx.codes.OK or not isinstance(answer, dict):
-            raise SiteUnreachable(
-                f"no access token from the issuer: status {response.status_code}", where=self._url
-            )
-        return answer
+            do = do or "Check TokenUrl and the network"
+            raise self._no_token(why or type(error).__name__, url, do) from None
+        if not isinstance(answer, dict):
+            raise self._no_token(f"status {response.status_code}", url)
+        return response.status_code, answer
+
+    def _no_token(self, why: str, url: str, do: str = "") -> SiteUnreachable:
+        return SiteUnreachable(f"no access token from the issuer: {why}", where=url, do=do)
 
 
 class Refreshed(_Issued):
@@ -179,26 +187,9 @@ class Refreshed(_Issued):
     Issuers may give a new refresh token each time; this process uses the newest from then on.
     """
 
+    grant = "refresh_token"
     refusal = "the refresh token was refused"
     remedy = "Log in again and set the new REFRESH_TOKEN"
-
-    def __init__(
-        self,
-        token_url: str,
-        client_id: str,
-        refresh_token: str,
-        client_secret: str | None = None,
-        *,
-        client: Callable[[], httpx.Client] | None = None,
-    ) -> None:
-        form = {
-            "grant_type": "refresh_token",
-            "client_id": client_id,
-            "refresh_token": refresh_token,
-        }
-        if client_secret:
-            form["client_secret"] = client_secret
-        super().__init__(token_url, form, client=client)
 
     def _keep(self, answer: Mapping[str, Any]) -> None:
         if newer := answer.get("refresh_token"):
@@ -208,23 +199,19 @@ class Refreshed(_Issued):
 class ClientCredentials(_Issued):
     """A client with its own secret (a robot account): OAuth 2.0's client credentials grant."""
 
+    grant = "client_credentials"
     refusal = "the client and its secret were refused"
     remedy = "Check CLIENT_ID and CLIENT_SECRET"
 
-    def __init__(
-        self,
-        token_url: str,
-        client_id: str,
-        client_secret: str,
-        *,
-        client: Callable[[], httpx.Client] | None = None,
-    ) -> None:
-        form = {
-            "grant_type": "client_credentials",
-            "client_id": client_id,
-            "client_secret": client_secret,
-        }
-        super().__init__(token_url, form, client=client)
+
+def _check_url(url: str, name: str, key: str) -> None:
+    """Check that an issuer's address gets no credentials unencrypted."""
+    if not is_confidential(url):
+        raise CredentialError(
+            f"the {name} is not an https:// address: credentials would be sent unencrypted",
+            where=key,
+            do="Use the full URL, starting with https://",
+        )
 
 
 def valid_lifetime(told: object, otherwise: float) -> float:
@@ -278,13 +265,8 @@ class DeviceLogin(Refreshed):
         Raises:
             CredentialError: a URL would get credentials unencrypted.
         """
-        super().__init__(token_url, client_id, "", client_secret, client=client)
-        if not is_confidential(device_url):
-            raise CredentialError(
-                "the device URL is not an https:// address: credentials would be sent unencrypted",
-                where="DEVICE_URL",
-                do="Use the full URL, starting with https://",
-            )
+        super().__init__(token_url, client_id, client_secret, refresh_token="", client=client)
+        _check_url(device_url, "device URL", "DEVICE_URL")
         self._device_url = device_url
         self._keep_token: Callable[[str], None] = lambda _: None
         self._terminal = terminal
@@ -326,7 +308,7 @@ class DeviceLogin(Refreshed):
                 do="Start once at a terminal, or set REFRESH_TOKEN",
             )
         who = {k: v for k, v in self._form.items() if k in ("client_id", "client_secret")}
-        begun = self._post(self._device_url, {**who, "scope": "openid offline_access"})
+        begun = self._poll(self._device_url, {**who, "scope": "openid offline_access"})
         try:
             code, shown = str(begun["device_code"]), str(begun["user_code"])
             page = str(begun.get("verification_uri_complete") or begun["verification_uri"])
@@ -348,7 +330,7 @@ class DeviceLogin(Refreshed):
         end = time.monotonic() + lasts_s
         while time.monotonic() < end:
             time.sleep(interval_s)
-            answer = self._post(self._url, form)
+            answer = self._poll(self._url, form)
             match answer.get("error"):
                 case None:
                     return answer
@@ -366,21 +348,11 @@ class DeviceLogin(Refreshed):
             "the login was not confirmed in time", where=self._url, do=self.remedy
         )
 
-    def _post(self, url: str, form: Mapping[str, str]) -> dict[str, Any]:
+    def _poll(self, url: str, form: Mapping[str, str]) -> dict[str, Any]:
         """Post a form to the issuer; return its answer, also that of a refusal (400)."""
-        try:
-            with self._client() as client:
-                response = post_form(client, url, form, TOKEN_TIMEOUT_S)
-            answer = response.json()
-        except (httpx.HTTPError, ValueError, RecursionError) as error:
-            # Not chained: the request in the HTTP error holds the secrets.
-            why, do = explain_tls_error(error)
-            what = f"no answer from the issuer of tokens: {why or type(error).__name__}"
-            do = do or "Check the URLs and the network"
-            raise SiteUnreachable(what, where=url, do=do) from None
-        if not isinstance(answer, dict) or (not response.is_success and "error" not in answer):
-            what = f"the issuer of tokens answered with status {response.status_code}"
-            raise SiteUnreachable(what, where=url)
+        status, answer = self._post(url, form)
+        if not httpx.codes.is_success(status) and "error" not in answer:
+            raise self._no_token(f"status {status}", url)
         return answer
 
     def _keep(self, answer: Mapping[str, Any]) -> None:

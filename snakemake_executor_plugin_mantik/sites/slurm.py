@@ -2,10 +2,13 @@
 
 import re
 import signal as signals
+from collections.abc import Mapping
 from enum import Enum
 from typing import Final
 
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
+
+from .base import Phase
 
 
 class Wait(Enum):
@@ -23,85 +26,54 @@ class Wait(Enum):
 _LIMIT: Final = r"(Cpu|CPU|Mem|Memory|Node|GRES|License|BB|Energy|Billing|Unknown)"
 _BY: Final = r"(QOS|Assoc)"
 
-_REASONS: Final = (
-    (Wait.TURN, r"Priority", "other jobs come first"),
-    (Wait.TURN, r"Resources", "the nodes that it needs are busy"),
-    (
-        Wait.TURN,
-        r"Nodes required for job are DOWN.*",
-        "nodes that it needs are down, drained, or kept for other jobs",
-    ),
-    (
-        Wait.TURN,
-        r"ReqNodeNotAvail.*|NodeDown|FrontEndDown",
-        "nodes that it needs are down, or reserved, often for maintenance",
-    ),
-    (Wait.TURN, r"Dependency", "the jobs before it have not ended"),
-    (Wait.TURN, r"BeginTime", "its start time has not come"),
-    (Wait.TURN, r"Licenses", "its licences are in use"),
-    (Wait.TURN, r"Reservation", "its reservation has not begun, or is in use"),
-    (
-        Wait.TURN,
-        r"Cleaning|Prolog|SchedDefer|FedJobLock",
-        "it is being started, or was put back into the queue",
-    ),
-    (Wait.TURN, r"BurstBuffer(Resources|StageIn)", "its burst buffer is being prepared"),
-    (Wait.TURN, r"Power(NotAvail|Reserved)|MaxPoweredUpNodes", "there is no power for more nodes"),
-    (
-        Wait.TURN,
+_REASONS: Final = {
+    Wait.TURN: {
+        r"Priority": "other jobs come first",
+        r"Resources": "the nodes that it needs are busy",
+        r"Nodes required for job are DOWN.*": "nodes that it needs are down, drained, or kept for "
+        "other jobs",
+        r"ReqNodeNotAvail.*|NodeDown|FrontEndDown": "nodes that it needs are down, or reserved, "
+        "often for maintenance",
+        r"Dependency": "the jobs before it have not ended",
+        r"BeginTime": "its start time has not come",
+        r"Licenses": "its licences are in use",
+        r"Reservation": "its reservation has not begun, or is in use",
+        r"Cleaning|Prolog|SchedDefer|FedJobLock": "it is being started, or was put back into the "
+        "queue",
+        r"BurstBuffer(Resources|StageIn)": "its burst buffer is being prepared",
+        r"Power(NotAvail|Reserved)|MaxPoweredUpNodes": "there is no power for more nodes",
         rf"{_BY}(Max|Grp)Jobs\w*|MaxJobsPerAccount|AssociationJobLimit|QOSJobLimit"
-        r"|JobArrayTaskLimit",
-        "your limit of running jobs is reached",
-    ),
-    (
-        Wait.TURN,
-        rf"{_BY}(Max|Grp)SubmitJobs?\w*|MaxSubmitJobsPerAccount",
-        "the limit of submitted jobs is reached",
-    ),
-    (
-        Wait.TURN,
+        r"|JobArrayTaskLimit": "your limit of running jobs is reached",
+        rf"{_BY}(Max|Grp)SubmitJobs?\w*|MaxSubmitJobsPerAccount": "the limit of submitted jobs is "
+        "reached",
         rf"{_BY}Max\w+PerUser(Limit)?|Max\w+PerAccount|{_BY}Grp{_LIMIT}(Run(Minutes|Mins))?(Limit)?"
-        r"|(QOS|Association)ResourceLimit",
-        "a limit of your account or QOS is reached by running jobs",
-    ),
-    (
-        Wait.HINDERED,
-        rf"{_BY}Grp\w*(Minutes|Mins|Wall)(Limit)?|(QOS|Association)TimeLimit|QOSUsageThreshold",
+        r"|(QOS|Association)ResourceLimit": "a limit of your account or QOS is reached by running "
+        "jobs",
+    },
+    Wait.HINDERED: {
+        rf"{_BY}Grp\w*(Minutes|Mins|Wall)(Limit)?|(QOS|Association)TimeLimit|QOSUsageThreshold":
         "the budget is used up",
-    ),
-    (Wait.HINDERED, r"DependencyNeverSatisfied", "a job before it failed"),
-    (Wait.HINDERED, r"JobHeldUser", "it is held: scontrol release starts it"),
-    (
-        Wait.HINDERED,
-        r"JobHeldAdmin|JobHoldMaxRequeue|.*requeued (in )?held.*",
-        "the site's administrators hold it: ask the site's support",
-    ),
-    (
-        Wait.HINDERED,
-        r"(Invalid)?Reservation(Deleted|Invalid)?",
-        "its reservation does not exist, or not any more",
-    ),
-    (
-        Wait.HINDERED,
-        r"Partition(Down|Inactive)",
-        "the queue does not start jobs just now",
-    ),
-    # Which also stand for nodes that are down.
-    (
-        Wait.HINDERED,
-        r"PartitionNodeLimit|PartitionConfig|(Bad)?Constraints|MaxMemPerLimit",
-        "no node that is up has what it requests",
-    ),
-    (Wait.NEVER, r"PartitionTimeLimit", "it requests more time than the queue allows"),
-    (Wait.NEVER, rf"{_BY}MaxWall\w*PerJob\w*", "it requests more time than a job may"),
-    (Wait.NEVER, rf"{_BY}Max\w*Per(Job|Node)(Limit)?", "it requests more than a job may"),
-    (Wait.NEVER, r"QOSMin\w+", "it requests less than a job has to"),
-    (Wait.NEVER, r"InvalidAccount|AccountNotAllowed", "the account may not use this queue"),
-    (Wait.NEVER, r"InvalidQOS|QOSNotAllowed", "the QOS may not be used here"),
-)
-"""What a reason means, its pattern, and an explanation; the first pattern that matches counts."""
-
-_NEVER_STARTS: Final = "it never starts as it is"
+        r"DependencyNeverSatisfied": "a job before it failed",
+        r"JobHeldUser": "it is held: scontrol release starts it",
+        r"JobHeldAdmin|JobHoldMaxRequeue|.*requeued (in )?held.*": "the site's administrators hold "
+        "it: ask the site's support",
+        r"(Invalid)?Reservation(Deleted|Invalid)?": "its reservation does not exist, or not any "
+        "more",
+        r"Partition(Down|Inactive)": "the queue does not start jobs just now",
+        # Which also stand for nodes that are down.
+        r"PartitionNodeLimit|PartitionConfig|(Bad)?Constraints|MaxMemPerLimit": "no node that is "
+        "up has what it requests",
+    },
+    Wait.NEVER: {
+        r"PartitionTimeLimit": "it requests more time than the queue allows",
+        rf"{_BY}MaxWall\w*PerJob\w*": "it requests more time than a job may",
+        rf"{_BY}Max\w*Per(Job|Node)(Limit)?": "it requests more than a job may",
+        r"QOSMin\w+": "it requests less than a job has to",
+        r"InvalidAccount|AccountNotAllowed": "the account may not use this queue",
+        r"InvalidQOS|QOSNotAllowed": "the QOS may not be used here",
+    },
+}  # fmt: skip
+"""Patterns of reasons to wait, with an explanation; the first that matches counts."""
 
 
 def pending_reason(text: object) -> str:
@@ -111,12 +83,16 @@ def pending_reason(text: object) -> str:
     return "" if words in ("None", "null") else words
 
 
-def judge_pending(reason: str) -> Wait:
-    """Return what a reason means. An unknown word is an obstacle, a sentence is not."""
-    for wait, pattern, _ in _REASONS:
-        if re.fullmatch(pattern, reason):
-            return wait
-    return Wait.HINDERED if re.fullmatch(r"\w+", reason) else Wait.TURN
+def judge_pending(reason: str) -> tuple[Wait, str]:
+    """Return what a reason means, and an explanation, empty if it is unknown.
+
+    An unknown word is an obstacle, a sentence is not.
+    """
+    for wait, patterns in _REASONS.items():
+        for pattern, text in patterns.items():
+            if re.fullmatch(pattern, reason):
+                return wait, text
+    return (Wait.HINDERED if re.fullmatch(r"\w+", reason) else Wait.TURN), ""
 
 
 def pending_obstacle(reason: str) -> tuple[str, bool]:
@@ -124,7 +100,7 @@ def pending_obstacle(reason: str) -> tuple[str, bool]:
 
     The reason is empty if the job only waits its turn.
     """
-    wait = judge_pending(reason)
+    wait, _ = judge_pending(reason)
     return ("" if wait is Wait.TURN else reason), wait is Wait.NEVER
 
 
@@ -133,31 +109,36 @@ def explain_pending(reason: str) -> str:
 
     An unknown reason is returned as it is.
     """
-    words = [text for _, pattern, text in _REASONS if re.fullmatch(pattern, reason)][:1]
-    if judge_pending(reason) is Wait.NEVER:
-        words.append(_NEVER_STARTS)
-    return f"{reason} ({'; '.join(words)})" if words else reason
+    wait, text = judge_pending(reason)
+    never = "; it never starts as it is" if wait is Wait.NEVER else ""
+    return f"{reason} ({text}{never})" if text else reason
 
 
-SLURM_WAITING: Final = frozenset(
-    ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD")
-)
-"""`JobState` of jobs that have not started."""
-SLURM_RUNNING: Final = frozenset(
-    ("RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING")
-)
-"""`JobState` of jobs that have started and not ended."""
-SLURM_STATES: Final = {
-    "TIMEOUT": Reason.TIME_LIMIT,
-    "DEADLINE": Reason.TIME_LIMIT,
-    "OUT_OF_MEMORY": Reason.OUT_OF_MEMORY,
-    "NODE_FAIL": Reason.NODE_FAILURE,
-    "BOOT_FAIL": Reason.NODE_FAILURE,
-    "PREEMPTED": Reason.PREEMPTED,
-    "CANCELLED": Reason.CANCELLED,
-    "REVOKED": Reason.CANCELLED,
+_WAITS: Final = (Phase.WAITING, None)
+_RUNS: Final = (Phase.RUNNING, None)
+SLURM_STATES: Final[Mapping[str, tuple[Phase, Reason | None]]] = {
+    **dict.fromkeys(("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD"), _WAITS),
+    **dict.fromkeys(("REQUEUE_FED", "RESV_DEL_HOLD"), _WAITS),
+    **dict.fromkeys(("RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING"), _RUNS),
+    **dict.fromkeys(("STAGE_OUT", "RESIZING"), _RUNS),
+    "COMPLETED": (Phase.ENDED, Reason.SUCCESS),
+    "FAILED": (Phase.ENDED, None),
+    "TIMEOUT": (Phase.ENDED, Reason.TIME_LIMIT),
+    "DEADLINE": (Phase.ENDED, Reason.TIME_LIMIT),
+    "OUT_OF_MEMORY": (Phase.ENDED, Reason.OUT_OF_MEMORY),
+    "NODE_FAIL": (Phase.ENDED, Reason.NODE_FAILURE),
+    "BOOT_FAIL": (Phase.ENDED, Reason.NODE_FAILURE),
+    "PREEMPTED": (Phase.ENDED, Reason.PREEMPTED),
+    "CANCELLED": (Phase.ENDED, Reason.CANCELLED),
+    "REVOKED": (Phase.ENDED, Reason.CANCELLED),
 }
-"""Reasons by the `JobState` of jobs that ended without an exit code of their own."""
+"""The meaning of a `JobState`; codes and signals say why a job FAILED."""
+
+
+def slurm_phase(word: str) -> Phase:
+    """Return the phase that a `JobState` means."""
+    return SLURM_STATES.get(word, (Phase.UNKNOWN, None))[0]
+
 
 _MEMORY_TEXTS: Final = re.compile(
     r"exceeded (job |step )?memory limit|oom[-_]kill|OOM Killed|Out Of Memory|out-of-memory",
@@ -179,7 +160,7 @@ AWAY: Final = re.compile(
 )
 """Errors of sbatch while its controller is away, restarts or is overloaded."""
 
-LAUNCH_SIGNAL: Final = 53
+_LAUNCH_SIGNAL: Final = 53
 """The signal that Slurm reports if a job's working directory or output file cannot be used.
 
 Slurm sets `Reason=JobLaunchFailure` for every job whose batch script a signal ended (22.05).
@@ -197,15 +178,11 @@ def end_reason(state: str, code: int | None, signal: int | None) -> Reason | Non
     `code` and `signal` are those with which the batch script ended, if reported; signal 0 means
     none.
     """
-    if state == "COMPLETED":
-        return Reason.SUCCESS
-    if state in SLURM_STATES:
-        return SLURM_STATES[state]
     if state != "FAILED":
-        return None
+        return SLURM_STATES.get(state, (Phase.UNKNOWN, None))[1]
     if code:
         return Reason.EXIT_CODE
-    return Reason.LAUNCH_FAILURE if signal == LAUNCH_SIGNAL else Reason.UNKNOWN
+    return Reason.LAUNCH_FAILURE if signal == _LAUNCH_SIGNAL else Reason.UNKNOWN
 
 
 def describe_end(state: str, reason: str, code: int | None, signal: int | None) -> str:
@@ -215,7 +192,7 @@ def describe_end(state: str, reason: str, code: int | None, signal: int | None) 
     the reason for which they waited.
     """
     misleads = state.startswith("CANCELLED") or (
-        reason == "JobLaunchFailure" and signal != LAUNCH_SIGNAL
+        reason == "JobLaunchFailure" and signal != _LAUNCH_SIGNAL
     )
     words = state if misleads or reason in ("", "None") else f"{state} ({reason})"
     if state != "FAILED":

@@ -20,7 +20,7 @@ from typing import Final, Protocol
 
 from snakemake_executor_plugin_mantik.common.errors import UserError, one_line
 from snakemake_executor_plugin_mantik.common.state_directory import read_umask
-from snakemake_executor_plugin_mantik.sites.lookup import credential_files
+from snakemake_executor_plugin_mantik.sites.credentials import credential_files
 
 from .secret_contents import find_secret
 

@@ -19,17 +19,10 @@ from snakemake_executor_plugin_mantik.config.known_sites import KNOWN_SITES, fin
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
 from snakemake_executor_plugin_mantik.jobs.paths import workspace_below
 from snakemake_executor_plugin_mantik.sites.base import Site, SiteDetails
-from snakemake_executor_plugin_mantik.sites.firecrest.opening import (
-    FirecrestSystem,
-    list_known_defects,
-)
-from snakemake_executor_plugin_mantik.sites.firecrest.site import FirecrestSite
+from snakemake_executor_plugin_mantik.sites.firecrest import FirecrestSite, list_known_defects
+from snakemake_executor_plugin_mantik.sites.firecrest.connection import FirecrestSystem
+from snakemake_executor_plugin_mantik.sites.unicore import read_budgets, read_condition, read_space
 from snakemake_executor_plugin_mantik.sites.unicore.connection import UnicoreConnection
-from snakemake_executor_plugin_mantik.sites.unicore.opening import (
-    read_budgets,
-    read_condition,
-    read_space,
-)
 from tests.support.sandbox import wait_for
 from tests.support.unicoreserver import PASSWORD, USER, UnicoreX
 from tests.support.workflows import place_in

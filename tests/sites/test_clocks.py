@@ -18,12 +18,13 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from snakemake_executor_plugin_mantik.common.errors import SiteUnauthorized
+from snakemake_executor_plugin_mantik.config.settings import SiteSettings
 from snakemake_executor_plugin_mantik.sites import authentication
-from snakemake_executor_plugin_mantik.sites.answers import retry_after, server_time
 from snakemake_executor_plugin_mantik.sites.authentication import SshKey
+from snakemake_executor_plugin_mantik.sites.http import retry_after, server_time
 from snakemake_executor_plugin_mantik.sites.issuers import ClientCredentials
+from snakemake_executor_plugin_mantik.sites.unicore import read_base
 from snakemake_executor_plugin_mantik.sites.unicore.connection import UnicoreConnection
-from snakemake_executor_plugin_mantik.sites.unicore.opening import read_base
 
 HOURS = 3600.0
 
@@ -103,13 +104,12 @@ def strict(key_file: Path) -> Iterator[Callable[[float, bool], StrictSite]]:
 def user_at(site: StrictSite, key_file: Path, times: int = 1) -> str:
     async def asked() -> str:
         connection = UnicoreConnection(
-            "strict", site.url, SshKey("ada", key_file), ca_file=None, proxy=None, timeout_s=60,
-            concurrent_requests=2,
-        )  # fmt: skip
+            "strict", site.url, SshKey("ada", key_file), SiteSettings(), Path()
+        )
         try:
             for _ in range(times):
-                base = await read_base(connection, "strict")
-            return base.user
+                _, user = await read_base(connection)
+            return user
         finally:
             await connection.close()
 

@@ -6,7 +6,6 @@ It stands for proxies, portals and servers in trouble; what UNICORE itself does 
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from typing import Any
 
 import pytest
 
@@ -19,16 +18,12 @@ from snakemake_executor_plugin_mantik.common.errors import (
     SiteUnauthorized,
     SiteUnreachable,
 )
-from snakemake_executor_plugin_mantik.sites import request_policy
-from snakemake_executor_plugin_mantik.sites.base import JobState, Phase
-from snakemake_executor_plugin_mantik.sites.credentials import Bearer, Credential
-from snakemake_executor_plugin_mantik.sites.firecrest.connection import (
-    FirecrestConnection,
-)
-from snakemake_executor_plugin_mantik.sites.unicore.connection import UnicoreConnection
-from snakemake_executor_plugin_mantik.sites.unicore.files import UnicoreFiles
-from snakemake_executor_plugin_mantik.sites.unicore.jobs import UnicoreJobs
-from snakemake_executor_plugin_mantik.sites.unicore.paths import StoragePaths
+from snakemake_executor_plugin_mantik.jobs.spec import Resources
+from snakemake_executor_plugin_mantik.sites import rest
+from snakemake_executor_plugin_mantik.sites.authentication import Bearer, Credential
+from snakemake_executor_plugin_mantik.sites.base import JobState, Phase, Submission
+from snakemake_executor_plugin_mantik.sites.unicore import UnicoreSite
+from tests.support.benches import firecrest_site_at, site_at
 from tests.support.parrot import Parrot, Say
 
 TOKEN = "t0p-secret-token"
@@ -36,7 +31,7 @@ TOKEN = "t0p-secret-token"
 
 @pytest.fixture
 def parrot(monkeypatch: pytest.MonkeyPatch) -> Iterator[Parrot]:
-    monkeypatch.setattr(request_policy, "REPEAT_FIRST_S", 0.01)
+    monkeypatch.setattr(rest, "REPEAT_FIRST_S", 0.01)
     parrot = Parrot("/rest/core")
     parrot.thread.start()
     yield parrot
@@ -45,68 +40,66 @@ def parrot(monkeypatch: pytest.MonkeyPatch) -> Iterator[Parrot]:
 
 def talk(
     parrot: Parrot,
-    act: Callable[[UnicoreConnection], Awaitable[object]],
+    act: Callable[[UnicoreSite], Awaitable[object]],
     *,
     timeout_s: float = 60.0,
+    pace: float = 100.0,
     credential: Credential | None = None,
 ) -> object:
     async def opened() -> object:
-        connection = UnicoreConnection(
-            "parrot",
+        site = site_at(
             parrot.url,
             credential or Bearer(TOKEN),
-            ca_file=None,
-            proxy=None,
             timeout_s=timeout_s,
             concurrent_requests=4,
+            submissions_per_second=pace,
         )
         try:
-            return await act(connection)
+            return await act(site)
         finally:
-            await connection.close()
+            await site.close()
 
     return asyncio.run(opened())
 
 
-def files(connection: UnicoreConnection) -> UnicoreFiles:
-    return UnicoreFiles(connection, StoragePaths("parrot", "WORK", "ws"), "parrot")
+async def content(site: UnicoreSite, offset: int = 0) -> bytes:
+    return b"".join([chunk async for chunk in site.get("f", offset=offset)])
 
 
-async def content(connection: UnicoreConnection) -> bytes:
-    return b"".join([chunk async for chunk in files(connection).get("f", 0)])
+A_JOB = Submission("a", "job", "exit 0", Resources())
 
 
 def test_reads_again_when_a_server_is_in_trouble(parrot: Parrot) -> None:
     parrot.answers = [Say(502), Say(503), Say(body=b'{"a": 1}')]
-    assert talk(parrot, lambda connection: connection.get("x", "")) == {"a": 1}
+    assert talk(parrot, lambda site: site._connection.get("x", "")) == {"a": 1}
     assert len(parrot.asked) == 3
 
 
 def test_gives_up_after_a_while(parrot: Parrot) -> None:
     parrot.answers = [Say(502)]
     with pytest.raises(SiteUnreachable):
-        talk(parrot, lambda connection: connection.get("x", ""))
-    assert len(parrot.asked) == request_policy.REPEAT_ATTEMPTS
+        talk(parrot, lambda site: site._connection.get("x", ""))
+    assert len(parrot.asked) == rest.REPEAT_ATTEMPTS
 
 
 def test_a_definite_answer_is_not_asked_for_again(parrot: Parrot) -> None:
     parrot.answers = [Say(404, b"")]
     with pytest.raises(SiteNotFound):
-        talk(parrot, lambda connection: connection.get("x", ""))
+        talk(parrot, lambda site: site._connection.get("x", ""))
     assert len(parrot.asked) == 1
 
 
 def test_waits_as_long_as_it_is_told(parrot: Parrot) -> None:
     parrot.answers = [Say(429, b"", {"Retry-After": "1"}), Say()]
     started = time.monotonic()
-    talk(parrot, lambda connection: connection.get("x", ""))
+    talk(parrot, lambda site: site._connection.get("x", ""))
     assert time.monotonic() - started >= 1
 
 
 def test_does_not_wait_for_an_hour(parrot: Parrot) -> None:
     parrot.answers = [Say(429, b"", {"Retry-After": "3600"})]
     with pytest.raises(SiteBusy) as caught:
-        talk(parrot, lambda connection: connection.get("x", ""))
+        talk(parrot, lambda site: site._connection.get("x", ""))
     assert caught.value.retry_after == 3600
     assert len(parrot.asked) == 1
 
@@ -126,7 +119,7 @@ def test_a_submission_is_made_once_and_its_fate_is_unknown(parrot: Parrot, say: 
     with pytest.raises(SiteUnreachable):
         talk(
             parrot,
-            lambda connection: UnicoreJobs(connection, "parrot", 100.0).submit({"Tags": ["a"]}),
+            lambda site: site.submit(A_JOB),
         )
     assert len(parrot.asked) == 1
 
@@ -134,12 +127,11 @@ def test_a_submission_is_made_once_and_its_fate_is_unknown(parrot: Parrot, say: 
 def test_submissions_keep_to_the_pace(parrot: Parrot) -> None:
     parrot.answers = [Say(201, b"", {"Location": "https://elsewhere/rest/core/jobs/7"})]
 
-    async def five(connection: UnicoreConnection) -> list[str]:
-        jobs = UnicoreJobs(connection, "parrot", 20.0)
-        return list(await asyncio.gather(*(jobs.submit({}) for _ in range(5))))
+    async def five(site: UnicoreSite) -> list[str]:
+        return list(await asyncio.gather(*(site.submit(A_JOB) for _ in range(5))))
 
     started = time.monotonic()
-    assert talk(parrot, five) == ["7"] * 5
+    assert talk(parrot, five, pace=20.0) == ["7"] * 5
     assert time.monotonic() - started >= 4 / 20
 
 
@@ -147,13 +139,13 @@ def test_submissions_keep_to_the_pace(parrot: Parrot) -> None:
 def test_nonsense_is_no_answer(parrot: Parrot, body: bytes) -> None:
     parrot.answers = [Say(body=body)]
     with pytest.raises(SiteUnreachable):
-        talk(parrot, lambda connection: connection.get("x", ""))
+        talk(parrot, lambda site: site._connection.get("x", ""))
 
 
 def test_listing_without_entries_is_no_empty_directory(parrot: Parrot) -> None:
     parrot.answers = [Say(body=b'{"isDirectory": true}')]
     with pytest.raises(SiteUnreachable):
-        talk(parrot, lambda connection: files(connection).list("d"))
+        talk(parrot, lambda site: site.list("d"))
 
 
 def test_body_that_is_cut(parrot: Parrot) -> None:
@@ -165,8 +157,8 @@ def test_body_that_is_cut(parrot: Parrot) -> None:
 def test_body_that_is_cut_gives_what_came_first(parrot: Parrot) -> None:
     parrot.answers = [Say(body=b"half", length=8)]
 
-    async def first(connection: UnicoreConnection) -> bytes:
-        return await anext(files(connection).get("f", 0))
+    async def first(site: UnicoreSite) -> bytes:
+        return await anext(site.get("f"))
 
     assert talk(parrot, first) == b"half"
 
@@ -181,11 +173,8 @@ def test_range_that_is_ignored(parrot: Parrot) -> None:
     entry = b'{"isDirectory": false, "size": 9, "lastAccessed": "2026-11-21T11:20:45+0000"}'
     parrot.answers = [Say(body=entry), Say(body=b"from the start")]
 
-    async def rest(connection: UnicoreConnection) -> bytes:
-        return b"".join([chunk async for chunk in files(connection).get("f", 4)])
-
     with pytest.raises(SiteUnreachable, match="instead of its bytes from 4 on"):
-        talk(parrot, rest)
+        talk(parrot, lambda site: content(site, 4))
 
 
 def test_time_out(parrot: Parrot) -> None:
@@ -193,7 +182,7 @@ def test_time_out(parrot: Parrot) -> None:
     with pytest.raises(SiteUnreachable):
         talk(
             parrot,
-            lambda connection: connection.once("x", "POST", "/jobs", json={}),
+            lambda site: site._connection.once("x", "POST", "/jobs", json={}),
             timeout_s=0.2,
         )
 
@@ -201,7 +190,7 @@ def test_time_out(parrot: Parrot) -> None:
 def test_redirects_take_no_credentials_elsewhere(parrot: Parrot) -> None:
     parrot.answers = [Say(302, b"", {"Location": f"{parrot.url}/elsewhere"})]
     with pytest.raises(SiteUnreachable, match="redirect"):
-        talk(parrot, lambda connection: connection.once("x", "GET", ""))
+        talk(parrot, lambda site: site._connection.once("x", "GET", ""))
     assert [path for _, path, _ in parrot.asked] == ["/rest/core"]
 
 
@@ -229,26 +218,32 @@ class Renewing(Bearer):
 
 def test_a_refused_token_is_renewed_once(parrot: Parrot) -> None:
     parrot.answers = [Say(401), Say(body=b'{"a": 1}')]
-    assert talk(parrot, lambda c: c.get("x", ""), credential=Renewing()) == {"a": 1}
+    assert talk(parrot, lambda site: site._connection.get("x", ""), credential=Renewing()) == {
+        "a": 1
+    }
     assert [h["Authorization"] for _, _, h in parrot.asked] == ["Bearer 0", "Bearer 1"]
     parrot.asked.clear()
     parrot.answers = [Say(401)]
     with pytest.raises(SiteUnauthorized):
-        talk(parrot, lambda c: c.get("x", ""), credential=Renewing())
+        talk(parrot, lambda site: site._connection.get("x", ""), credential=Renewing())
     assert len(parrot.asked) == 2
 
 
 def test_an_issuer_that_refuses_is_a_site_that_refuses(parrot: Parrot) -> None:
     with pytest.raises(SiteUnauthorized, match="the refresh token was refused"):
-        talk(parrot, lambda c: c.get("x", ""), credential=Renewing(issuer_refuses=True))
+        talk(
+            parrot,
+            lambda site: site._connection.get("x", ""),
+            credential=Renewing(issuer_refuses=True),
+        )
     assert parrot.asked == []
 
 
 def test_requests_at_the_same_time_are_limited(parrot: Parrot) -> None:
     parrot.answers = [Say(delay_s=0.1)]
 
-    async def twelve(connection: UnicoreConnection) -> object:
-        return await asyncio.gather(*(connection.get("x", "") for _ in range(12)))
+    async def twelve(site: UnicoreSite) -> object:
+        return await asyncio.gather(*(site._connection.get("x", "") for _ in range(12)))
 
     started = time.monotonic()
     talk(parrot, twelve)
@@ -258,7 +253,7 @@ def test_requests_at_the_same_time_are_limited(parrot: Parrot) -> None:
 def test_errors_do_not_show_the_token(parrot: Parrot) -> None:
     parrot.answers = [Say(500)]
     with pytest.raises(SiteError) as caught:
-        talk(parrot, lambda connection: connection.once("x", "GET", "/jobs"))
+        talk(parrot, lambda site: site._connection.once("x", "GET", "/jobs"))
     assert TOKEN not in f"{caught.value} {caught.value!r}"
     assert parrot.asked[0][2]["Authorization"] == f"Bearer {TOKEN}"
 
@@ -270,13 +265,13 @@ def test_extension_that_is_refused_with_200(parrot: Parrot) -> None:
         Say(body=refusal),
     ]
     with pytest.raises(SiteRejected, match="exceeds the maximum lifetime"):
-        talk(parrot, lambda connection: UnicoreJobs(connection, "parrot", 1.0).extend(["j"], 60))
+        talk(parrot, lambda site: site.extend(["j"], 60))
 
 
 def test_file_that_cannot_be_closed_to_others_is_not_filled(parrot: Parrot) -> None:
     parrot.answers = [Say(204, b""), Say(body=b'{"permissions": "FAILED: not supported"}')]
     with pytest.raises(SiteRejected, match="closed to others"):
-        talk(parrot, lambda connection: files(connection).put("f", b"secret", private=True))
+        talk(parrot, lambda site: site.put("f", b"secret", private=True))
     assert [method for method, _, _ in parrot.asked] == ["PUT", "PUT"]
     assert parrot.asked[0][2]["Content-Length"] == "0"
 
@@ -284,22 +279,18 @@ def test_file_that_cannot_be_closed_to_others_is_not_filled(parrot: Parrot) -> N
 def test_silence_is_not_waited_for_job_by_job(parrot: Parrot) -> None:
     parrot.answers = [Say(delay_s=1.0)]
 
-    async def states(connection: UnicoreConnection) -> object:
-        return await UnicoreJobs(connection, "parrot", 1.0).states([f"job{n}" for n in range(100)])
-
     with pytest.raises(SiteUnreachable):
-        talk(parrot, states, timeout_s=0.1)
-    assert len(parrot.asked) <= 4 * request_policy.REPEAT_ATTEMPTS
+        talk(parrot, lambda site: site.states([f"job{n}" for n in range(100)]), timeout_s=0.1)
+    assert len(parrot.asked) <= 4 * rest.REPEAT_ATTEMPTS
 
 
 def test_one_job_in_trouble_hides_no_other(parrot: Parrot) -> None:
-    parrot.answers = [Say(500)] * request_policy.REPEAT_ATTEMPTS
+    parrot.answers = [Say(500)] * rest.REPEAT_ATTEMPTS
     parrot.answers.append(Say(body=b'{"status": "RUNNING"}'))
 
-    async def states(connection: UnicoreConnection) -> dict[str, JobState]:
-        jobs = UnicoreJobs(connection, "parrot", 1.0)
-        connection.max_concurrency = 1
-        return await jobs.states(["bad", "good"])
+    async def states(site: UnicoreSite) -> dict[str, JobState]:
+        site._connection.max_concurrency = 1
+        return await site.states(["bad", "good"])
 
     found = talk(parrot, states)
     assert isinstance(found, dict)
@@ -332,24 +323,14 @@ def test_new_credentials_are_looked_for_only_in_place_of_refused_ones(
     parrot: Parrot, api: str
 ) -> None:
     credential = Renewable()
-    named: dict[str, Any] = {
-        "ca_file": None, "proxy": None, "timeout_s": 60.0, "concurrent_requests": 4,
-    }  # fmt: skip
     no, yes = Say(401), Say(body=b'{"systems": []}')
 
     async def asked() -> None:
-        if api == "unicore":
-            unicore = UnicoreConnection("parrot", parrot.url, credential, **named)
-            try:
-                await unicore.get("base", "")
-            finally:
-                await unicore.close()
-        else:
-            firecrest = FirecrestConnection("parrot", parrot.url, credential, **named)
-            try:
-                await firecrest.ask("base", lambda client: client.status())
-            finally:
-                await firecrest.close()
+        site = (site_at if api == "unicore" else firecrest_site_at)(parrot.url, credential)
+        try:
+            await site._connection.get("base", "")
+        finally:
+            await site.close()
 
     parrot.answers = [no, yes, yes]
     asyncio.run(asked())

@@ -4,8 +4,10 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Self
 from urllib.parse import parse_qs
 
 import jwt
@@ -18,19 +20,20 @@ from snakemake_executor_plugin_mantik.common.errors import (
     SiteUnauthorized,
     SiteUnreachable,
 )
-from snakemake_executor_plugin_mantik.sites.credentials import (
+from snakemake_executor_plugin_mantik.sites import issuers
+from snakemake_executor_plugin_mantik.sites.authentication import (
     ApiKey,
     Bearer,
-    ClientCredentials,
     Credential,
     Password,
-    Refreshed,
     SshKey,
-    expires_at,
+)
+from snakemake_executor_plugin_mantik.sites.credentials import (
     find_account,
     find_credentials,
     require_all,
 )
+from snakemake_executor_plugin_mantik.sites.issuers import ClientCredentials, DeviceLogin, Refreshed
 from snakemake_executor_plugin_mantik.sites.issuers import Issuer as TokenIssuer
 
 SECRET = "s3cr3t-VALUE"
@@ -128,7 +131,7 @@ class TestSecrecy:
         [
             Password(SECRET, SECRET),
             Bearer(SECRET),
-            Refreshed("https://issuer.example.org", "id", SECRET, SECRET),
+            Refreshed("https://issuer.example.org", "id", SECRET, refresh_token=SECRET),
         ],
     )
     def test_shows_nothing(self, credential: Credential) -> None:
@@ -143,14 +146,14 @@ class TestSecrecy:
 class TestBearer:
     def test_expiry_is_read_without_checking(self) -> None:
         token = jwt.encode({"exp": 1_900_000_000}, "k" * 32)
-        assert expires_at(Bearer(token)) == 1_900_000_000
+        assert Bearer(token).expires_at() == 1_900_000_000
 
     @pytest.mark.parametrize("token", ["opaque", "a.b.c", "a.e30.c"])
     def test_no_expiry(self, token: str) -> None:
-        assert expires_at(Bearer(token)) is None
+        assert Bearer(token).expires_at() is None
 
     def test_password_never_expires(self) -> None:
-        assert expires_at(Password("a", "b")) is None
+        assert Password("a", "b").expires_at() is None
 
 
 KEYS: list[tuple[Callable[[], object], str]] = [
@@ -205,25 +208,23 @@ class TestSshKey:
             find_credentials("a", "unicore", environ, EMPTY)
 
 
-class Issuer:
-    """A token endpoint that gives a new refresh token each time and takes only the newest."""
+class FormServer:
+    """An HTTP server that answers forms with JSON, as `answer` says."""
 
     def __init__(self) -> None:
-        self.valid = "first"
-        self.count = 0
-        self.expires_in = 3600.0
-        self.status = 200
-        issuer = self
+        server = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
-                form = parse_qs(self.rfile.read(int(self.headers["Content-Length"])).decode())
-                status, answer = issuer.answer({key: values[0] for key, values in form.items()})
-                body = json.dumps(answer).encode()
+                body = self.rfile.read(int(self.headers["Content-Length"])).decode()
+                form = {key: values[0] for key, values in parse_qs(body).items()}
+                status, answer = server.answer(self.path, form)
+                content = json.dumps(answer).encode()
                 self.send_response(status)
-                self.send_header("Content-Length", str(len(body)))
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(content)))
                 self.end_headers()
-                self.wfile.write(body)
+                self.wfile.write(content)
 
             def log_message(self, format: str, *args: object) -> None:  # noqa: A002
                 pass
@@ -232,7 +233,29 @@ class Issuer:
         self.thread = threading.Thread(target=self.server.serve_forever, args=(0.01,))
         self.url = f"http://127.0.0.1:{self.server.server_port}/token"
 
-    def answer(self, form: dict[str, str]) -> tuple[int, dict[str, object]]:
+    def answer(self, path: str, form: dict[str, str]) -> tuple[int, dict[str, object]]:
+        raise NotImplementedError
+
+    @contextmanager
+    def running(self) -> Iterator[Self]:
+        self.thread.start()
+        yield self
+        self.server.shutdown()
+        self.thread.join()
+        self.server.server_close()
+
+
+class Issuer(FormServer):
+    """A token endpoint that gives a new refresh token each time and takes only the newest."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.valid = "first"
+        self.count = 0
+        self.expires_in = 3600.0
+        self.status = 200
+
+    def answer(self, path: str, form: dict[str, str]) -> tuple[int, dict[str, object]]:
         if self.status != 200:
             return self.status, {}
         if form["client_secret"] != "cs":
@@ -253,12 +276,8 @@ class Issuer:
 
 @pytest.fixture
 def issuer() -> Iterator[Issuer]:
-    issuer = Issuer()
-    issuer.thread.start()
-    yield issuer
-    issuer.server.shutdown()
-    issuer.thread.join()
-    issuer.server.server_close()
+    with Issuer().running() as server:
+        yield server
 
 
 async def header(credential: Credential) -> str:
@@ -269,7 +288,7 @@ async def header(credential: Credential) -> str:
 class TestRefreshed:
     def test_one_request_for_many_at_the_same_time(self, issuer: Issuer) -> None:
         async def many() -> list[str]:
-            credential = Refreshed(issuer.url, "id", "first", "cs")
+            credential = Refreshed(issuer.url, "id", "cs", refresh_token="first")
             return list(await asyncio.gather(*(header(credential) for _ in range(20))))
 
         assert asyncio.run(many()) == ["Bearer access-1"] * 20
@@ -280,7 +299,7 @@ class TestRefreshed:
         issuer.expires_in = 100.0
         now = time.time()
         monkeypatch.setattr(time, "time", lambda: now)
-        credential = Refreshed(issuer.url, "id", "first", "cs")
+        credential = Refreshed(issuer.url, "id", "cs", refresh_token="first")
         assert asyncio.run(header(credential)) == "Bearer access-1"
         now += 49
         assert asyncio.run(header(credential)) == "Bearer access-1"
@@ -288,7 +307,7 @@ class TestRefreshed:
         assert asyncio.run(header(credential)) == "Bearer access-2"
 
     def test_refused(self, issuer: Issuer) -> None:
-        credential = Refreshed(issuer.url, "id", SECRET, "cs")
+        credential = Refreshed(issuer.url, "id", "cs", refresh_token=SECRET)
         with pytest.raises(CredentialError, match="refused") as caught:
             asyncio.run(header(credential))
         assert SECRET not in str(caught.value)
@@ -296,12 +315,12 @@ class TestRefreshed:
     def test_issuer_in_trouble(self, issuer: Issuer) -> None:
         issuer.status = 503
         with pytest.raises(SiteUnreachable):
-            asyncio.run(header(Refreshed(issuer.url, "id", "first", "cs")))
+            asyncio.run(header(Refreshed(issuer.url, "id", "cs", refresh_token="first")))
 
     @pytest.mark.parametrize("host", ["issuer.example.org", "localhost.example.org"])
     def test_over_plain_http(self, host: str) -> None:
         with pytest.raises(CredentialError, match="https"):
-            Refreshed(f"http://{host}/token", "id", "first")
+            Refreshed(f"http://{host}/token", "id", refresh_token="first")
 
 
 class TestClientCredentials:
@@ -506,3 +525,126 @@ class TestRefused:
         credential.advise(SiteUnreachable("no answer"))
         asyncio.run(credential.renew())
         assert basic(credential) == "me:old"
+
+
+GRANT = "urn:ietf:params:oauth:grant-type:device_code"
+KEPT = ("mantik:alps", "REFRESH_TOKEN")
+
+
+class DeviceIssuer(FormServer):
+    """Issues tokens once a person has confirmed; `says` are its answers until then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.device_url = self.url.replace("/token", "/device")
+        self.says = ["authorization_pending", "slow_down", "authorization_pending"]
+        self.refreshable = {"good"}
+        self.begun: dict[str, object] = {"interval": 0.01, "expires_in": 30}
+        self.asked: list[tuple[str, dict[str, str]]] = []
+
+    def answer(self, path: str, form: dict[str, str]) -> tuple[int, dict[str, object]]:
+        self.asked.append((path, form))
+        tokens: dict[str, object] = {"access_token": "at", "refresh_token": "newer"}
+        tokens["expires_in"] = 300
+        if path == "/device":
+            page = {"verification_uri": "https://sso.example.org/device"}
+            return 200, {"device_code": "dc", "user_code": "WXYZ-1", **page, **self.begun}
+        if form["grant_type"] == "refresh_token":
+            known = form["refresh_token"] in self.refreshable
+            return (200, tokens) if known else (400, {"error": "invalid_grant"})
+        assert (form["grant_type"], form["device_code"]) == (GRANT, "dc")
+        return (400, {"error": self.says.pop(0)}) if self.says else (200, tokens)
+
+
+@pytest.fixture
+def sso(monkeypatch: pytest.MonkeyPatch) -> Iterator[DeviceIssuer]:
+    monkeypatch.setattr(issuers, "INTERVAL_S", 0.01)
+    with DeviceIssuer().running() as server:
+        yield server
+
+
+def login(sso: DeviceIssuer, ring: Ring, *, terminal: bool = True) -> DeviceLogin:
+    environ = {"MANTIK_FIRECREST_DEVICE_URL": sso.device_url, "MANTIK_ALPS_CLIENT_ID": "me"}
+    found = find_credentials("alps", "firecrest", environ, ring, issuer=TokenIssuer(sso.url))
+    assert isinstance(found, DeviceLogin)
+    found._terminal = lambda: terminal
+    return found
+
+
+def kinds(sso: DeviceIssuer) -> list[str]:
+    return [form.get("grant_type", path) for path, form in sso.asked]
+
+
+def test_a_person_confirms_and_the_next_run_asks_nobody(
+    sso: DeviceIssuer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ring = Ring()
+    first = login(sso, ring)
+    first.login()
+    first.login()
+    asyncio.run(first.renew())
+    assert first.get_auth_header() == "Bearer at"
+    assert kinds(sso) == ["/device", GRANT, GRANT, GRANT, GRANT]
+    told = capsys.readouterr().err
+    assert "open https://sso.example.org/device and confirm the code WXYZ-1" in told
+    assert ring.entries == {KEPT: "newer"}
+
+    sso.asked.clear()
+    sso.refreshable = {"newer"}
+    second = login(sso, ring, terminal=False)
+    second.login()
+    assert kinds(sso) == ["refresh_token"]
+    assert capsys.readouterr().err == ""
+
+
+def test_an_earlier_login_that_has_ended_is_made_again(sso: DeviceIssuer) -> None:
+    ring = Ring({KEPT: "ended"})
+    login(sso, ring).login()
+    assert kinds(sso)[:2] == ["refresh_token", "/device"]
+    assert ring.entries[KEPT] == "newer"
+
+
+@pytest.mark.parametrize(
+    ("says", "words"),
+    [("access_denied", "was refused"), ("expired_token", "in time"), ("odd", "refused")],
+)
+def test_what_ends_it(sso: DeviceIssuer, says: str, words: str) -> None:
+    sso.says = [says]
+    with pytest.raises(CredentialError, match=words):
+        login(sso, Ring()).login()
+
+
+def test_nobody_confirms(sso: DeviceIssuer) -> None:
+    sso.says = ["authorization_pending"] * 1000
+    sso.begun["expires_in"] = 0.1
+    with pytest.raises(CredentialError, match="in time"):
+        login(sso, Ring()).login()
+
+
+def test_nobody_is_there(sso: DeviceIssuer) -> None:
+    with pytest.raises(CredentialError, match="no terminal"):
+        login(sso, Ring(), terminal=False).login()
+    assert sso.asked == []
+
+
+def test_a_client_that_may_not(sso: DeviceIssuer) -> None:
+    sso.says = ["unauthorized_client"]
+    with pytest.raises(CredentialError, match="unauthorized_client"):
+        login(sso, Ring()).login()
+
+
+def test_urls_that_others_could_listen_to(sso: DeviceIssuer) -> None:
+    environ = {
+        "MANTIK_FIRECREST_DEVICE_URL": "http://sso.example.org/device",
+        "MANTIK_FIRECREST_CLIENT_ID": "me",
+        "MANTIK_FIRECREST_TOKEN_URL": sso.url,
+    }
+    with pytest.raises(CredentialError, match="https"):
+        find_credentials("alps", "firecrest", environ, Ring())
+
+
+def test_no_issuer_answers(sso: DeviceIssuer) -> None:
+    found = login(sso, Ring())
+    found._device_url = "http://127.0.0.1:1/device"
+    with pytest.raises(SiteUnreachable, match="from the issuer"):
+        found.login()

@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,7 +26,6 @@ from snakemake_executor_plugin_mantik.jobs.paths import ROOT
 from snakemake_executor_plugin_mantik.jobs.spec import Resources
 from snakemake_executor_plugin_mantik.sites.base import Phase, Submission
 from snakemake_executor_plugin_mantik.sites.firecrest import FirecrestSite
-from snakemake_executor_plugin_mantik.sites.firecrest.client import FirecrestClient
 from snakemake_executor_plugin_mantik.sites.firecrest.jobs import name_lists
 from tests.support.benches import firecrest_site
 
@@ -56,6 +56,11 @@ def served(box: Sandbox) -> FirecrestSandbox:
     site = box.site("hpc2")
     assert isinstance(site, FirecrestSandbox)
     return site
+
+
+def has(site: FirecrestSite, **facts: Any) -> None:
+    """Let an open site's system have other `facts`."""
+    site._opened = replace(site._open, system=replace(site._open.system, **facts))
 
 
 class TestSubmissions:
@@ -141,19 +146,17 @@ class TestFinding:
         self, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         async def scenario(site: FirecrestSite) -> None:
-            original = FirecrestClient.job_info
+            listed = site._list
             unnamed = 0
 
-            async def too_many(
-                self: FirecrestClient, system: str, name: str | None = None, **more: object
-            ) -> object:
+            async def too_many(kind: str, window: str, name: str = "") -> object:
                 nonlocal unnamed
-                unnamed += name is None
-                if name is None:
+                unnamed += not name
+                if not name:
                     raise SiteUnreachable("Error executing Slurm command.", status=500)
-                return await original(self, system, name=name, **more)
+                return await listed(kind, window, name)
 
-            monkeypatch.setattr(FirecrestClient, "job_info", too_many)
+            monkeypatch.setattr(site, "_list", too_many)
             many = {str(uuid.uuid4()): "count" for _ in range(100)}
             for _ in range(2):
                 before = site.requests["find"]
@@ -193,7 +196,7 @@ class TestStates:
     def test_of_servers_that_list_no_window(self, sandbox: Sandbox) -> None:
         async def scenario(site: FirecrestSite) -> None:
             jobs = [await site.submit(a_job("sleep 1")) for _ in range(2)]
-            site._connection.client.set_api_version("2.5.4")
+            has(site, server="firecREST 2.5.4")
             found = await site.states(jobs)
             assert Phase.UNKNOWN not in {state.phase for state in found.values()}
 
@@ -204,15 +207,13 @@ class TestStates:
     ) -> None:
         async def scenario(site: FirecrestSite) -> None:
             jobs = [await site.submit(a_job("sleep 1")) for _ in range(2)]
-            original = FirecrestClient.job_info
+            listed = site._list
 
-            async def lacking(
-                self: FirecrestClient, system: str, jobid: str | None = None, **more: object
-            ) -> object:
-                listed = await original(self, system, jobid, **more)
-                return listed if jobid else [job for job in listed if job["jobId"] != jobs[0]]
+            async def lacking(kind: str, window: str) -> object:
+                found = await listed(kind, window)
+                return {job: found[job] for job in found if job != jobs[0]}
 
-            monkeypatch.setattr(FirecrestClient, "job_info", lacking)
+            monkeypatch.setattr(site, "_list", lacking)
             found = await site.states([*jobs, "999999"])
             assert Phase.UNKNOWN not in {found[job].phase for job in jobs}
             assert found["999999"].phase is Phase.UNKNOWN
@@ -258,10 +259,10 @@ class TestFiles:
     def test_private_ones_are_closed_before_they_are_filled(self, sandbox: Sandbox) -> None:
         async def scenario(site: FirecrestSite) -> None:
             await site.put("secret", b"s3cr3t", private=True)
-            found = await site._files._stat("secret")
+            found = await site._stat("secret")
             assert found is not None
             assert found["mode"] & 0o777 == 0o600
-            root = await site._files._stat(ROOT)
+            root = await site._stat(ROOT)
             assert root is not None
             assert root["mode"] & 0o777 == 0o700
 
@@ -334,7 +335,7 @@ class TestFiles:
 
 def write(site: FirecrestSite, name: str, data: bytes) -> None:
     """Make a file of the workspace as a job does."""
-    target = Path(site._files._paths.absolute(name))
+    target = Path(site._absolute(name))
     target.parent.mkdir(exist_ok=True)
     target.write_bytes(data)
 
@@ -344,8 +345,7 @@ class TestLarge:
     @pytest.mark.parametrize("name", ["large", "d/a b&c<d>"])
     def test_come(self, sandbox: Sandbox, way: str, name: str) -> None:
         async def scenario(site: FirecrestSite) -> None:
-            transfers = site._files._transfers
-            transfers._system = replace(transfers._system, transfer=way)
+            has(site, transfer=way)
             data = os.urandom((9 << 20) + 17)
             write(site, name, data)
             assert await content(site, name) == data

@@ -6,8 +6,9 @@ import pytest
 
 from snakemake_executor_plugin_mantik.common.errors import SiteRejected, UserError
 from snakemake_executor_plugin_mantik.jobs.spec import Resources
-from snakemake_executor_plugin_mantik.sites.base import Submission
-from snakemake_executor_plugin_mantik.sites.firecrest.opening import FirecrestSystem
+from snakemake_executor_plugin_mantik.sites.authentication import Bearer
+from snakemake_executor_plugin_mantik.sites.base import SharedFile, Submission
+from snakemake_executor_plugin_mantik.sites.firecrest.connection import FirecrestSystem
 from snakemake_executor_plugin_mantik.sites.firecrest.script import (
     SCRIPT_BYTES,
     SchedulerName,
@@ -16,6 +17,8 @@ from snakemake_executor_plugin_mantik.sites.firecrest.script import (
     submission_body,
 )
 from snakemake_executor_plugin_mantik.sites.firecrest.transfers import transfer_script
+from tests.support import virtualtime
+from tests.support.benches import firecrest_site_at
 
 TAG = "6f1c2a9e-0b1d-4c58-9a57-3f6d0a8b7e21"
 JOB = Submission(
@@ -164,3 +167,18 @@ def test_transfer_jobs() -> None:
     )
     with pytest.raises(SiteRejected, match="account"):
         transfer_script(system, "/w", None, "true")
+
+
+@pytest.mark.parametrize(
+    "shared",
+    [
+        SharedFile('https://store/file"\noutput = "/home/me/.bashrc'),
+        SharedFile("https://store/file?a=b\r\nproxy = https://elsewhere"),
+        SharedFile("https://store/a file"),
+        SharedFile("file:///etc/passwd"),
+        SharedFile("https://unicore/rest/core/storages/WORK/files/x", "unicore"),
+    ],
+)
+def test_an_address_that_is_more_than_one_option_of_curl_is_not_used(shared: SharedFile) -> None:
+    site = firecrest_site_at("https://f.example.org", Bearer("t"))
+    assert virtualtime.run(site.start_import(shared, "bundle/imported/1")) is None

@@ -99,16 +99,7 @@ def test_nonsense_is_unknown(told: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("reason", "waits", "never"),
     [
-        ("None", "", False), ("Priority", "", False), ("Resources", "", False), (None, "", False),
-        ("QOSMaxJobsPerUserLimit", "", False), ("AssocMaxJobsLimit", "", False),
-        ("ReqNodeNotAvail, UnavailableNodes:n1", "", False),
-        ("JobHeldAdmin", "JobHeldAdmin", False),
-        ("PartitionNodeLimit", "PartitionNodeLimit", False),
-        ("AssocGrpCPUMinutesLimit", "AssocGrpCPUMinutesLimit", False),
-        ("PartitionTimeLimit", "PartitionTimeLimit", True),
-        ("QOSMaxWallDurationPerJobLimit", "QOSMaxWallDurationPerJobLimit", True),
-        ("AssocMaxWallDurationPerJobLimit", "AssocMaxWallDurationPerJobLimit", True),
-        ("QOSMaxNodePerJobLimit", "QOSMaxNodePerJobLimit", True),
+        (None, "", False), ("Priority", "", False), ("JobHeldAdmin", "JobHeldAdmin", False),
         ("InvalidQOS", "InvalidQOS", True),
     ],
 )  # fmt: skip

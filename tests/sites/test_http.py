@@ -11,10 +11,11 @@ import pytest
 
 from snakemake_executor_plugin_mantik.common.errors import SiteUnreachable
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings, Timing
-from snakemake_executor_plugin_mantik.sites import http, issuers, request_policy
+from snakemake_executor_plugin_mantik.sites import http, issuers, rest
+from snakemake_executor_plugin_mantik.sites.authentication import Bearer
 from snakemake_executor_plugin_mantik.sites.base import Site
-from snakemake_executor_plugin_mantik.sites.credentials import Bearer, ClientCredentials
 from snakemake_executor_plugin_mantik.sites.firecrest import FirecrestSite
+from snakemake_executor_plugin_mantik.sites.issuers import ClientCredentials
 from snakemake_executor_plugin_mantik.sites.unicore import UnicoreSite
 from tests.support.parrot import Parrot, Say
 
@@ -37,7 +38,7 @@ TOO_MUCH = {
 
 @pytest.fixture
 def parrot(monkeypatch: pytest.MonkeyPatch) -> Iterator[Parrot]:
-    monkeypatch.setattr(request_policy, "REPEAT_ATTEMPTS", 1)
+    monkeypatch.setattr(rest, "REPEAT_ATTEMPTS", 1)
     monkeypatch.setattr(http, "ANSWER_BYTES", 2 * MIB)
     parrot = Parrot("/rest/core")
     parrot.thread.start()

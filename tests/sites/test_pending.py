@@ -97,7 +97,7 @@ def test_reasons_of_slurm(reason: str) -> None:
     wait, words = REASONS[reason]
     for written in (reason, f"({reason})", reason.replace(" ", "_")):
         assert pending_reason(written) == reason
-    assert judge_pending(reason) is wait
+    assert judge_pending(reason)[0] is wait
     said = explain_pending(reason)
     assert said.startswith(f"{reason} (")
     assert words in said

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from snakemake_executor_plugin_mantik.common.errors import MantikError
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
-from snakemake_executor_plugin_mantik.sites import request_policy
+from snakemake_executor_plugin_mantik.sites import rest
 from snakemake_executor_plugin_mantik.sites.base import Site
 from snakemake_executor_plugin_mantik.sites.credentials import find_credentials
 from snakemake_executor_plugin_mantik.sites.firecrest import FirecrestSite
@@ -68,7 +68,7 @@ def key(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def parrot(monkeypatch: pytest.MonkeyPatch) -> Iterator[Parrot]:
-    monkeypatch.setattr(request_policy, "REPEAT_ATTEMPTS", 1)
+    monkeypatch.setattr(rest, "REPEAT_ATTEMPTS", 1)
     parrot = Parrot("/rest/core")
     parrot.thread.start()
     yield parrot

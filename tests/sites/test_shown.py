@@ -25,7 +25,7 @@ from snakemake_executor_plugin_mantik.jobs.paths import TryPaths
 from snakemake_executor_plugin_mantik.jobs.resources import merge_resources
 from snakemake_executor_plugin_mantik.jobs.spec import JobSpec
 from snakemake_executor_plugin_mantik.sites.base import Site, Submission
-from snakemake_executor_plugin_mantik.sites.unicore.answers import SESSION_EXPIRED
+from snakemake_executor_plugin_mantik.sites.unicore.connection import SESSION_EXPIRED
 from tests.support.benches import firecrest_site, unicore_site
 from tests.support.unicoreserver import UnicoreX
 

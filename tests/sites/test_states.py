@@ -240,12 +240,8 @@ def test_when_the_scheduler_expects_a_job_to_start(
 @pytest.mark.parametrize(
     ("reason", "waits", "never"),
     [
-        ("PartitionDown", "PartitionDown", False),
-        ("QOSMaxWallDurationPerJobLimit", "QOSMaxWallDurationPerJobLimit", True),
-        ("PartitionTimeLimit", "PartitionTimeLimit", True),
-        ("ReqNodeNotAvail,_UnavailableNodes:n1", "", False),
         ("launch_failed_requeued_held", "launch failed requeued held", False),
-        ("Resources", "", False),
+        ("PartitionTimeLimit", "PartitionTimeLimit", True),
         ("Priority", "", False),
     ],
 )

@@ -17,10 +17,10 @@ from hpc_sandbox.server import Sandbox
 from snakemake_executor_plugin_mantik.common.errors import MantikError, printable
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
 from snakemake_executor_plugin_mantik.jobs.spec import Resources
-from snakemake_executor_plugin_mantik.sites import request_policy
+from snakemake_executor_plugin_mantik.sites import rest
+from snakemake_executor_plugin_mantik.sites.authentication import Password
 from snakemake_executor_plugin_mantik.sites.base import Entry, Site, Submission
-from snakemake_executor_plugin_mantik.sites.credentials import Password
-from snakemake_executor_plugin_mantik.sites.firecrest import transfers
+from snakemake_executor_plugin_mantik.sites.firecrest import jobs
 from snakemake_executor_plugin_mantik.sites.unicore import UnicoreSite
 from tests.support.benches import firecrest_site
 from tests.support.proxy import Answer, Exchange, Proxy, Rule
@@ -119,11 +119,11 @@ async def everything(site: Site) -> list[Entry]:
 def test_no_answer_surprises_us(
     sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, name: str, seed: int
 ) -> None:
-    monkeypatch.setattr(request_policy, "REPEAT_FIRST_S", 0.001)
-    monkeypatch.setattr(request_policy, "REPEAT_LONGEST_S", 0.01)
-    monkeypatch.setattr(request_policy, "REPEAT_ATTEMPTS", 2)
-    monkeypatch.setattr(transfers, "FIRST_LOOK_S", 0.05)
-    monkeypatch.setattr(transfers, "UNSEEN_S", 0.2)
+    monkeypatch.setattr(rest, "REPEAT_FIRST_S", 0.001)
+    monkeypatch.setattr(rest, "REPEAT_LONGEST_S", 0.01)
+    monkeypatch.setattr(rest, "REPEAT_ATTEMPTS", 2)
+    monkeypatch.setattr(jobs, "FIRST_LOOK_S", 0.05)
+    monkeypatch.setattr(jobs, "UNSEEN_S", 0.2)
 
     opened = seed % 5 == 0
 

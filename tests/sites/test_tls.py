@@ -19,8 +19,8 @@ from cryptography.x509.oid import NameOID
 
 from snakemake_executor_plugin_mantik.common.errors import MantikError, SiteUnreachable
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
-from snakemake_executor_plugin_mantik.sites import request_policy
-from snakemake_executor_plugin_mantik.sites.credentials import Password
+from snakemake_executor_plugin_mantik.sites import rest
+from snakemake_executor_plugin_mantik.sites.authentication import Password
 from snakemake_executor_plugin_mantik.sites.firecrest import FirecrestSite
 from snakemake_executor_plugin_mantik.sites.issuers import ClientCredentials, DeviceLogin, Issuer
 from snakemake_executor_plugin_mantik.sites.unicore import UnicoreSite
@@ -87,7 +87,7 @@ Serve = Callable[[ssl.SSLContext], Parrot]
 
 @pytest.fixture
 def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
-    monkeypatch.setattr(request_policy, "REPEAT_ATTEMPTS", 1)
+    monkeypatch.setattr(rest, "REPEAT_ATTEMPTS", 1)
     parrots: list[Parrot] = []
 
     def start(context: ssl.SSLContext) -> Parrot:

@@ -2,23 +2,20 @@
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 
+from snakemake_executor_plugin_mantik.jobs.spec import Resources
 from snakemake_executor_plugin_mantik.sites.authentication import Bearer
-from snakemake_executor_plugin_mantik.sites.firecrest import connection as of_firecrest
-from snakemake_executor_plugin_mantik.sites.firecrest import jobs as firecrest_jobs
-from snakemake_executor_plugin_mantik.sites.unicore import connection as of_unicore
-from snakemake_executor_plugin_mantik.sites.unicore import jobs as unicore_jobs
+from snakemake_executor_plugin_mantik.sites.base import Submission
+from snakemake_executor_plugin_mantik.sites.firecrest import FirecrestSite
+from snakemake_executor_plugin_mantik.sites.unicore import UnicoreSite
+from tests.support.benches import firecrest_site_at, site_at
 from tests.support.parrot import Parrot, Say
 
 PLACES = 4
 MANY = 60
-
-Submit = Callable[[Callable[[], None]], Awaitable[object]]
-Ask = Callable[[], Awaitable[object]]
 
 
 @pytest.fixture
@@ -33,27 +30,10 @@ def parrot() -> Iterator[Parrot]:
     parrot.stop()
 
 
-def opened(api: str, parrot: Parrot) -> tuple[Any, Submit, Ask]:
-    """A connection, how to submit a job through it, and how to ask something small."""
-    options: Any = {
-        "ca_file": None, "proxy": None, "timeout_s": 60.0, "concurrent_requests": PLACES,
-    }  # fmt: skip
-    if api == "unicore":
-        unicore_site = of_unicore.UnicoreConnection(
-            "parrot", parrot.url, Bearer("t0ken"), **options
-        )
-        of_user = unicore_jobs.UnicoreJobs(unicore_site, "parrot", 1000.0)
-        return (
-            unicore_site,
-            lambda begin: of_user.submit({"Tags": ["a"]}, begin),
-            lambda: unicore_site.get("list", "/x"),
-        )
-    connection = of_firecrest.FirecrestConnection("parrot", parrot.url, Bearer("t0ken"), **options)
-    jobs = firecrest_jobs.FirecrestJobs(connection, 1000.0)
-    return (
-        connection,
-        lambda begin: jobs.submit("#!/bin/bash", "/d", begin),
-        lambda: connection.ask("list", lambda client: client.status()),
+def opened(api: str, parrot: Parrot) -> UnicoreSite | FirecrestSite:
+    make = site_at if api == "unicore" else firecrest_site_at
+    return make(
+        parrot.url, Bearer("t0ken"), concurrent_requests=PLACES, submissions_per_second=1000.0
     )
 
 
@@ -62,9 +42,10 @@ def test_submissions_without_an_answer_keep_nobody_waiting(api: str, parrot: Par
     begun: list[int] = []
 
     async def play() -> None:
-        connection, submit, ask = opened(api, parrot)
+        site = opened(api, parrot)
+        job = Submission("a", "job", "exit 0", Resources())
         waiting = [
-            asyncio.ensure_future(submit(lambda n=n: begun.append(n)))  # type: ignore[misc]
+            asyncio.ensure_future(site.submit(job, lambda n=n: begun.append(n)))  # type: ignore[misc]
             for n in range(MANY)
         ]
         try:
@@ -72,21 +53,22 @@ def test_submissions_without_an_answer_keep_nobody_waiting(api: str, parrot: Par
                 while not [method for method, _, _ in parrot.asked if method == "POST"]:
                     await asyncio.sleep(0.01)
                 for _ in range(MANY):
-                    await ask()
+                    await site._connection.get("list", "/x")
             assert not any(task.done() for task in waiting)
             assert len(begun) == PLACES - 1, "the others are not said to be sent"
         finally:
             for task in waiting:
                 task.cancel()
             await asyncio.gather(*waiting, return_exceptions=True)
-            await connection.close()
+            await site.close()
 
     asyncio.run(play())
 
 
 def test_uploads_without_an_answer_keep_no_download_waiting(parrot: Parrot) -> None:
     async def play() -> None:
-        connection, _, _ = opened("unicore", parrot)
+        site = opened("unicore", parrot)
+        connection = site._connection
 
         async def upload() -> None:
             await connection.once("upload", "PUT", "/f", size=3, content=b"abc")
@@ -107,6 +89,6 @@ def test_uploads_without_an_answer_keep_no_download_waiting(parrot: Parrot) -> N
             for task in waiting:
                 task.cancel()
             await asyncio.gather(*waiting, return_exceptions=True)
-            await connection.close()
+            await site.close()
 
     asyncio.run(play())

@@ -10,28 +10,31 @@ from typing import Any
 import httpx
 import pytest
 
+from hpc_sandbox import files
 from snakemake_executor_plugin_mantik.common.errors import (
     SiteRejected,
-    SiteUnreachable,
     UserError,
 )
 from snakemake_executor_plugin_mantik.config.reading import read_configs
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.jobs.spec import Resources
 from snakemake_executor_plugin_mantik.sites import make_site
+from snakemake_executor_plugin_mantik.sites.authentication import Bearer, Password, SshKey
 from snakemake_executor_plugin_mantik.sites.base import (
     Phase,
     QueueLimits,
+    Site,
     SiteFacts,
     Submission,
 )
-from snakemake_executor_plugin_mantik.sites.credentials import Bearer, Password, SshKey
 from snakemake_executor_plugin_mantik.sites.firecrest import FirecrestSite
 from snakemake_executor_plugin_mantik.sites.unicore import UnicoreSite
-from snakemake_executor_plugin_mantik.sites.unicore.answers import SESSION_EXPIRED
-from snakemake_executor_plugin_mantik.sites.unicore.opening import parse_server_time
-from tests.support.benches import unicore_site
-from tests.support.unicoreserver import KEY_USER, PASSWORD, USER, OwnUnicoreX, UnicoreX
+from snakemake_executor_plugin_mantik.sites.unicore.connection import (
+    SESSION_EXPIRED,
+    parse_server_time,
+)
+from tests.support.benches import Bench, site_at, unicore_site
+from tests.support.unicoreserver import KEY_USER, PASSWORD, USER, UnicoreX
 
 Scenario = Callable[[UnicoreSite, SiteFacts], Awaitable[None]]
 
@@ -191,17 +194,17 @@ def test_session_that_expired(unicorex: UnicoreX, workspace: str) -> None:
     """A session ends after 8 h, or earlier when others push it out: 432, and once again without."""
 
     async def scenario(site: UnicoreSite, facts: SiteFacts) -> None:
-        transport = site._connection._transport
+        connection = site._connection
 
         def expire() -> None:
-            assert transport.last_session_id is not None
-            transport.last_session_id = "no-such-session"
+            assert connection._session
+            connection._session = "no-such-session"
 
         expire()
         await site.put("f", b"uploaded")
         expire()
         assert await content(site, "f") == b"uploaded"
-        assert transport.last_session_id != "no-such-session"
+        assert connection._session != "no-such-session"
         expire()
         assert sorted(await site.list(".")) == ["f"]
 
@@ -214,9 +217,9 @@ def test_download_keeps_the_session(unicorex: UnicoreX, workspace: str) -> None:
     async def scenario(site: UnicoreSite, facts: SiteFacts) -> None:
         await site.put("f", b"1")
         repeated = repetitions(site)
-        session = site._connection._transport.last_session_id
+        session = site._connection._session
         await content(site, "f")
-        assert repeated or site._connection._transport.last_session_id == session
+        assert repeated or site._connection._session == session
 
     run(unicore_site(unicorex, workspace), scenario)
 
@@ -285,44 +288,24 @@ class TestWithoutAScheduler:
         run(unicore_site(unicorex, workspace, scheduler="none"), scenario)
 
 
-class TestTls:
-    def test_certificate_that_nobody_vouches_for(self, unicorex: UnicoreX) -> None:
-        with pytest.raises(SiteUnreachable, match=r"CERTIFICATE_VERIFY_FAILED.*CAFile"):
-            run(unicore_site(unicorex, "x", CAFile=None), nothing)
-
-    @pytest.mark.parametrize(
-        "url",
-        [
-            "http://unicore.example.org/rest/core",
-            "unicore.example.org/rest/core",
-            "https://me:secret@unicore.example.org/rest/core",
-            "https:///rest/core",
-        ],
-    )
-    def test_addresses_that_are_refused(self, unicorex: UnicoreX, url: str) -> None:
-        with pytest.raises(UserError) as caught:
-            unicore_site(unicorex, "x", url=url)
-        assert "secret" not in str(caught.value)
-
-    def test_ca_file_that_is_none(self, unicorex: UnicoreX, tmp_path: Path) -> None:
-        with pytest.raises(UserError, match="CAFile"):
-            unicore_site(unicorex, "x", CAFile=str(tmp_path / "none.pem"))
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://unicore.example.org/rest/core",
+        "unicore.example.org/rest/core",
+        "https://me:secret@unicore.example.org/rest/core",
+        "https:///rest/core",
+    ],
+)
+def test_addresses_that_are_refused(url: str) -> None:
+    with pytest.raises(UserError) as caught:
+        site_at(url, Bearer("t"))
+    assert "secret" not in str(caught.value)
 
 
-def test_server_that_stops(unicorex_to_stop: OwnUnicoreX) -> None:
-    async def scenario(site: UnicoreSite, facts: SiteFacts) -> None:
-        job = await site.submit(Submission("tag", "x", "exit 0", Resources()))
-        unicorex_to_stop.stop()
-        submitted = site.requests["submit"]
-        with pytest.raises(SiteUnreachable):
-            await site.submit(Submission("tag", "x", "exit 0", Resources()))
-        assert site.requests["submit"] - submitted <= 1, "a submission is never repeated"
-        with pytest.raises(SiteUnreachable):
-            await site.states([job])
-        with pytest.raises(SiteUnreachable):
-            await site.put("f", b"1")
-
-    run(unicore_site(unicorex_to_stop, "ws"), scenario)
+def test_ca_file_that_is_none(unicorex: UnicoreX, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="CAFile"):
+        unicore_site(unicorex, "x", CAFile=str(tmp_path / "none.pem"))
 
 
 def test_made_from_a_backend_config(unicorex: UnicoreX, tmp_path: Path, workspace: str) -> None:
@@ -342,3 +325,21 @@ def test_made_from_a_backend_config(unicorex: UnicoreX, tmp_path: Path, workspac
     other = make_site(configs["other"], Bearer("t"), workspace, project=tmp_path, account="g34")
     assert isinstance(other, FirecrestSite)
     asyncio.run(other.close())
+
+
+@pytest.mark.parametrize("number", [149, 150, 151, 320])
+def test_a_limit_below_the_one_that_is_asked_for(
+    sandbox_bench: Bench, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """The server says nothing of the entries that it leaves out."""
+    monkeypatch.setattr(files, "_MAX_ENTRIES", 150)
+
+    async def scenario(site: Site, facts: SiteFacts) -> None:
+        names = {f"{n}" for n in range(number)}
+        await site.make_directory("many")
+        for name in names:
+            (Path(facts.workspace) / "many" / name).touch()
+        assert set(await site.list("many")) == names
+        assert set(await site.list("many")) == names
+
+    sandbox_bench.run_opened(scenario)

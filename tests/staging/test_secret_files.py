@@ -13,7 +13,7 @@ from snakemake_executor_plugin_mantik.common import state_directory
 from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.config.exclude import Exclude, Include
 from snakemake_executor_plugin_mantik.journal import Journal
-from snakemake_executor_plugin_mantik.sites.lookup import credential_files
+from snakemake_executor_plugin_mantik.sites.credentials import credential_files
 from snakemake_executor_plugin_mantik.staging.local import LocalFiles
 from snakemake_executor_plugin_mantik.staging.secret_files import CredentialFiles
 from snakemake_executor_plugin_mantik.staging.sources import (

@@ -15,16 +15,19 @@ from hpc_sandbox.firecrest.site import (
     FirecrestServer as FirecrestSandbox,
 )
 from hpc_sandbox.server import Sandbox
-from snakemake_executor_plugin_mantik.config.settings import SiteSettings
+from snakemake_executor_plugin_mantik.config.settings import SiteSettings, Timing
+from snakemake_executor_plugin_mantik.sites.authentication import Bearer, Credential, Password
 from snakemake_executor_plugin_mantik.sites.base import Site, SiteFacts
-from snakemake_executor_plugin_mantik.sites.credentials import (
-    Bearer,
-    ClientCredentials,
-    Credential,
-    Password,
-)
 from snakemake_executor_plugin_mantik.sites.firecrest import FirecrestSite
+from snakemake_executor_plugin_mantik.sites.firecrest.connection import (
+    FirecrestOpened,
+    FirecrestSystem,
+    FirecrestUser,
+)
+from snakemake_executor_plugin_mantik.sites.firecrest.script import WorkspacePaths
+from snakemake_executor_plugin_mantik.sites.issuers import ClientCredentials
 from snakemake_executor_plugin_mantik.sites.unicore import UnicoreSite
+from snakemake_executor_plugin_mantik.sites.unicore.connection import StoragePaths, UnicoreOpened
 from tests.real.centre import USER as CENTRE_USER
 from tests.real.centre import Centre, firecrest, tsi
 from tests.real.centre.firecrest import Firecrest
@@ -103,6 +106,27 @@ def unicore_site(
             {key: value for key, value in given.items() if value is not None}
         ),
     )
+
+
+def site_at(url: str, credential: Credential, **timing: float) -> UnicoreSite:
+    """A site of a server that is not asked when it opens; `timing` as in `Timing`."""
+    settings = SiteSettings().model_copy(update={"timing": Timing(**timing)})  # type: ignore[arg-type]
+    site = UnicoreSite("parrot", url, credential, workspace_name="ws", settings=settings)
+    site._opened = UnicoreOpened("WORK", StoragePaths("parrot", "WORK", "ws"), "", {})
+    return site
+
+
+def firecrest_site_at(url: str, credential: Credential, **timing: float) -> FirecrestSite:
+    """The same behind firecREST."""
+    settings = SiteSettings().model_copy(update={"timing": Timing(**timing)})  # type: ignore[arg-type]
+    site = FirecrestSite("parrot", url, "hpc", credential, workspace_name="ws", settings=settings)
+    site._opened = FirecrestOpened(
+        FirecrestSystem("hpc", "slurm", "firecREST 2.6.0", ()),
+        FirecrestUser("me"),
+        WorkspacePaths("parrot", "/scratch/me/ws"),
+        None,
+    )
+    return site
 
 
 @pytest.fixture

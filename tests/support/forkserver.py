@@ -30,7 +30,7 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-from snakemake_executor_plugin_mantik.sites.addresses import tls_context
+from snakemake_executor_plugin_mantik.sites.http import tls_context
 
 _PRELOADED = (
     "snakemake.cli",
@@ -43,8 +43,8 @@ _PRELOADED = (
     "snakemake_executor_plugin_mantik.adapter.startup",
     "snakemake_executor_plugin_mantik.retry",
     "snakemake_executor_plugin_mantik.rules.wrapping.environ",
-    "snakemake_executor_plugin_mantik.sites.firecrest.site",
-    "snakemake_executor_plugin_mantik.sites.unicore.site",
+    "snakemake_executor_plugin_mantik.sites.firecrest",
+    "snakemake_executor_plugin_mantik.sites.unicore",
     "anyio._backends._asyncio",
     "anyio.to_thread",
     "argparse_dataclass",

@@ -18,7 +18,7 @@ from snakemake_executor_plugin_mantik.common.secret_names import (
 )
 from snakemake_executor_plugin_mantik.journal import TryRecord, TryState
 from snakemake_executor_plugin_mantik.mlproject import Call
-from snakemake_executor_plugin_mantik.sites.credentials import Bearer, Password, SshKey
+from snakemake_executor_plugin_mantik.sites.authentication import Bearer, Password, SshKey
 from snakemake_executor_plugin_mantik.tracking import ledger, segments
 from snakemake_executor_plugin_mantik.tracking.ledger import Ledger
 from snakemake_executor_plugin_mantik.tracking.outbox import OUTBOX_VERSION, EventKind, Lane, Outbox

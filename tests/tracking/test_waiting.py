@@ -53,7 +53,7 @@ class Site:
         where = TrackingTarget(f"http://127.0.0.1:{self.gate.port}", experiment=self.experiment)
         made = Tracker(
             self.workdir, replace(where, **target), {"hpc1": ""}, mask=str, notify=self.said.append,
-            workflow=TrackedWorkflow("Snakefile"), paces={"hpc1": pace},
+            workflow=TrackedWorkflow("Snakefile"), pace=pace,
         )  # fmt: skip
         made._worker._wait_s = wait_s
         return made

@@ -1,5 +1,322 @@
-"""Sites behind firecREST v2, reached through pyfirecrest."""
+"""Sites behind firecREST v2: their opening, and the properties of their servers."""
 
-from .site import FirecrestSite
+import asyncio
+import posixpath
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from snakemake_executor_plugin_mantik.common.errors import SiteNotFound, SiteRejected, UserError
+from snakemake_executor_plugin_mantik.config.settings import SiteSettings
+from snakemake_executor_plugin_mantik.jobs.paths import workspace_below
+
+from ..authentication import Credential
+from ..base import WORKSPACES, QueueLimits, SiteDetails, SiteFacts
+from .connection import (
+    MAX_OPS_BYTES,
+    FileSystem,
+    FirecrestConnection,
+    FirecrestOpened,
+    FirecrestSystem,
+    FirecrestUser,
+)
+from .jobs import JOB_CHANNELS
+from .script import JOBS, SchedulerName, WorkspacePaths, is_expressible
+from .transfers import FirecrestTransfers
 
 __all__ = ["FirecrestSite"]
+
+_LEAST_BYTES: Final = 4 << 10
+_DIRECT_BYTES: Final = 32 << 20
+"""A server's limit is clamped to the range of these two: such files are in memory as a whole."""
+_PREFERRED: Final = ("scratch", "project", "users", "store")
+
+
+class FirecrestSite(FirecrestTransfers):
+    """One workspace at one system behind a firecREST server; implements `Site`."""
+
+    connection = FirecrestConnection
+    can_carry = staticmethod(is_expressible)
+
+    def __init__(
+        self,
+        name: str,
+        url: str,
+        machine: str,
+        credential: Credential,
+        *,
+        workspace_name: str,
+        settings: SiteSettings,
+        base: Path | None = None,
+        account: str | None = None,
+    ) -> None:
+        """Prepare a site; see `RestSite`.
+
+        `machine` is the system's name at the server. `account` pays for the jobs that transfer
+        large files; by default the user's default account.
+        """
+        super().__init__(
+            name, url, credential, workspace_name=workspace_name, settings=settings, base=base
+        )
+        self._machine = machine
+        self._account = account
+
+    async def open(self, *, make: bool = True) -> SiteFacts:
+        system = await read_system(self._connection, self._machine)
+        user, queues = await asyncio.gather(
+            read_user(self._connection, system.name), read_partitions(self._connection, system.name)
+        )
+        root = choose_workspace(
+            system.file_systems,
+            user=user.name,
+            where=self._where,
+            name=self._workspace_name,
+            workspace=self._settings.workspace,
+            storage=self._settings.storage,
+        )
+        if not all(is_expressible(part) for part in root.strip("/").split("/")):
+            raise self._connection.refusal(
+                f"firecREST cannot carry the workspace's path {root!r}",
+                "Set Workspace in the backend config to a plain path",
+            )
+        workspace = workspace_below(root)
+        paths = WorkspacePaths(self.name, workspace)
+        account = self._account or user.account or None
+        self._opened = FirecrestOpened(system, user, paths, account)
+        if make:
+            await self.make_workspace(shared=self._settings.sharing == "group")
+        return SiteFacts(
+            workspace,
+            system.server,
+            user.name,
+            queues,
+            accounts=user.accounts,
+            orders_jobs=True,
+            upload_bytes=system.direct_bytes,
+        )
+
+    async def describe(self) -> SiteDetails:
+        opened = self._open
+        return SiteDetails(
+            accounts=dict.fromkeys(opened.user.accounts, ""),
+            default_account=opened.user.account,
+            scheduler=opened.system.scheduler,
+            notes=tuple(list_known_defects(opened.system)),
+        )
+
+    async def forget(self, ids: Sequence[str], *, succeeded: bool = False) -> None:
+        if succeeded and self._open.system.scheduler == "slurm":
+            return
+        known = [job_id for job_id in ids if job_id.isalnum()]
+        await self._each(known, lambda job: self.remove(f"{JOBS}/{job}.out"))
+
+
+async def read_system(connection: FirecrestConnection, name: str) -> FirecrestSystem:
+    """Read the system `name` from the server; names are case-insensitive.
+
+    Raises:
+        UserError: the server is not a firecREST v2, or has no such system.
+        SiteRejected: the system's scheduler is not supported.
+    """
+    where = connection.where
+    path = "/status/systems"
+    try:
+        response = await connection.ask("status", "GET", path)
+    except SiteNotFound as error:
+        raise UserError(
+            f"there is no firecREST v2 at {connection.base}: it has no /status/systems",
+            where=where,
+            do="Check ApiUrl: use the path for version 2 from the site's documentation",
+        ) from error
+    answer = connection.json_of(response)
+    version = str(response.headers.get("f7t-appversion", ""))
+    systems = answer.get("systems")
+    if not isinstance(systems, list):
+        if "out" in answer:  # version 1 answers so on the same path
+            raise UserError(
+                f"{connection.base} is firecREST version 1, which is not supported",
+                where=where,
+                do="Set the URL of the site's firecREST v2 as ApiUrl, and the system's name there "
+                "as Machine",
+            )
+        raise connection.nonsense(path)
+    found = {str(s["name"]): s for s in systems if isinstance(s, Mapping) and s.get("name")}
+    for known, description in found.items():
+        if known.lower() == name.lower():
+            return parse_system(description, version, where)
+    raise UserError(
+        f"the server knows no system {name!r}, only {', '.join(sorted(found)) or 'none at all'}",
+        where=where,
+        do="Set Machine in the backend config to one of the server's systems",
+    )
+
+
+def parse_system(description: Mapping[str, Any], version: str, where: str) -> FirecrestSystem:
+    """Parse the server's description of a system; its keys are in two spellings."""
+    operation = _mapping(_pick(description, "dataOperation", "data_operation"))
+    transfer = _mapping(_pick(operation, "data_transfer", "dataTransfer"))
+    directives = _pick(operation, "datatransfer_jobs_directives", "datatransferJobsDirectives")
+    largest = _pick(operation, "max_ops_file_size", "maxOpsFileSize")
+    kind = str(_mapping(description.get("scheduler")).get("type", "")).lower()
+    scheduler: SchedulerName
+    if kind == "slurm":
+        scheduler = "slurm"
+    elif kind == "pbs":
+        scheduler = "pbs"
+    else:
+        raise SiteRejected(
+            f"the system's scheduler {kind!r} is not supported",
+            where=where,
+            do="Use a system with Slurm or PBS",
+        )
+    systems = _pick(description, "fileSystems", "file_systems")
+    return FirecrestSystem(
+        name=str(description["name"]),
+        scheduler=scheduler,
+        server=f"firecREST {version or 'v2'}",
+        file_systems=tuple(
+            FileSystem(
+                path=posixpath.normpath(str(found["path"])),
+                kind=str(_pick(found, "dataType", "data_type") or ""),
+                default=bool(_pick(found, "defaultWorkDir", "default_work_dir")),
+            )
+            for found in (systems if isinstance(systems, list) else [])
+            if isinstance(found, Mapping) and str(found.get("path", "")).startswith("/")
+        ),
+        direct_bytes=min(max(largest, _LEAST_BYTES), _DIRECT_BYTES)
+        if isinstance(largest, int)
+        else MAX_OPS_BYTES,
+        transfer=str(_pick(transfer, "serviceType", "service_type") or ""),
+        directives=tuple(map(str, directives)) if isinstance(directives, list) else (),
+        unhealthy=tuple(_unhealthy(_pick(description, "servicesHealth", "services_health"))),
+    )
+
+
+async def read_user(connection: FirecrestConnection, system: str) -> FirecrestUser:
+    """Read the user's login name and accounts at the system.
+
+    An empty list of accounts is asked for once more: Slurm's database may have been away.
+    """
+    path = f"/status/{system}/userinfo"
+    answer = await connection.get("userinfo", path, channels=JOB_CHANNELS)
+    if answer.get("accounts") == []:
+        answer = await connection.get("userinfo", path, channels=JOB_CHANNELS)
+    user = answer.get("user")
+    name = user.get("name") if isinstance(user, Mapping) else user
+    if not isinstance(name, str) or not name or "/" in name:
+        raise connection.nonsense("userinfo")
+    accounts = answer.get("accounts")
+    known = [
+        account
+        for account in (accounts if isinstance(accounts, list) else [])
+        if isinstance(account, Mapping) and account.get("name")
+    ]
+    default = next((str(account["name"]) for account in known if account.get("default")), "")
+    names = dict.fromkeys(str(account["name"]) for account in known)
+    return FirecrestUser(name, default, tuple(names))
+
+
+def list_known_defects(system: FirecrestSystem) -> Iterator[str]:
+    """List a system's reported problems, and the known defects of its server's version."""
+    yield from system.unhealthy
+    if not system.lists_by_time:
+        yield "lists all jobs of a week at each look (before 2.6): slow for users with many jobs"
+    if system.transfer == "streamer":
+        yield "moves large files with its streamer, which has been seen to append bytes to them"
+
+
+async def read_partitions(connection: FirecrestConnection, system: str) -> dict[str, QueueLimits]:
+    """Read the system's partitions; of their limits firecREST reports the number of nodes only.
+
+    Servers since 2.5.4 leave hidden ones out by default.
+    """
+    path = f"/status/{system}/partitions"
+    answer = await connection.get("partitions", path, {"show_hidden": "true"})
+    listed = answer.get("partitions")
+    queues = {}
+    for found in listed if isinstance(listed, list) else []:
+        if isinstance(found, Mapping) and found.get("name"):
+            nodes = _pick(found, "totalNodes", "total_nodes")
+            known = isinstance(nodes, int) and nodes > 0
+            queues[str(found["name"])] = QueueLimits(nodes=(1, nodes) if known else None)
+    return queues
+
+
+def choose_workspace(
+    file_systems: Sequence[FileSystem],
+    *,
+    user: str,
+    where: str,
+    name: str,
+    workspace: str | None,
+    storage: str | None,
+) -> str:
+    """Choose the workspace's absolute path.
+
+    `workspace` is its path as configured: absolute, or relative to the directory that `user` has in
+    each file system; without it the workspace is `mantik/name` there. `storage` is the configured
+    kind or path of a file system; by default the first of the kinds scratch, project, users and
+    store that exists, else the server's default.
+
+    Raises:
+        SiteRejected: no file system fits, or `workspace` lies outside all of them or, if it is
+            relative, outside the user's directory.
+    """
+    if workspace and workspace.startswith("/"):
+        path = posixpath.normpath(workspace)
+        if not any(_inside(path, found.path) for found in file_systems):
+            raise _no_storage(f"{path} is in none of the file systems", where, file_systems)
+        return path
+    chosen = _chosen(file_systems, storage)
+    if chosen is None:
+        what = f"there is no file system {storage!r}" if storage else "there is no file system"
+        raise _no_storage(what, where, file_systems)
+    own = f"{chosen.path.rstrip('/')}/{user}"
+    path = posixpath.normpath(f"{own}/{workspace or f'{WORKSPACES}/{name}'}")
+    if not path.startswith(f"{own}/"):
+        raise SiteRejected(f"the workspace {workspace!r} lies outside {own}", where=where)
+    return path
+
+
+def _chosen(file_systems: Sequence[FileSystem], storage: str | None) -> FileSystem | None:
+    if storage:
+        wanted = storage.lower().rstrip("/")
+        for found in file_systems:
+            if wanted in (found.kind.lower(), found.path.lower(), found.path.lower().strip("/")):
+                return found
+        return None
+    for kind in _PREFERRED:
+        of_kind = [found for found in file_systems if found.kind.lower() == kind]
+        if of_kind:
+            return next((found for found in of_kind if found.default), of_kind[0])
+    return next((found for found in file_systems if found.default), next(iter(file_systems), None))
+
+
+def _inside(path: str, root: str) -> bool:
+    return path.startswith(f"{root.rstrip('/')}/")
+
+
+def _no_storage(what: str, where: str, file_systems: Sequence[FileSystem]) -> SiteRejected:
+    there = ", ".join(f"{found.kind} ({found.path})" for found in file_systems) or "none"
+    return SiteRejected(
+        f"{what}; file systems there: {there}",
+        where=where,
+        do="Set Storage or Workspace in the backend config to one of these",
+    )
+
+
+def _unhealthy(services: object) -> Iterator[str]:
+    for service in services if isinstance(services, list) else []:
+        if isinstance(service, Mapping) and service.get("healthy") is False:
+            kind = _pick(service, "serviceType", "service_type") or "a service"
+            path = f" {service['path']}" if service.get("path") else ""
+            reason = " ".join(str(service.get("message") or "no reason given").split())
+            yield f"reports {kind}{path} as unhealthy: {reason}"
+
+
+def _pick(found: Mapping[str, Any], *names: str) -> Any:
+    return next((found[name] for name in names if found.get(name) is not None), None)
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}

@@ -1,203 +1,188 @@
-"""The connection to a firecREST server: pooled, verified, counted, with typed errors.
+"""The connection to a firecREST server, its error texts, and what is known of an open site.
 
-pyfirecrest makes the requests; this module gives it an HTTP client and adds what it lacks: typed
-errors, tokens with enough time left, limits, and repetition of idempotent requests.
+firecREST runs commands over ssh and answers with their output, mostly as 500, so some texts have to
+be recognised: they are in one table, and a test checks it against answers of a real server.
 """
 
 import asyncio
+import re
 import time
-from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from pathlib import Path
-from typing import Final, TypeVar
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final
 
 import httpx
 
-from snakemake_executor_plugin_mantik.common.errors import CredentialError, SiteUnauthorized
-from snakemake_executor_plugin_mantik.config.values import is_loopback
+from snakemake_executor_plugin_mantik.common.errors import SiteUnauthorized
 
-from ..addresses import check_url, tls_context
-from ..answers import server_time
-from ..credentials import Credential
-from ..issuers import issuer_error
-from ..request_policy import longest_request_s, read_steadily, repeat_request
-from .answers import closes_connection, firecrest_error
-from .client import FirecrestClient, FirecrestSession, kind
+from ..http import MALFORMED, Meaning, Pattern, is_from_gateway
+from ..rest import Connection
+from ..slurm import TOO_MANY_JOBS
+from .script import SchedulerName, WorkspacePaths
 
-_CONNECT_S: Final = 30.0
-_IDLE_S: Final = 60.0
-"""How long an idle connection is kept, seconds; one that the other side has closed meanwhile is
-noticed before it is used again."""
+_STORE: Final = "the site's object store"
+_ZONE_STEP_S: Final = 900
 _SETTLE_S: Final = 0.5
 """Pause before the next request after an answer with which the server drops the connection."""
-JOB_CHANNELS: Final = 2
-"""ssh channels that firecREST opens to query jobs: sacct and squeue run concurrently."""
+MAX_OPS_BYTES: Final = 5 << 20
+"""Largest file that is transferred directly if a server reports no limit (its own default)."""
+_LISTS_BY_TIME: Final = (2, 6)
+"""First version whose lists of jobs can be limited to a span of time (its CHANGELOG)."""
+_TRANSFER_METHODS: Final = (2, 4)
+"""First version that offers several ways to transfer a large file."""
 
-_T = TypeVar("_T")
+_ERROR_TEXTS: Final = (
+    # A command with input (submission, upload) took longer than 5 s: it may go on.
+    Pattern(r"Channel not open for sending", Meaning.UNKNOWN),
+    # MaxSessions of the login node's sshd: the user's other clients count as well.
+    Pattern(r"Unable to open a new SSH channel", Meaning.RETRY),
+    Pattern(r"is unhealthy", Meaning.RETRY),
+    Pattern(
+        r"No SSH credentials found",
+        Meaning.CREDENTIALS,
+        "Ask the site to enable firecREST for your account",
+    ),
+    # scancel and qdel of jobs that are over.
+    Pattern(
+        r"already completing or completed|Invalid job id specified|Unknown Job.?Id|"
+        r"Job has finished",
+        Meaning.NOT_FOUND,
+    ),
+    Pattern(TOO_MANY_JOBS.pattern, Meaning.RETRY),
+    Pattern(
+        r"accounting/QOS policy limit exceeded|\b(QOS|Assoc)(Max|Min|Grp)\w*Limit",
+        Meaning.REJECTED,
+        "Request less, or use another account, queue or QoS",
+    ),
+    # The scheduler does not answer: a submission may have reached it.
+    Pattern(
+        r"Socket timed out|Unable to contact slurm controller|temporarily unable to accept|"
+        r"Resource temporarily unavailable|Communication failure|cannot connect to server",
+        Meaning.UNKNOWN,
+    ),
+    Pattern(r"sbatch: (error|fatal)|\bqsub: ", Meaning.REJECTED, "Check the job's resources"),
+    Pattern(r"No space left|Disk quota exceeded", Meaning.REJECTED, "Free space at the site"),
+    Pattern(r"File exists|Is a directory|Not a directory", Meaning.REJECTED),
+    Pattern(r"No such file or directory|Job not found", Meaning.NOT_FOUND),
+    Pattern(
+        r"Permission denied|Operation not permitted|Read-only file system",
+        Meaning.REJECTED,
+        "Check the permissions of your account at the site",
+    ),
+    Pattern(r"System not found", Meaning.REJECTED, "Check Machine in the backend config"),
+    Pattern(
+        r"Account parameter is required",
+        Meaning.REJECTED,
+        "Set MANTIK_COMPUTE_BUDGET_ACCOUNT: large files go through jobs at this site",
+    ),
+)
+"""Texts of `message` and `causedBy`; the first match counts."""
 
 
-class FirecrestConnection:
-    """Requests to one firecREST server, as one user.
+class FirecrestConnection(Connection):
+    """Requests to one firecREST server, as one user."""
 
-    Attributes:
-        requests: number of requests so far, by kind, repetitions included.
-        clock: the server's clock in its last answer; None if it was not reported.
-        client: pyfirecrest's client; use it through `ask` and `once`.
-    """
+    product = "firecREST v2"
+    url_key = "Firecrest.ApiUrl"
+    nonsense_advice = "Check Firecrest.ApiUrl and the network (proxy, VPN, a login page)"
+    patterns = _ERROR_TEXTS
+    # One that the other side has closed meanwhile is noticed before it is used again.
+    idle_s = 60.0
 
-    def __init__(
-        self,
-        site: str,
-        url: str,
-        credential: Credential,
-        *,
-        ca_file: Path | None,
-        proxy: str | None,
-        timeout_s: float,
-        concurrent_requests: int,
-    ) -> None:
-        self.site = site
-        self._timeout_s = timeout_s
-        self.base = check_url(url, site, "Firecrest.ApiUrl")
-        self.requests: Counter[str] = Counter()
-        self.max_concurrency = concurrent_requests
-        self._credential = credential
-        self._sent: dict[str, str] = {}
-        self._channels = _Channels(concurrent_requests)
-        self._stores = asyncio.Semaphore(concurrent_requests)
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._channels = _Channels(self.max_concurrency)
+        self._stores = asyncio.Semaphore(self.max_concurrency)
         self._quiet_until = 0.0
-        self.clock: float | None = None
-        context = tls_context(ca_file, site)
-        timeout = httpx.Timeout(timeout_s, connect=min(_CONNECT_S, timeout_s))
-        self._session = FirecrestSession(
-            look=self._look,
-            verify=context,
-            proxy=proxy,
-            trust_env=not is_loopback(self.base),
-            follow_redirects=False,
-            timeout=timeout,
-            limits=httpx.Limits(
-                max_connections=3 * concurrent_requests,
-                max_keepalive_connections=concurrent_requests,
-                keepalive_expiry=_IDLE_S,
-            ),
-            event_hooks={"request": [self._count]},
-        )
-        self.client = FirecrestClient(
-            self.base, self, tls=context, timeout=timeout, session=self._session
-        )
 
-    async def close(self) -> None:
-        await self._session.aclose()
-
-    async def auth_headers(self) -> Mapping[str, str]:
-        """Return the authentication headers; pyfirecrest calls this before each request."""
-        await self._credential.renew()
-        self._sent = self._credential.headers()
-        return self._sent
-
-    async def ask(
-        self,
-        what: str,
-        act: Callable[[FirecrestClient], Awaitable[_T]],
-        *,
-        channels: int = 1,
-        size: int = 0,
-        answered: bool = True,
-    ) -> _T:
-        """Make an idempotent request; repeat it where that may help.
-
-        With `answered`, also repeat it after an answer that leaves the outcome unknown. See `once`
-        for the other arguments.
-        """
-        return await repeat_request(
-            lambda: self.once(what, act, channels=channels, size=size), answered=answered
-        )
-
-    async def once(
-        self,
-        what: str,
-        act: Callable[[FirecrestClient], Awaitable[_T]],
-        *,
-        channels: int = 1,
-        size: int = 0,
-    ) -> _T:
-        """Make a request; repeat it once, and only if its token was refused and there is another.
-
-        `what` is its key in `requests`; `act` makes it with pyfirecrest's client. It takes
-        `channels` ssh channels at the site, and carries a file of at most `size` bytes.
-        """
-        again = False
-        async with self._channels.take(channels):
-            while True:
-                try:
-                    result = await self._act(what, act, size)
-                except SiteUnauthorized as error:
-                    # 403 means that the user may not use the site: no other token changes that.
-                    renewable = not again and error.status == httpx.codes.UNAUTHORIZED
-                    if not renewable or not self._credential.refused(self._sent):
-                        self._credential.advise(error)
-                        raise
-                    again = True
-                else:
-                    self._credential.accepted()
-                    return result
+    def _slot(self, size: int | None, channels: int) -> AbstractAsyncContextManager[None]:  # noqa: ARG002
+        return self._channels.take(channels)
 
     @asynccontextmanager
     async def download(
         self, url: str, offset: int
     ) -> AsyncIterator[tuple[httpx.Response, AsyncIterator[bytes]]]:
         """Open a download of an object in the site's store, from `offset` on, for the context."""
-        async with self._stores:
-            token = kind.set("download")
-            try:
-                with self._site_errors():
-                    async with AsyncExitStack() as opened:
-                        async with asyncio.timeout(self._timeout_s):
-                            response = await opened.enter_async_context(
-                                self.client.stream(url, offset)
-                            )
-                        yield response, read_steadily(response.aiter_raw(), self._timeout_s)
-            finally:
-                kind.reset(token)
+        headers = {"Accept-Encoding": "identity"}
+        if offset:
+            headers["Range"] = f"bytes={offset}-"
 
-    async def _act(
-        self, what: str, act: Callable[[FirecrestClient], Awaitable[_T]], size: int
-    ) -> _T:
-        token = kind.set(what)
-        try:
-            with self._site_errors():
-                while (wait := self._quiet_until - time.monotonic()) > 0:
-                    await asyncio.sleep(wait)
-                async with asyncio.timeout(longest_request_s(self._timeout_s, size)):
-                    return await act(self.client)
-        finally:
-            kind.reset(token)
+        async def begin() -> httpx.Response:
+            with self._errors(_STORE):
+                async with asyncio.timeout(self._timeout_s):
+                    return await super(FirecrestConnection, self)._exchange(
+                        "GET", url, headers, stream=True, extensions={"kind": "download", _STORE: 1}
+                    )
 
-    async def _count(self, _request: httpx.Request) -> None:
-        self.requests[kind.get()] += 1
+        async with self._stores, self.read(_STORE, begin) as opened:
+            yield opened
+
+    async def _exchange(
+        self, method: str, url: str, headers: dict[str, str], *, stream: bool, **arguments: Any
+    ) -> httpx.Response:
+        while (wait := self._quiet_until - time.monotonic()) > 0:
+            await asyncio.sleep(wait)
+        return await super()._exchange(method, url, headers, stream=stream, **arguments)
+
+    def _renewable(self, error: SiteUnauthorized) -> bool:
+        # 403 means that the user may not use the site: no other token changes that.
+        return error.status == httpx.codes.UNAUTHORIZED
 
     def _look(self, response: httpx.Response) -> None:
-        if kind.get() != "download":  # its answer may be from the object store
-            self.clock = server_time(response)
-        if response.status_code == httpx.codes.INTERNAL_SERVER_ERROR and closes_connection(
-            response
-        ):
+        if _STORE in response.request.extensions:
+            return
+        if closes_connection(response):
             self._quiet_until = time.monotonic() + _SETTLE_S
+        super()._look(response)
 
-    @contextmanager
-    def _site_errors(self) -> Iterator[None]:
-        """Turn errors of pyfirecrest and the HTTP client into site errors."""
-        try:
-            yield
-        except CredentialError as error:
-            raise issuer_error(error) from error
-        except Exception as error:
-            site_error = firecrest_error(error, self.site)
-            if site_error is None:
-                raise
-            raise site_error from error
+    def _is_foreign(self, response: httpx.Response) -> bool:
+        missing = response.status_code == httpx.codes.NOT_FOUND
+        return is_from_gateway(response) or (missing and "errorType" not in _body_of(response))
+
+    def text_of(self, response: httpx.Response) -> str:
+        body = _body_of(response)
+        caused = body.get("causedBy")
+        parts = [body.get("message"), *(caused if isinstance(caused, list) else [])]
+        text = " ".join(str(part) for part in parts if part) if body else response.text
+        return " ".join(text.split())
+
+
+def _body_of(response: httpx.Response) -> dict[str, Any]:
+    """Return the JSON object in `response`; empty if there is none."""
+    try:
+        answer = response.json()
+    except MALFORMED:
+        return {}
+    return answer if isinstance(answer, dict) else {}
+
+
+def closes_connection(response: httpx.Response) -> bool:
+    """Check whether the server closes the connection after this answer (measured).
+
+    After an error that it did not handle itself (its own 500 names no user), uvicorn drops the
+    connection a little later: the next request on it is reset.
+    """
+    return (
+        response.status_code == httpx.codes.INTERNAL_SERVER_ERROR
+        and _body_of(response).get("user") is None
+    )
+
+
+def zone_offset(told: str, modified: int) -> float:
+    """Return the seconds that the site's local time is ahead of UTC.
+
+    firecREST lists times in local time without a zone; `told` and `modified` are the times of the
+    same file, local and since the epoch.
+    """
+    difference = local_time(told) - modified
+    return float(round(difference / _ZONE_STEP_S) * _ZONE_STEP_S)
+
+
+def local_time(told: str) -> float:
+    """Return the seconds since the epoch of a listing's time as if it were UTC."""
+    return datetime.fromisoformat(told).replace(tzinfo=UTC).timestamp()
 
 
 class _Channels:
@@ -224,3 +209,80 @@ class _Channels:
         finally:
             for _ in range(taken):
                 self._free.release()
+
+
+@dataclass(frozen=True)
+class FileSystem:
+    """A file system of a system; users have directories with their names below `path`.
+
+    `kind` is `scratch`, `users`, `project`, `store`, ... The server puts its own files in the
+    default.
+    """
+
+    path: str
+    kind: str
+    default: bool
+
+
+@dataclass(frozen=True)
+class FirecrestSystem:
+    """One system, as the server describes it.
+
+    Attributes:
+        server: product and version.
+        direct_bytes: largest file that is uploaded directly.
+        transfer: method for larger ones (`s3`, `streamer`, `wormhole`), empty if there is none.
+        directives: first lines of its transfer jobs; may hold `{account}`.
+        unhealthy: the services that the server reports as unhealthy, a line each.
+    """
+
+    name: str
+    scheduler: SchedulerName
+    server: str
+    file_systems: tuple[FileSystem, ...]
+    direct_bytes: int = MAX_OPS_BYTES
+    transfer: str = ""
+    directives: tuple[str, ...] = ()
+    unhealthy: tuple[str, ...] = ()
+
+    def _is_since(self, first: tuple[int, int]) -> bool:
+        """Check the server's version; an unknown one counts as new."""
+        version = re.search(r"(\d{1,4})\.(\d{1,4})\.\d", self.server)
+        return version is None or tuple(map(int, version.groups())) >= first
+
+    @property
+    def lists_by_time(self) -> bool:
+        """Whether lists of jobs can be limited by time."""
+        return self._is_since(_LISTS_BY_TIME)
+
+    @property
+    def offers_methods(self) -> bool:
+        """Whether there are several ways to transfer a large file."""
+        return self._is_since(_TRANSFER_METHODS)
+
+    @property
+    def filters_jobs(self) -> bool:
+        """Whether the scheduler can list jobs by name; PBS lists all, and the server filters."""
+        return self.scheduler == "slurm" and self.lists_by_time
+
+
+@dataclass(frozen=True)
+class FirecrestUser:
+    """The user's login name and accounts at the site, as far as the server reports them.
+
+    `account` is the scheduler's default account.
+    """
+
+    name: str
+    account: str = ""
+    accounts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class FirecrestOpened:
+    """What is known of an open site; `account` pays for jobs that transfer files."""
+
+    system: FirecrestSystem
+    user: FirecrestUser
+    paths: WorkspacePaths
+    account: str | None

@@ -1,12 +1,13 @@
 """Files of the workspace through firecREST's file API: each request is a command over ssh."""
 
 import asyncio
+import io
 import re
 import stat
 from collections import defaultdict
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from typing import Any, Final
+
+import httpx
 
 from snakemake_executor_plugin_mantik.common.errors import (
     SiteNotFound,
@@ -15,38 +16,54 @@ from snakemake_executor_plugin_mantik.common.errors import (
 )
 from snakemake_executor_plugin_mantik.jobs.paths import OURS, ROOT
 
-from ..answers import MALFORMED
 from ..base import Entry
-from ..request_policy import repeat_request
-from .answers import COMMAND_TIMEOUT, TOO_LARGE, malformed_answer
-from .connection import FirecrestConnection
-from .opening import FirecrestSystem, local_time, zone_offset
-from .script import JOBS, WorkspacePaths, parent_directory
-from .transfers import FirecrestTransfers
+from ..rest import repeat_request
+from .connection import local_time, zone_offset
+from .jobs import FirecrestJobs
+from .script import JOBS
 
+_COMMAND_TIMEOUT: Final = 408
+"""A command at the site took longer than the server's time-out (5 s by default)."""
+_TOO_LARGE: Final = frozenset((413, _COMMAND_TIMEOUT, 500))
+"""Statuses of a download that is larger than the server's `max_ops_file_size`: the server stops
+reading at its limit and waits for the command, which waits for the rest to be read."""
+_OCTETS: Final = "application/octet-stream"
 _OCTAL: Final = re.compile(rb"\\([0-7]{3})")
 
 
-class FirecrestFiles:
-    """The workspace's files."""
+class FirecrestFiles(FirecrestJobs):
+    """The part of a site that deals with files that travel directly."""
 
-    def __init__(
-        self,
-        connection: FirecrestConnection,
-        system: FirecrestSystem,
-        paths: WorkspacePaths,
-        transfers: FirecrestTransfers,
-    ) -> None:
-        self._connection = connection
-        self._system = system
-        self._paths = paths
-        self._transfers = transfers
-        self._where = f"site {connection.site}"
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
         self._zone = 0.0
         self._made: set[str] = set()
         self._making: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
-        # Downloads are base64 in a buffer of the size that uploaded files may have.
-        self._down_bytes = system.direct_bytes * 3 // 4 - 3
+
+    @property
+    def _down_bytes(self) -> int:
+        """Largest file that is downloaded directly.
+
+        It comes as base64 in a buffer of the size that uploaded files may have.
+        """
+        return self._open.system.direct_bytes * 3 // 4 - 3
+
+    def _absolute(self, path: str) -> str:
+        return self._open.paths.absolute(path)
+
+    def _files_path(self, name: str) -> str:
+        return f"/filesystem/{self._open.system.name}/{name}"
+
+    async def _output(self, kind: str, method: str, name: str, **arguments: Any) -> Any:
+        """Run a command at the site, repeatedly where that may help; return its output."""
+
+        async def act() -> Any:
+            path = self._files_path(f"ops/{name}")
+            answer = await self._connection.once(kind, method, path, **arguments)
+            with self._connection.parsing(name):
+                return self._connection.json_of(answer)["output"]
+
+        return await repeat_request(act)
 
     async def make_workspace(self, *, shared: bool) -> None:
         """Make the workspace unless it exists, open to its group if `shared`.
@@ -59,19 +76,16 @@ class FirecrestFiles:
         if known is None:
             await self._protect(ROOT if new else OURS, "750" if shared else "700")
         known = known or await self._stat(JOBS)
-        try:
+        with self._connection.parsing("mkdir"):
             self._zone = zone_offset(
                 str(answer["lastModified"]), int(known["mtime"]) if known else 0
             )
-        except MALFORMED as error:
-            raise malformed_answer("mkdir", self._connection.site) from error
 
-    async def put(self, path: str, content: bytes, *, private: bool) -> None:
+    async def put(self, path: str, content: bytes, *, private: bool = False) -> None:
         """See `Site.put`; a private file is created with a newline, protected, and then filled.
 
         It is not created empty, because a server waits 5 s for the end of an empty file.
         """
-        self._paths.absolute(path)
         if private:
             await self._store(path, b"\n")
             await self._protect(path, "600")
@@ -79,24 +93,30 @@ class FirecrestFiles:
 
     async def _store(self, path: str, content: bytes) -> None:
         """Write a file directly; make its directory unless it is known to exist."""
-        directory, name = parent_directory(path), path.rpartition("/")[2]
-        where = self._paths.absolute(directory)
-        self._paths.absolute(path)
+        self._absolute(path)  # which checks it
+        directory, _, name = path.rpartition("/")
+        directory = directory or "."
+        params = {"path": self._absolute(directory)}
 
         async def act() -> None:
             await self._make(directory)
             try:
-                await self._connection.once(
-                    "upload",
-                    lambda c: c.store(self._system.name, where, name, content),
-                    size=len(content),
-                )
+                # Sent piece by piece, and closed: requests are part of cycles that live long.
+                with io.BytesIO(content) as file:
+                    await self._connection.once(
+                        "upload",
+                        "POST",
+                        self._files_path("ops/upload"),
+                        size=len(content),
+                        params=params,
+                        files={"file": (name, file)},
+                    )
             except SiteNotFound as error:
                 # The directory was removed: repeat, and make it again.
                 self._made.discard(directory)
                 raise SiteUnreachable(error.what, where=error.where, status=error.status) from error
             except SiteUnreachable as error:
-                if not content and error.status == COMMAND_TIMEOUT and await self._is_empty(path):
+                if not content and error.status == _COMMAND_TIMEOUT and await self._is_empty(path):
                     return
                 # If the directory is missing, a server answers so, or that its input broke.
                 self._made.discard(directory)
@@ -110,90 +130,47 @@ class FirecrestFiles:
         return entry is not None and not entry.directory and entry.size == 0
 
     async def _protect(self, path: str, mode: str) -> None:
-        target = self._paths.absolute(path)
-        await self._connection.ask("chmod", lambda c: c.chmod(self._system.name, target, mode))
+        await self._output(
+            "chmod", "PUT", "chmod", json={"path": self._absolute(path), "mode": mode}
+        )
 
-    async def get(
-        self, path: str, offset: int, size: int | None = None
-    ) -> AsyncGenerator[bytes, None]:
-        """See `Site.get`; a file that the server does not return directly needs a transfer.
-
-        The way is chosen by the size before the file is requested: beyond its limit a server may
-        refuse at once (413), or only after a deadlock with its own process (408 and 500). A small
-        file of known size is one request. The server cannot return bytes from the middle: its
-        `view` decodes them as text, and replaces invalid bytes.
-        """
-        entry = None
-        if offset or size is None or size > self._down_bytes:
-            entry = await self._reachable(path, offset)
-            size = entry.size
-            if size == offset:
-                return
-        if size <= self._down_bytes:
-            content = await self._direct(path)
-            if content is not None:
-                if len(content) > offset:
-                    yield content[offset:]
-                return
-            entry = None  # it has grown
-        entry = entry or await self._reachable(path, offset)
-        async with aclosing(self._transfers.download(path, entry, offset, self)) as chunks:
-            async for chunk in chunks:
-                yield chunk
-
-    async def _direct(self, path: str) -> bytes | None:
+    async def _load(self, path: str) -> bytes | None:
         """Return the bytes of a presumably small file; None if it has become too large."""
-        target = self._paths.absolute(path)
+        params = {"path": self._absolute(path)}
 
         async def act() -> bytes | None:
             try:
-                return await self._connection.once(
+                answer = await self._connection.once(
                     "download",
-                    lambda c: c.load(self._system.name, target),
+                    "GET",
+                    self._files_path("ops/download"),
                     size=self._down_bytes,
+                    params=params,
                 )
             except (SiteRejected, SiteUnreachable) as error:
-                if error.status not in TOO_LARGE or not await self._is_large(path):
+                if error.status not in _TOO_LARGE:
+                    raise
+                entry = await self.stat(path)
+                if entry is None or entry.size <= self._down_bytes:
                     raise
                 return None
+            if not str(answer.headers.get("Content-Type", "")).startswith(_OCTETS):
+                raise self._connection.nonsense("a download")
+            return answer.content
 
         return await repeat_request(act)
 
-    async def _is_large(self, path: str) -> bool:
-        entry = await self.stat(path)
-        return entry is not None and entry.size > self._down_bytes
-
-    async def _reachable(self, path: str, offset: int) -> Entry:
-        entry = await self.stat(path)
-        if entry is None:
-            raise SiteNotFound(f"there is no file {path}", where=self._where)
-        if entry.directory:
-            raise SiteRejected(f"{path} is a directory", where=self._where)
-        if offset > entry.size:
-            raise SiteRejected(
-                f"{path} has {entry.size} bytes, less than {offset}", where=self._where
-            )
-        return entry
-
-    async def share(self, path: str) -> str | None:
-        """Return a URL that grants access to a file, or None if the site has no object store."""
-        return await self._transfers.share(path, await self._reachable(path, 0), self)
-
     async def list(self, path: str) -> dict[str, Entry]:
         # With a slash, `ls` lists a directory's entries, also behind a link, and refuses a file.
-        target = f"{self._paths.anywhere(path)}/"
+        params = {"path": f"{self._open.paths.anywhere(path)}/", "showHidden": True}
         try:
-            answer = await self._connection.ask(
-                "list", lambda c: c.list_files(self._system.name, target, show_hidden=True)
-            )
+            answer = await self._output("list", "GET", "ls", params=params)
         except SiteRejected as error:
             if "Not a directory" in error.what:
                 raise SiteNotFound(f"{path} is not a directory", where=self._where) from error
             raise
-        try:
+        with self._connection.parsing("ls"):
             entries = [self._entry(found) for found in answer]
-        except MALFORMED as error:
-            raise malformed_answer("ls", self._connection.site) from error
         if any("/" in entry.name for entry in entries):
             raise SiteNotFound(f"{path} is not a directory", where=self._where)
         return {entry.name: entry for entry in entries}
@@ -209,19 +186,15 @@ class FirecrestFiles:
         found = await self._stat(path)
         if found is None:
             return None
-        try:
+        with self._connection.parsing("stat"):
             directory = stat.S_ISDIR(int(found["mode"]))
             size, modified = int(found["size"]), float(found["mtime"])
-        except MALFORMED as error:
-            raise malformed_answer("stat", self._connection.site) from error
-        return Entry(path.rsplit("/", 1)[-1], 0 if directory else size, directory, modified)
+        return Entry(path.rpartition("/")[2], 0 if directory else size, directory, modified)
 
     async def _stat(self, path: str) -> dict[str, Any] | None:
-        target = self._paths.absolute(path)
+        params = {"path": self._absolute(path), "dereference": True}
         try:
-            answer = await self._connection.ask(
-                "stat", lambda c: c.stat(self._system.name, target, dereference=True)
-            )
+            answer = await self._output("stat", "GET", "stat", params=params)
         except SiteNotFound:
             return None
         except SiteRejected as error:
@@ -229,7 +202,7 @@ class FirecrestFiles:
                 return None
             raise
         if not isinstance(answer, dict):
-            raise malformed_answer("stat", self._connection.site)
+            raise self._connection.nonsense("stat")
         return answer
 
     async def make_directory(self, path: str, *, private: bool = False) -> None:
@@ -238,10 +211,8 @@ class FirecrestFiles:
             await self._protect(path, "700")
 
     async def _mkdir(self, path: str) -> dict[str, Any]:
-        target = self._paths.absolute(path)
-        answer = await self._connection.ask(
-            "mkdir", lambda c: c.mkdir(self._system.name, target, create_parents=True)
-        )
+        body = {"sourcePath": self._absolute(path), "parent": True}
+        answer = await self._output("mkdir", "POST", "mkdir", json=body)
         self._made.add(path)
         return answer if isinstance(answer, dict) else {}
 
@@ -254,21 +225,33 @@ class FirecrestFiles:
                 await self._mkdir(directory)
 
     async def remove(self, path: str) -> None:
-        target = self._paths.absolute(path)
-        if target == self._paths.root:
-            raise SiteRejected("the workspace itself cannot be removed", where=self._where)
+        """See `Site.remove`; what takes long is removed by a job of the site's."""
+        params = {"path": self._absolute(path)}
+        if params["path"] == self._open.paths.root:
+            raise self._connection.refusal("the workspace itself cannot be removed")
         self._made = {d for d in self._made if d != path and not d.startswith(f"{path}/")}
-        try:
-            job = await self._connection.ask(
-                "remove",
-                lambda c: c.rm(
-                    self._system.name, target, account=self._transfers.account, blocking=False
-                ),
+
+        async def act(name: str) -> httpx.Response:
+            return await self._connection.once(
+                "remove", "DELETE", self._files_path(name), params=params
             )
+
+        async def remove() -> httpx.Response:
+            try:
+                return await act("ops/rm")
+            except SiteUnreachable as error:
+                if error.status != _COMMAND_TIMEOUT and "exit status:124" not in error.what:
+                    raise
+            if self._open.account:
+                params["account"] = self._open.account
+            return await act("transfer/rm")
+
+        try:
+            answer = await repeat_request(remove)
         except SiteNotFound:
             return
-        if job is not None:
-            await self._transfers.finish(job)
+        if answer.status_code != httpx.codes.NO_CONTENT:
+            await self._wait(self._job_of(self._connection.json_of(answer)))
 
 
 def _unescaped(name: str) -> str:

@@ -1,41 +1,34 @@
 """Jobs through firecREST's compute API, and what its answers say of their states."""
 
+import asyncio
 import logging
 import re
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any, Final
 
-from firecrest.FirecrestException import NotImplementedOnAPIversion
-
 from snakemake_executor_plugin_mantik.common.errors import (
-    SiteError,
     SiteNotFound,
     SiteRejected,
-    SiteUnauthorized,
     SiteUnreachable,
 )
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 
-from ..base import JobState, Phase, do_nothing
-from ..request_policy import RateLimiter, ask_all
+from ..base import JobState, Phase, Submission, do_nothing
+from ..rest import RestSite, ask_all, states_of
 from ..slurm import (
-    LAUNCH_SIGNAL,
-    SLURM_RUNNING,
-    SLURM_STATES,
-    SLURM_WAITING,
     describe_end,
+    end_reason,
+    is_scheduler_id,
     memory_message,
     pending_obstacle,
     pending_reason,
+    slurm_phase,
 )
-from .answers import malformed_answer
-from .client import FirecrestClient
-from .connection import JOB_CHANNELS, FirecrestConnection
+from .connection import FirecrestConnection, FirecrestOpened
+from .script import JOBS, scheduler_job_name, submission_body
 
 _LONGEST_DETAIL: Final = 500
-
-_ENDED: Final = frozenset((*SLURM_STATES, "COMPLETED", "FAILED"))
 
 _PBS_PHASES: Final = {
     **dict.fromkeys("QHWT", Phase.WAITING),
@@ -62,7 +55,7 @@ def firecrest_state(job: Mapping[str, Any]) -> JobState:
     text = status.get("state")
     text = " ".join(map(str, text)) if isinstance(text, list) else str(text or "")
     word = text.split(" ")[0].rstrip("+")
-    phase = _phase(word)
+    phase = _PBS_PHASES.get(word) or slurm_phase(word)
     code, signal = _number(status.get("exitCode")), _number(status.get("interruptSignal"))
     reason = None
     if phase is Phase.ENDED:
@@ -96,30 +89,13 @@ def _seconds(job: Mapping[str, Any], name: str) -> float | None:
     return float(number) if number is not None else None
 
 
-def _phase(word: str) -> Phase:
-    if word in _PBS_PHASES:
-        return _PBS_PHASES[word]
-    if word in _ENDED:
-        return Phase.ENDED
-    if word in SLURM_RUNNING:
-        return Phase.RUNNING
-    return Phase.WAITING if word in SLURM_WAITING else Phase.UNKNOWN
-
-
 def _slurm_reason(
     word: str, code: int | None, signal: int | None, job: Mapping[str, Any]
 ) -> Reason:
-    if word == "COMPLETED":
-        return Reason.SUCCESS
-    if word in SLURM_STATES:
-        return SLURM_STATES[word]
-    if code:
-        return Reason.EXIT_CODE
-    if signal == LAUNCH_SIGNAL:
-        return Reason.LAUNCH_FAILURE
-    if signal == _KILL_SIGNAL and "CANCELLED by 0" in _steps(job):
+    killed = word == "FAILED" and not code and signal == _KILL_SIGNAL
+    if killed and "CANCELLED by 0" in _steps(job):
         return Reason.OUT_OF_MEMORY  # OverMemoryKill: slurmd itself cancels the step
-    return Reason.UNKNOWN
+    return end_reason(word, code, signal) or Reason.UNKNOWN
 
 
 def _pbs_reason(code: int | None) -> tuple[Reason, int | None]:
@@ -164,6 +140,8 @@ def _number(value: object) -> int | None:
         return None
 
 
+JOB_CHANNELS: Final = 2
+"""ssh channels that firecREST opens to query jobs: sacct and squeue run concurrently."""
 _LIST_WINDOW: Final = "1h"
 """Age up to which ended jobs are listed for their states; waiting and running ones always are."""
 _LONG_WINDOW: Final = "24h"
@@ -176,56 +154,65 @@ _NAMES_LENGTH: Final = 235
 _FEW_LISTS: Final = 8
 """So many lists by name cost a site less than one list of all of the user's jobs: 0.1 s each, where
 1,850 jobs take 1.3 s."""
-OUTPUT_BYTES: Final = 16_384
+_OUTPUT_BYTES: Final = 16_384
 """Bytes at the end of a job's output that are read to explain its end."""
 
 _FOR_MEMORY: Final = (Reason.UNKNOWN, Reason.EXIT_CODE, Reason.OUT_OF_MEMORY)
 """Ends for which the job's output may show a lack of memory."""
+
+FIRST_LOOK_S: Final = 0.5
+"""Wait before the first poll of a transfer job, seconds; each further wait is 1.5 times longer."""
+_LONGEST_LOOK_S: Final = 15.0
+UNSEEN_S: Final = 120.0
+"""How long a transfer job may be unknown to the scheduler before it counts as lost, seconds."""
+_AGAIN: Final = frozenset((Reason.NODE_FAILURE, Reason.PREEMPTED))
 
 _ID: Final = re.compile(r"[A-Za-z0-9]+")
 _MISSING: Final = JobState(Phase.UNKNOWN, detail="the scheduler knows no such job (just now)")
 _log = logging.getLogger(__name__)
 
 
-class FirecrestJobs:
-    """The user's jobs at a system."""
+class FirecrestJobs(RestSite[FirecrestConnection, FirecrestOpened]):
+    """The part of a site that deals with the user's jobs."""
 
-    def __init__(self, connection: FirecrestConnection, submissions_per_second: float) -> None:
-        self._connection = connection
-        self._turns = RateLimiter(1 / submissions_per_second, connection.max_concurrency)
-        self._too_many = False
-        self.system = ""
-        """The system's name, set once the site is open."""
+    states_lag = False
+    _too_many = False
+    """Whether the server was seen to fail at a list of all of the user's jobs."""
 
-    async def submit(
-        self, script: str, directory: str, begin: Callable[[], None] = do_nothing
-    ) -> str:
-        """Submit a batch script: one request, not repeated; call `begin` when it is its turn."""
-        async with self._turns.turn():
+    @property
+    def _jobs_path(self) -> str:
+        return f"/compute/{self._open.system.name}/jobs"
+
+    async def submit(self, submission: Submission, begin: Callable[[], None] = do_nothing) -> str:
+        opened = self._open
+        body = submission_body(submission, opened.system.scheduler, opened.paths.root)
+        return await self._submit(body, begin)
+
+    async def _submit(self, body: Mapping[str, Any], begin: Callable[[], None]) -> str:
+        async with self._turn():
             begin()
-            answer = await self._connection.once(
-                "submit", lambda client: client.submit(self.system, directory, script_str=script)
-            )
-        job_id = str(answer.get("jobId") or "")
+            answer = await self._connection.once("submit", "POST", self._jobs_path, json=body)
+        job_id = str(self._connection.json_of(answer).get("jobId") or "")
         if not _ID.fullmatch(job_id):
-            raise malformed_answer("a submission", self._connection.site)
+            raise self._connection.nonsense("a submission")
         return job_id
 
-    async def find(self, names: Mapping[str, str], *, filters: bool) -> dict[str, list[str]]:
-        """See `Site.find`; `names` are the jobs' names at the site, by tag.
+    async def find(self, names: Mapping[str, str]) -> dict[str, list[str]]:
+        """See `Site.find`.
 
-        With `filters` the scheduler can list jobs by name; otherwise every list has all jobs of the
-        user. A job that has just started is listed with half a record, without its name.
+        A job that has just started is listed with half a record, without its name.
         """
         found: dict[str, list[str]] = {tag: [] for tag in names}
-        tags = {name: tag for tag, name in names.items()}
-        for job in await self._named(list(tags), filters=filters):
+        tags = {scheduler_job_name(name, tag): tag for tag, name in names.items()}
+        for job in await self._named(list(tags)):
             if (tag := tags.get(str(job.get("name")))) is not None:
                 found[tag].append(str(job.get("jobId")))
         return found
 
-    async def _named(self, names: Sequence[str], *, filters: bool) -> list[dict[str, Any]]:
+    async def _named(self, names: Sequence[str]) -> list[dict[str, Any]]:
         """List the jobs of some names, perhaps among others, as the site can do it most cheaply."""
+        # Otherwise every list has all jobs of the user.
+        filters = self._open.system.filters_jobs
         lists = list(name_lists(names))
         if not filters or (len(lists) > _FEW_LISTS and not self._too_many):
             try:
@@ -246,17 +233,8 @@ class FirecrestJobs:
         left = [job_id for job_id in wanted if job_id not in known]
         max_concurrency = max(1, self._connection.max_concurrency // JOB_CHANNELS)
         # If the scheduler cannot answer for one job in time, the others are not queried.
-        answers = await ask_all(left, self.state, max_concurrency, give_up=(SiteUnreachable,))
-        errors = [answer for answer in answers.values() if isinstance(answer, SiteError)]
-        for error in errors:
-            if isinstance(error, SiteUnauthorized) or len(errors) == len(wanted):
-                raise error
-        for job_id, answer in answers.items():
-            known[job_id] = (
-                JobState(Phase.UNKNOWN, detail=answer.what)
-                if isinstance(answer, SiteError)
-                else answer
-            )
+        answers = await ask_all(left, self._state, max_concurrency, give_up=(SiteUnreachable,))
+        known |= states_of(answers, len(wanted))
         return {job_id: known[job_id] for job_id in wanted}
 
     async def glance(self, ids: Sequence[str]) -> dict[str, JobState]:
@@ -264,15 +242,16 @@ class FirecrestJobs:
         jobs = await self._list("status", _LIST_WINDOW)
         return {i: firecrest_state(jobs[i]) for i in ids if i in jobs}
 
-    async def state(self, job_id: str) -> JobState:
+    async def scheduler_ids(self, ids: Sequence[str]) -> dict[str, str]:
+        return {i: i for i in ids if is_scheduler_id(i)}
+
+    async def _state(self, job_id: str) -> JobState:
         """Return the state of one job, from the scheduler's queue and its accounting at once."""
         job = await self._job("status", job_id)
         return _MISSING if job is None else firecrest_state(job)
 
-    async def explain(
-        self, job_id: str, output: Callable[[FirecrestClient], Awaitable[Any]]
-    ) -> JobState:
-        """See `Site.explain`; `output` requests the end of the job's output.
+    async def explain(self, job_id: str) -> JobState:
+        """See `Site.explain`.
 
         The job's own record is read: the list has been seen to report NODE_FAIL for a job that was
         restarted and then cancelled.
@@ -283,43 +262,37 @@ class FirecrestJobs:
         state = firecrest_state(job)
         if state.phase is not Phase.ENDED or state.reason not in _FOR_MEMORY:
             return state
+        path = f"/filesystem/{self._open.system.name}/ops/tail"
+        output = f"{self._open.paths.absolute(JOBS)}/{job_id}.out"
         try:
-            answer = await self._connection.ask("explain", output)
-            text = str(answer.get("content", "")) if isinstance(answer, dict) else ""
+            answer = await self._connection.get(
+                "explain", path, {"path": output, "bytes": _OUTPUT_BYTES}
+            )
         except (SiteNotFound, SiteRejected, SiteUnreachable) as error:
             _log.debug("the output of job %s cannot be read: %s", job_id, error)
             return state
+        found = answer.get("output")
+        text = str(found.get("content", "")) if isinstance(found, dict) else ""
         if words := memory_message(text):
             return replace(state, reason=Reason.OUT_OF_MEMORY, detail=words)
         return state
 
     async def cancel(self, ids: Sequence[str]) -> None:
-        await self.each(
+        await self._each(
             [job_id for job_id in ids if _ID.fullmatch(job_id)],
-            lambda job: self._connection.ask(
-                "cancel", lambda client: client.cancel_job(self.system, job)
-            ),
+            lambda job: self._connection.ask("cancel", "DELETE", f"{self._jobs_path}/{job}"),
         )
 
-    async def each(self, ids: Sequence[str], act: Callable[[str], Awaitable[object]]) -> None:
-        """Call `act` for all jobs concurrently; ignore missing jobs, raise the first error."""
-        for answer in (await ask_all(ids, act, self._connection.max_concurrency)).values():
-            if isinstance(answer, SiteError) and not isinstance(answer, SiteNotFound):
-                raise answer
+    async def extend(self, ids: Sequence[str], seconds: float) -> None:
+        """Do nothing: schedulers keep their records themselves."""
 
     async def _job(self, kind: str, job_id: str) -> dict[str, Any] | None:
         if not _ID.fullmatch(job_id):
             return None
         try:
-            answer = await self._connection.ask(
-                kind,
-                lambda client: client.job_info(self.system, job_id),
-                channels=JOB_CHANNELS,
-                answered=False,
-            )
+            return (await self._jobs(kind, f"{self._jobs_path}/{job_id}")).get(job_id)
         except SiteNotFound:
             return None
-        return self._by_id(answer).get(job_id)
 
     async def _listed(self, ids: Set[str]) -> dict[str, dict[str, Any]]:
         """Return the jobs `ids` that the scheduler lists; list as few others as possible."""
@@ -339,21 +312,53 @@ class FirecrestJobs:
 
         Not repeated after an error of the server: it has then waited 5 s for the scheduler.
         """
+        params = {"time_window": window} if self._open.system.lists_by_time else {}
+        if params and name:
+            params["name"] = name
+        return await self._jobs(kind, self._jobs_path, params)
 
-        async def act(client: FirecrestClient) -> Any:
-            try:
-                return await client.job_info(self.system, name=name or None, time_window=window)
-            except NotImplementedOnAPIversion:  # before 2.6: always a week
-                return await client.job_info(self.system)
-
-        return self._by_id(
-            await self._connection.ask(kind, act, channels=JOB_CHANNELS, answered=False)
+    async def _jobs(
+        self, kind: str, path: str, params: Mapping[str, str] | None = None
+    ) -> dict[str, dict[str, Any]]:
+        answer = await self._connection.get(
+            kind, path, params, channels=JOB_CHANNELS, answered=False
         )
+        jobs = answer.get("jobs", "missing")
+        if jobs is not None and not isinstance(jobs, list):
+            raise self._connection.nonsense("a list of jobs")
+        return {str(job.get("jobId")): job for job in jobs or () if isinstance(job, dict)}
 
-    def _by_id(self, answer: Any) -> dict[str, dict[str, Any]]:
-        if not isinstance(answer, list):
-            raise malformed_answer("a list of jobs", self._connection.site)
-        return {str(job.get("jobId")): job for job in answer if isinstance(job, dict)}
+    async def _wait(self, job_id: str) -> None:
+        """Wait until a transfer job has succeeded.
+
+        Raises:
+            SiteRejected: it ended in another way.
+            SiteUnreachable: the scheduler no longer knows it, its node failed, or it was preempted.
+        """
+        pause, unseen = FIRST_LOOK_S, 0.0
+        while True:
+            await asyncio.sleep(pause)
+            state = await self._state(job_id)
+            if state.phase is Phase.ENDED:
+                break
+            unseen = unseen + pause if state.phase is Phase.UNKNOWN else 0.0
+            if unseen > UNSEEN_S:
+                raise SiteUnreachable(
+                    f"the scheduler no longer knows the transfer job {job_id}", where=self._where
+                )
+            pause = min(pause * 1.5, _LONGEST_LOOK_S)
+        if state.reason is not Reason.SUCCESS:
+            kind = SiteUnreachable if state.reason in _AGAIN else SiteRejected
+            raise kind(
+                f"the transfer job {job_id} ended as {state.detail}",
+                where=self._where,
+                do="Check your quota and permissions at the site",
+            )
+
+    def _job_of(self, transfer: Mapping[str, Any]) -> str:
+        """Return the id of the job in an answer about a transfer."""
+        with self._connection.parsing("a transfer"):
+            return str(transfer["transferJob"]["jobId"])
 
 
 def name_lists(names: Iterable[str]) -> Iterator[str]:

@@ -70,11 +70,6 @@ class WorkspacePaths:
         return path
 
 
-def parent_directory(path: str) -> str:
-    """Return the directory that holds `path`, relative to the workspace."""
-    return path.rpartition("/")[0] or "."
-
-
 SchedulerName = Literal["slurm", "pbs"]
 
 SCRIPT_BYTES: Final = 4_000_000
@@ -86,7 +81,7 @@ _TAG: Final = re.compile(r"[A-Za-z0-9-]{1,40}")
 def submission_body(
     submission: Submission, scheduler: SchedulerName, workspace: str
 ) -> dict[str, Any]:
-    """Make the body of `POST /compute/{system}/jobs` for a submission, as pyfirecrest writes it.
+    """Make the body of `POST /compute/{system}/jobs` for a submission.
 
     All resources are requested in the script, because other fields would override it. `workspace`
     is an absolute path at the site.
@@ -97,8 +92,12 @@ def submission_body(
             too large.
     """
     output = f"{workspace.rstrip('/')}/{JOBS}"
-    script = scheduler_script(submission, scheduler, output)
-    return {"job": {"working_directory": workspace, "script": script}}
+    return job_body(scheduler_script(submission, scheduler, output), workspace)
+
+
+def job_body(script: str, directory: str) -> dict[str, Any]:
+    """Make the body of the request that submits a batch script, run in `directory`."""
+    return {"job": {"working_directory": directory, "script": script}}
 
 
 def scheduler_script(submission: Submission, scheduler: SchedulerName, output: str) -> str:

@@ -1,21 +1,20 @@
-"""Downloads of large files: from the site's object store, or in parts that a job makes there.
+"""Large files: from the site's object store, in parts that a job makes there, or from other sites.
 
-Both need a job of the site's scheduler, which queues like any other. firecREST's streamer is not
+All need a job of the site's scheduler, which queues like any other. firecREST's streamer is not
 used: its current version adds 98 bytes to every file (measured).
 """
 
 import asyncio
 import math
+import re
 import shlex
-import tempfile
 import time
 import uuid
 from collections import defaultdict
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 from urllib.parse import parse_qs, urlsplit
 
 from snakemake_executor_plugin_mantik.common.errors import (
@@ -24,34 +23,34 @@ from snakemake_executor_plugin_mantik.common.errors import (
     SiteUnreachable,
 )
 from snakemake_executor_plugin_mantik.config.values import is_confidential
-from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 
-from ..answers import MALFORMED
-from ..base import Entry, Phase
-from .answers import malformed_answer
-from .connection import FirecrestConnection
-from .jobs import FirecrestJobs
-from .opening import FirecrestSystem
-from .script import JOBS, TRANSFERS, WorkspacePaths, is_transferable
+from ..base import Entry, JobState, Phase, SharedFile, do_nothing
+from .connection import FirecrestSystem
+from .files import FirecrestFiles
+from .script import JOBS, TRANSFERS, is_transferable, job_body
 
-FIRST_LOOK_S: Final = 0.5
-"""Wait before the first poll of a transfer job, seconds; each further wait is 1.5 times longer."""
-_LONGEST_LOOK_S: Final = 15.0
-UNSEEN_S: Final = 120.0
-"""How long a transfer job may be unknown to the scheduler before it counts as lost, seconds."""
 _DIGITS: Final = 6
 _LEAST_SHARE: Final = 0.5
 """Share of a URL's life that it must have left when another server is to use it, maybe later."""
+_ATTEMPTS: Final = 5
+"""How often the job connects; each attempt goes on where the one before broke off."""
+_STALLED_S: Final = 120
+"""Seconds of next to no bytes after which an attempt ends."""
 
-_AGAIN: Final = frozenset((Reason.NODE_FAILURE, Reason.PREEMPTED))
+_SAFE: Final = re.compile(r"https?://[!#-\[\]-~]+")
+"""URLs that are one option of curl's, in quotes: ASCII without blanks, quotes and backslashes."""
 
-
-class SmallFiles(Protocol):
-    """The operations of `FirecrestFiles` that transfers need; small files go directly."""
-
-    async def make_directory(self, path: str) -> None: ...
-    async def remove(self, path: str) -> None: ...
-    def get(self, path: str, offset: int) -> AsyncGenerator[bytes, None]: ...
+_FETCH: Final = """\
+config={config}
+trap 'rm -f -- "$config"' EXIT
+umask 077
+for attempt in {attempts}; do
+  curl --config "$config" --fail --silent --show-error --location --continue-at - \\
+    --connect-timeout 60 --speed-limit 1000 --speed-time {stalled} --output {target} && exit
+  sleep "$attempt"
+done
+exit 1
+"""
 
 
 @dataclass
@@ -69,46 +68,60 @@ class _Staged:
     users: int = 0
 
 
-class FirecrestTransfers:
-    """Large files of one workspace."""
+class FirecrestTransfers(FirecrestFiles):
+    """The part of a site that deals with files of any size, and with imports from other sites.
 
-    def __init__(
-        self,
-        connection: FirecrestConnection,
-        system: FirecrestSystem,
-        paths: WorkspacePaths,
-        jobs: FirecrestJobs,
-        account: str | None,
-    ) -> None:
-        self.account = account
-        self._connection = connection
-        self._system = system
-        self._paths = paths
-        self._jobs = jobs
-        self._where = f"site {connection.site}"
-        self._part_bytes = system.direct_bytes * 3 // 4 - 3
+    The ids of imports are those of their jobs, if these are known, and of their private files.
+    """
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
         self._staged: dict[str, _Staged] = {}
         self._staging: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
-    def _stored(self, path: str) -> bool:
-        return self._system.transfer == "s3" and is_transferable(self._paths.absolute(path))
-
-    async def download(
-        self, path: str, entry: Entry, offset: int, small: SmallFiles
+    async def get(
+        self, path: str, *, offset: int = 0, size: int | None = None
     ) -> AsyncGenerator[bytes, None]:
+        """See `Site.get`; a file that the server does not return directly needs a transfer.
+
+        The way is chosen by the size before the file is requested: beyond its limit a server may
+        refuse at once (413), or only after a deadlock with its own process (408 and 500). A small
+        file of known size is one request. The server cannot return bytes from the middle: its
+        `view` decodes them as text, and replaces invalid bytes.
+        """
+        entry = None
+        if offset or size is None or size > self._down_bytes:
+            entry = await self._reachable(path, offset)
+            size = entry.size
+            if size == offset:
+                return
+        if size <= self._down_bytes:
+            content = await self._load(path)
+            if content is not None:
+                if len(content) > offset:
+                    yield content[offset:]
+                return
+            entry = None  # it has grown
+        entry = entry or await self._reachable(path, offset)
+        async with aclosing(self._download(path, entry, offset)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    def _is_stored(self, path: str) -> bool:
+        return self._open.system.transfer == "s3" and is_transferable(self._absolute(path))
+
+    async def _download(self, path: str, entry: Entry, offset: int) -> AsyncGenerator[bytes, None]:
         """Download a large file from `offset` on.
 
         The prepared file also serves further readers, and those that continue after a broken
         connection.
         """
-        staged = await self._stage(path, entry, small)
+        staged = await self._stage(path, entry)
         staged.users += 1
         came = offset
         try:
             chunks = (
-                self._from_store(staged, offset)
-                if staged.url
-                else self._from_parts(staged, offset, small)
+                self._from_store(staged, offset) if staged.url else self._from_parts(staged, offset)
             )
             async with aclosing(chunks):
                 async for chunk in chunks:
@@ -128,148 +141,133 @@ class FirecrestTransfers:
         if not staged.users:
             self._staged.pop(path, None)
             if staged.parts:
-                await small.remove(staged.parts)
+                await self.remove(staged.parts)
 
-    async def share(self, path: str, entry: Entry, small: SmallFiles) -> str | None:
-        """Return a URL of the site's object store from which everybody can read a file.
-
-        A download of the same file uses it, too. None if the site has no object store.
-        """
-        if not self._stored(path):
+    async def share(self, path: str) -> SharedFile | None:
+        """See `Site.share`; a download of the same file uses the URL, too."""
+        if not self._is_stored(path):
             return None
+        entry = await self._reachable(path, 0)
         staged = self._staged.get(path)
         if staged is not None and time.monotonic() > staged.until:
             self._staged.pop(path)
-        return (await self._stage(path, entry, small)).url
+        return SharedFile((await self._stage(path, entry)).url)
 
-    async def _stage(self, path: str, entry: Entry, small: SmallFiles) -> _Staged:
+    async def _stage(self, path: str, entry: Entry) -> _Staged:
         async with self._staging[path]:
             staged = self._staged.get(path)
             if staged is None or staged.entry != entry:
-                if self._stored(path):
+                if self._is_stored(path):
                     asked = time.monotonic()
-                    url = await self._store(path)
+                    url = await self._make_object(path)
                     staged = _Staged(entry, url=url, until=asked + _life_s(url) * _LEAST_SHARE)
                 else:
-                    staged = _Staged(entry, parts=await self._split(path, small))
+                    staged = _Staged(entry, parts=await self._split(path))
                 self._staged[path] = staged
             return staged
 
-    async def _store(self, path: str) -> str:
-        target = self._paths.absolute(path)
-        with tempfile.TemporaryDirectory() as scratch:  # pyfirecrest needs a path
-            download: Any = await self._connection.once(
-                "transfer",
-                lambda c: c.download(
-                    self._system.name,
-                    target,
-                    Path(scratch) / "unused",
-                    account=self.account,
-                    blocking=False,
-                    transfer_method="s3",
-                ),
-            )
-        urls = self._check_urls(download.transfer_data)
-        await self._wait(self._job_of(download.transfer_data))
+    async def _make_object(self, path: str) -> str:
+        body: dict[str, Any] = {"source_path": self._absolute(path)}
+        if self._open.system.offers_methods:
+            body["transfer_directives"] = {"transferMethod": "s3"}
+        if self._open.account:
+            body["account"] = self._open.account
+        answer = await self._connection.once(
+            "transfer", "POST", self._files_path("transfer/download"), json=body
+        )
+        transfer = self._connection.json_of(answer)
+        urls = self._check_urls(transfer)
+        await self._wait(self._job_of(transfer))
         if not urls:
-            raise malformed_answer("a transfer", self._connection.site)
+            raise self._connection.nonsense("a transfer")
         return urls[0]
 
     async def _from_store(self, staged: _Staged, offset: int) -> AsyncGenerator[bytes, None]:
         async with self._connection.download(staged.url, offset) as (response, chunks):
             if response.status_code in (403, 404):
                 raise SiteNotFound("the object is gone", where=self._where)
-            if response.status_code != (206 if offset else 200):
-                raise SiteUnreachable(
-                    f"the site's object store answered with {response.status_code}",
-                    where=self._where,
-                    status=response.status_code,
-                )
+            self._connection.check_range(response, "the site's object store", offset)
             async for chunk in chunks:
                 yield chunk
 
-    async def _split(self, path: str, small: SmallFiles) -> str:
+    async def _split(self, path: str) -> str:
         directory = f"{TRANSFERS}/{uuid.uuid4()}"
-        await small.make_directory(directory)
-        source, target = self._paths.absolute(path), self._paths.absolute(directory)
+        await self.make_directory(directory)
+        source, target = self._absolute(path), self._absolute(directory)
         await self._run(
-            small,
-            f"split -d -a {_DIGITS} -b {self._part_bytes} -- {shlex.quote(source)} "
+            f"split -d -a {_DIGITS} -b {self._down_bytes} -- {shlex.quote(source)} "
             f"{shlex.quote(target)}/",
         )
         return directory
 
-    async def _from_parts(
-        self, staged: _Staged, offset: int, small: SmallFiles
-    ) -> AsyncGenerator[bytes, None]:
-        first, within = divmod(offset, self._part_bytes)
-        for number in range(first, -(-staged.entry.size // self._part_bytes)):
-            async with aclosing(small.get(f"{staged.parts}/{number:0{_DIGITS}}", 0)) as chunks:
+    async def _from_parts(self, staged: _Staged, offset: int) -> AsyncGenerator[bytes, None]:
+        first, within = divmod(offset, self._down_bytes)
+        for number in range(first, -(-staged.entry.size // self._down_bytes)):
+            async with aclosing(self.get(f"{staged.parts}/{number:0{_DIGITS}}")) as chunks:
                 async for chunk in chunks:
                     yield chunk[within:]
                     within = 0
 
-    async def finish(self, job: Any) -> None:
-        """Wait for a transfer job of firecREST that pyfirecrest has started."""
-        await self._wait(self._job_of(job))
-
-    async def _run(self, small: SmallFiles, *commands: str) -> None:
-        script = transfer_script(
-            self._system, self._paths.absolute(JOBS), self.account, "\n".join(commands)
-        )
-        job_id = await self._jobs.submit(script, self._paths.root)
+    async def _run(self, *commands: str) -> None:
+        job_id = await self._start("\n".join(commands))
         await self._wait(job_id)
-        await small.remove(f"{JOBS}/{job_id}.out")
+        await self.remove(f"{JOBS}/{job_id}.out")
 
-    async def _wait(self, job_id: str) -> None:
-        """Wait until a transfer job has succeeded.
-
-        Raises:
-            SiteRejected: it ended in another way.
-            SiteUnreachable: the scheduler no longer knows it, its node failed, or it was preempted.
-        """
-        pause, unseen = FIRST_LOOK_S, 0.0
-        while True:
-            await asyncio.sleep(pause)
-            state = await self._jobs.state(job_id)
-            if state.phase is Phase.ENDED:
-                break
-            unseen = unseen + pause if state.phase is Phase.UNKNOWN else 0.0
-            if unseen > UNSEEN_S:
-                raise SiteUnreachable(
-                    f"the scheduler no longer knows the transfer job {job_id}", where=self._where
-                )
-            pause = min(pause * 1.5, _LONGEST_LOOK_S)
-        if state.reason is not Reason.SUCCESS:
-            kind = SiteUnreachable if state.reason in _AGAIN else SiteRejected
-            raise kind(
-                f"the transfer job {job_id} ended as {state.detail}",
-                where=self._where,
-                do="Check your quota and permissions at the site",
-            )
-
-    def _job_of(self, told: Any) -> str:
-        try:
-            return str(told["transferJob"]["jobId"])
-        except MALFORMED as error:
-            raise malformed_answer("a transfer", self._connection.site) from error
+    async def _start(self, commands: str) -> str:
+        """Submit a job that runs `commands`; return its id."""
+        opened = self._open
+        script = transfer_script(opened.system, self._absolute(JOBS), opened.account, commands)
+        return await self._submit(job_body(script, opened.paths.root), do_nothing)
 
     def _check_urls(self, told: Any) -> list[str]:
         """Return the URLs of a transfer; they must be confidential, because they grant access."""
         found: list[Any] = []
-        try:
+        with self._connection.parsing("a transfer"):
             directives = told.get("transferDirectives") or {}
-            for name in ("partsUploadUrls", "parts_upload_urls"):
-                found += directives.get(name) or []
-            for name in ("completeUploadUrl", "complete_upload_url", "downloadUrl", "download_url"):
+            for name in ("downloadUrl", "download_url"):
                 found += [directives[name]] if directives.get(name) else []
-        except (*MALFORMED, AttributeError) as error:
-            raise malformed_answer("a transfer", self._connection.site) from error
         if not all(isinstance(url, str) and is_confidential(url) for url in found):
             raise SiteRejected(
                 "the URLs of the site's object store do not start with https://", where=self._where
             )
         return found
+
+    async def start_import(self, source: SharedFile, path: str) -> str | None:
+        if source.api or not _SAFE.fullmatch(source.url):
+            return None
+        name = str(uuid.uuid4())
+        config = f"{TRANSFERS}/{name}"
+        commands = _FETCH.format(
+            config=shlex.quote(self._absolute(config)),
+            target=shlex.quote(self._absolute(path)),
+            attempts=" ".join(map(str, range(1, _ATTEMPTS + 1))),
+            stalled=_STALLED_S,
+        )
+        await self.make_directory(TRANSFERS, private=True)
+        scheme = source.url.partition(":")[0]
+        options = f'url = "{source.url}"\ngloboff\nproto = "={scheme}"\nproto-redir = "={scheme}"\n'
+        await self.put(config, options.encode(), private=True)
+        try:
+            job = await self._start(commands)
+        except SiteRejected:
+            await self.remove(config)
+            raise
+        except SiteUnreachable:  # it may have been submitted
+            job = ""
+        return f"{job}/{name}"
+
+    async def import_state(self, import_id: str) -> JobState:
+        job = import_id.partition("/")[0]
+        return await self._state(job) if job else JobState(Phase.UNKNOWN)
+
+    async def end_import(self, import_id: str) -> None:
+        job, _, name = import_id.partition("/")
+        await self.remove(f"{TRANSFERS}/{name}")  # a job that starts later ends at once
+        if not job:
+            return
+        if (await self._state(job)).phase is not Phase.ENDED:
+            await self.cancel([job])
+        await self.remove(f"{JOBS}/{job}.out")
 
 
 def transfer_script(

@@ -1,131 +1,102 @@
-"""The connection to a UNICORE server: pooled, verified, counted, with typed errors.
+"""The connection to a UNICORE server, its error texts, and the paths of its storages.
 
-pyunicore's `Transport` makes the requests (credentials, security sessions). This module gives it
-one HTTP client for all of them and adds what it lacks: typed errors, checked downloads that keep
-the session, a limit on concurrent requests, and repetition of idempotent requests.
+UNICORE answers nearly every failure with 500 and a text (RESTRendererBase.handleError), so some
+texts have to be recognised: they are in one table, and a test checks it against answers of a real
+server.
 """
 
 import asyncio
-from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
-from pathlib import Path
-from typing import Any, Final, TypeVar
+import re
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+from urllib.parse import quote
 
 import httpx
-from pyunicore.aio.client import Transport
 
-from snakemake_executor_plugin_mantik.common.errors import (
-    CredentialError,
-    SiteError,
-    SiteUnauthorized,
-    SiteUnreachable,
-)
-from snakemake_executor_plugin_mantik.config.values import is_loopback
+from snakemake_executor_plugin_mantik.common.errors import SiteError, SiteRejected
+from snakemake_executor_plugin_mantik.jobs.paths import path_at_site
 
-from ..addresses import check_url, explain_tls_error, tls_context
-from ..answers import MALFORMED, server_time
-from ..credentials import Credential
-from ..http import HttpClient
-from ..issuers import issuer_error
-from ..request_policy import longest_request_s, read_steadily, repeat_request
-from .answers import SESSION_EXPIRED, unicore_error
+from ..http import MALFORMED, Meaning, Pattern, is_json
+from ..rest import Connection, repeat_request
 
-_CONNECT_S: Final = 30.0
-_IDLE_S: Final = 20.0
-"""How long an idle connection is kept, seconds; shorter than servers' own limit, so that none is
-reused just as the server closes it."""
-
-_T = TypeVar("_T")
-_JSON: Final = {"Accept": "application/json"}
+SESSION_EXPIRED: Final = 432
+_SESSION: Final = "X-UNICORE-SecuritySession"
 _BYTES: Final = {"Accept": "application/octet-stream", "Accept-Encoding": "identity"}
 
+_ERROR_TEXTS = (
+    # The TSI (UNICORE's daemon on the login node) is away: it may be back soon.
+    Pattern(r"TSIUnavailableException|TSI (is )?(currently )?unavailable", Meaning.UNKNOWN),
+    # A restarted server answers so to submissions, some of which it has carried out.
+    Pattern(r"ResourceUnknownException", Meaning.UNKNOWN),
+    # With 401, and without a text about credentials. For some seconds after its start a server
+    # knows no system to run jobs on; for users who may not use any, this never ends.
+    Pattern(
+        r"no accessible targetsystem factories",
+        Meaning.RETRY,
+        "A server that has just started reports this for a while; if it goes on, ask the site "
+        "whether your account may submit jobs",
+    ),
+    # container.services.maxInstancesPerUser: no instance was made.
+    Pattern(r"Limit of <?\d+>? instances", Meaning.RETRY),
+    Pattern(r"submission is (currently )?disabled|submission disabled", Meaning.RETRY),
+    # Schedulers forget a job some minutes after its end.
+    Pattern(r"Invalid job id specified|Unknown Job Id", Meaning.NOT_FOUND),
+    Pattern(r"No space left|Disk quota exceeded", Meaning.REJECTED, "Free space at the site"),
+    Pattern(r"file exists|Is a directory|is not a directory|Not a directory", Meaning.REJECTED),
+    Pattern(
+        r"Permission denied|Operation not permitted|Read-only file system|Access denied",
+        Meaning.REJECTED,
+        "Check the permissions of your account at the site",
+    ),
+    Pattern(r"JSONException", Meaning.REJECTED),
+    Pattern(r"Illegal permissions string|URISyntaxException", Meaning.REJECTED),
+)
+"""Texts of `errorMessage`; the first match counts."""
 
-class UnicoreConnection:
-    """Requests to one UNICORE server, as one user.
+_ECHO: Final = re.compile(r"Command '.*' failed with code (?P<code>\d+): ", re.DOTALL)
+"""A TSI's prefix of the output of a failed command: the whole script, with colons for newlines."""
+_REPORTED: Final = re.compile(r"[:\s]*\(Command execution on TSI reported an error\)\s*$")
 
-    `requests` counts them by kind, repetitions included.
+
+def root_cause(text: str) -> str:
+    """Return a server's text on one line, without the script that a TSI repeats in it.
+
+    The script may be as long as a job's; the cause comes after it.
     """
+    text = _ECHO.sub(r"command failed with code \g<code>: ", text)
+    return " ".join(_REPORTED.sub("", text).split())
 
-    def __init__(
-        self,
-        site: str,
-        url: str,
-        credential: Credential,
-        *,
-        ca_file: Path | None,
-        proxy: str | None,
-        timeout_s: float,
-        concurrent_requests: int,
-    ) -> None:
-        self.base = check_url(url, site, "UnicoreApiUrl")
-        self.requests: Counter[str] = Counter()
-        self.max_concurrency = concurrent_requests
-        self._site = site
-        self._timeout_s = timeout_s
-        self._credential = credential
-        self.clock: float | None = None
+
+class UnicoreConnection(Connection):
+    """Requests to one UNICORE server, in one security session, as one user."""
+
+    product = "UNICORE"
+    url_key = "UnicoreApiUrl"
+    nonsense_advice = "Check UnicoreApiUrl: it ends with /rest/core"
+    patterns = _ERROR_TEXTS
+    # Shorter than servers' own limit, so that none is reused just as the server closes it.
+    idle_s = 20.0
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        number = self.max_concurrency
+        self._session = ""
         # Uploads and downloads have limits of their own: they must not block small requests.
-        self._places = {
-            "small": asyncio.Semaphore(concurrent_requests),
-            "bulk": asyncio.Semaphore(concurrent_requests),
-        }
+        self._small, self._bulk = asyncio.Semaphore(number), asyncio.Semaphore(number)
         # Nor must uploads block downloads, without which no job ends.
-        self._uploads = asyncio.Semaphore(max(1, concurrent_requests - 1))
-        self._client = HttpClient(
-            look=self._check,
-            verify=tls_context(ca_file, site),
-            proxy=proxy,
-            trust_env=not is_loopback(self.base),
-            follow_redirects=False,
-            limits=httpx.Limits(
-                max_connections=2 * concurrent_requests,
-                max_keepalive_connections=concurrent_requests,
-                keepalive_expiry=_IDLE_S,
-            ),
-            event_hooks={"request": [self._count]},
-        )
-        self._transport = Transport(
-            credential,
-            verify=True,
-            timeout=httpx.Timeout(timeout_s, connect=min(_CONNECT_S, timeout_s)),
-            client=self._client,
-        )
+        self._uploads = asyncio.Semaphore(max(1, number - 1))
 
-    async def close(self) -> None:
-        await self._client.aclose()
-
-    async def get(
-        self, kind: str, path: str, params: Mapping[str, str | int] | None = None
-    ) -> dict[str, Any]:
-        """Return a resource's properties; repeat the request where that may help."""
-        return await self.repeat(lambda: self._get_once(kind, path, params))
-
-    async def _get_once(
-        self, kind: str, path: str, params: Mapping[str, str | int] | None
-    ) -> dict[str, Any]:
-        response = await self.once(kind, "GET", path, headers=_JSON, params=dict(params or {}))
-        return self.json_of(response)
-
-    async def ask(self, kind: str, method: str, path: str, **arguments: Any) -> httpx.Response:
-        """Make an idempotent request; repeat it where that may help."""
-        return await self.repeat(lambda: self.once(kind, method, path, **arguments))
-
-    async def once(
-        self, kind: str, method: str, path: str, *, size: int | None = None, **arguments: Any
-    ) -> httpx.Response:
-        """Make a request and return its successful answer; repeat it only with a new token.
-
-        `kind` is its key in `requests`. `path` is below the base URL, percent-encoded. `size` is
-        that of the file that it carries, if any. `arguments` are httpx's (json, content, params,
-        headers).
-        """
-        send = getattr(self._client, method.lower())
+    @asynccontextmanager
+    async def _slot(self, size: int | None, channels: int) -> AsyncIterator[None]:  # noqa: ARG002
         if size is None:
-            async with self._places["small"]:
-                return await self._run(send, kind, path, **arguments)
-        async with self._uploads, self._places["bulk"]:
-            return await self._run(send, kind, path, size=size, **arguments)
+            async with self._small:
+                yield
+        else:
+            async with self._uploads, self._bulk:
+                yield
 
     @asynccontextmanager
     async def download(
@@ -136,125 +107,120 @@ class UnicoreConnection:
         The request is repeated where that may help; reading the answer is not.
         """
         headers = {**_BYTES, "Range": f"bytes={offset}-"} if offset else _BYTES
-        async with self._places["bulk"]:
-            response = await self.repeat(
-                lambda: self._run(self._send_streaming, "download", path, headers=dict(headers))
+
+        async def begin() -> httpx.Response:
+            return await repeat_request(
+                lambda: self._send("download", "GET", path, headers=headers, stream=True)
             )
-            try:
-                with self._site_errors(path):
-                    # As they come: with chunks of a fixed size, a broken connection would lose the
-                    # bytes of an incomplete chunk.
-                    yield response, read_steadily(response.aiter_raw(), self._timeout_s)
-            finally:
-                await response.aclose()
 
-    async def repeat(self, act: Callable[[], Awaitable[_T]]) -> _T:
-        return await repeat_request(act)
+        async with self._bulk, self.read(f"{self.base}{path}", begin) as opened:
+            yield opened
 
-    def json_of(self, response: httpx.Response) -> dict[str, Any]:
-        """Return the JSON object in `response`.
-
-        Raises:
-            SiteUnreachable: there is none: the answer is incomplete or not from UNICORE.
-        """
-        try:
-            answer = response.json()
-        except MALFORMED:
-            answer = None
-        if not isinstance(answer, dict):
-            raise self.nonsense(response.request.url.path)
-        return answer
-
-    def nonsense(self, path: str) -> SiteUnreachable:
-        return SiteUnreachable(
-            f"the answer to {path} is not a valid answer from UNICORE",
-            where=f"site {self._site}",
-            do="Check UnicoreApiUrl: it ends with /rest/core",
-        )
-
-    async def _run(
-        self,
-        send: Callable[..., Awaitable[httpx.Response]],
-        kind: str,
-        path: str,
-        *,
-        size: int = 0,
-        **arguments: Any,
+    async def _exchange(
+        self, method: str, url: str, headers: dict[str, str], *, stream: bool, **arguments: Any
     ) -> httpx.Response:
-        """Make a request; repeat it once if its token was refused and there is another one."""
-        again = False
-        while True:
-            with self._site_errors(path):
-                await self._credential.renew()
-                sent = self._credential.headers()
-                try:
-                    async with asyncio.timeout(longest_request_s(self._timeout_s, size)):
-                        response: httpx.Response = await self._transport.run_method(
-                            send, url=f"{self.base}{path}", extensions={"kind": kind}, **arguments
-                        )
-                except SiteUnauthorized:
-                    if again or not self.another_token(sent):
-                        raise
-                    again = True
-                else:
-                    self._credential.accepted()
-                    return response
-
-    def another_token(self, refused: Mapping[str, str] | None = None) -> bool:
-        """Check whether another token can be had than the refused one, by default the newest.
-
-        UNICORE answers 403 if a token has expired by its own clock, or if it does not know the
-        user.
-        """
-        refused = self._credential.headers() if refused is None else refused
-        by_clock = self.clock is not None and self._credential.set_clock(self.clock)
-        return self._credential.refused(refused) or by_clock
-
-    async def _send_streaming(
-        self, *, url: str, headers: dict[str, str], **arguments: Any
-    ) -> httpx.Response:
-        """Like `AsyncClient.get`, but leave the body to the caller."""
-        request = self._client.build_request("GET", url, headers=headers, **arguments)
-        response = await self._client.send(request, stream=True)
+        if self._session:
+            headers = {**headers, _SESSION: self._session}
+        response = await super()._exchange(method, url, headers, stream=stream, **arguments)
         if response.status_code == SESSION_EXPIRED:
-            await response.aclose()  # pyunicore repeats the request and drops this answer
+            del headers[_SESSION]
+            response = await super()._exchange(method, url, headers, stream=stream, **arguments)
+        self._session = response.headers.get(_SESSION, "")
         return response
 
-    async def _count(self, request: httpx.Request) -> None:
-        self.requests[request.extensions.get("kind", "other")] += 1
+    def error_of(self, response: httpx.Response) -> SiteError | None:
+        if response.status_code == SESSION_EXPIRED and _SESSION in response.request.headers:
+            return None
+        return super().error_of(response)
 
-    def _check(self, response: httpx.Response) -> None:
-        self.clock = server_time(response)
-        if error := unicore_error(response, self._site):
-            raise error
-
-    @contextmanager
-    def _site_errors(self, path: str) -> Iterator[None]:
-        """Turn errors of the HTTP client into site errors."""
-        where = f"site {self._site}"
-        try:
-            yield
-        except SiteUnauthorized as error:
-            self._credential.advise(error)
-            raise
-        except CredentialError as error:
-            raise issuer_error(error) from error
-        except httpx.HTTPError as error:
-            reason = " ".join(str(error).split()) or type(error).__name__
-            do = explain_tls_error(error)[1] or "Check UnicoreApiUrl and the network"
-            what = f"no answer from {self.base}{path}: {reason}"
-            raise SiteUnreachable(what, where=where, do=do) from error
-        except TimeoutError as error:
-            what = f"no answer from {self.base}{path} in time"
-            raise SiteUnreachable(what, where=where, do="Check the network") from error
-        except httpx.InvalidURL as error:
-            raise SiteUnreachable(f"{error}", where=where, do="Check UnicoreApiUrl") from error
+    def text_of(self, response: httpx.Response) -> str:
+        text = response.text
+        if is_json(response):
+            try:
+                answer = response.json()
+            except MALFORMED:
+                answer = None
+            if isinstance(answer, dict):
+                text = str(answer.get("errorMessage", text))
+        return root_cause(text)
 
 
-def not_authorized(site: str, what: str) -> SiteError:
-    """Make the error for credentials that UNICORE accepts without granting access."""
-    return SiteUnauthorized(
-        what,
-        where=f"site {site}",
-        do="Check the credentials, and whether this account may use the site",
-    )
+def urls_in(answer: Mapping[str, Any], key: str) -> list[str]:
+    """Return the URLs that an answer lists under `key`."""
+    urls = answer.get(key)
+    return [str(url) for url in urls] if isinstance(urls, list) else []
+
+
+def last_part(url: object) -> str:
+    """Return the id at the end of a URL. The rest is not used: it may have another host name."""
+    return str(url).rstrip("/").rpartition("/")[2]
+
+
+def parse_server_time(text: str) -> float:
+    """Return the seconds since the epoch of a UNICORE date (`2026-11-24T09:05:54+0000`)."""
+    return datetime.fromisoformat(text).timestamp()
+
+
+def format_server_time(seconds: float) -> str:
+    """Format a date in the only form with a time zone that UNICORE accepts."""
+    return datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%dT%H:%M:%S%z")
+
+
+_REFUSED = re.compile(r"[%'\\$\x00-\x1f\x7f]")
+"""Characters that UNICORE cannot carry (measured): `%`, backslash, newline and tab are refused,
+a name with a single quote can be written and not read, `$HOME` and `$USER` are replaced."""
+
+
+def is_encodable(path: str) -> bool:
+    """Check whether UNICORE can carry `path`, which is relative to the workspace."""
+    parts = path.split("/")
+    return not _REFUSED.search(path) and not {"", ".", ".."} & set(parts)
+
+
+class StoragePaths:
+    """URL paths of files below `root`, a directory relative to the mount point of a storage.
+
+    `storage` is the URL path of the storage itself.
+    """
+
+    def __init__(self, site: str, storage: str, root: str) -> None:
+        self._site = site
+        self.root = root
+        self.storage = f"/storages/{quote(storage, safe='')}"
+        self._files = f"{self.storage}/files"
+
+    def url(self, path: str) -> str:
+        """Return the URL path of `path`; `.` is the workspace itself.
+
+        Raises:
+            SiteRejected: UNICORE cannot carry the path.
+        """
+        if path in (".", ""):
+            return f"{self._files}/{quote(self.root)}"
+        if not is_encodable(path):
+            raise SiteRejected(
+                f"UNICORE cannot carry the path {path!r}",
+                where=f"site {self._site}",
+                do="Use names without % ' $ backslash and control characters",
+            )
+        return f"{self._files}/{quote(self.below(path))}"
+
+    def below(self, path: str) -> str:
+        """Return `path` relative to the storage's mount point."""
+        return path_at_site(self.root, path).lstrip("/")
+
+
+@dataclass(frozen=True)
+class UnicoreOpened:
+    """What is known of an open site.
+
+    Attributes:
+        storage: name of the storage that holds the workspace.
+        server: product and version.
+        known: names of the resources that each queue supports.
+    """
+
+    storage: str
+    paths: StoragePaths
+    server: str
+    known: Mapping[str, frozenset[str]]

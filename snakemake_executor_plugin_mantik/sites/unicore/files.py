@@ -1,21 +1,36 @@
-"""Files of the workspace through UNICORE's storage API."""
+"""Files of the workspace through UNICORE's storage API, and its storages."""
 
+import asyncio
 import io
-from collections.abc import AsyncIterator
+import posixpath
+import re
+from collections.abc import AsyncIterator, Mapping
 from typing import Any, Final
+from urllib.parse import quote
 
 from snakemake_executor_plugin_mantik.common.errors import (
+    SiteError,
     SiteNotFound,
     SiteRejected,
     SiteUnreachable,
+    one_line,
 )
 from snakemake_executor_plugin_mantik.jobs.paths import OURS, ROOT
+from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 
-from ..answers import MALFORMED
-from ..base import Entry
-from .connection import UnicoreConnection
-from .opening import parse_server_time, read_mounts
-from .paths import StoragePaths, find_storage
+from ..base import Entry, JobState, Phase, SharedFile
+from ..http import shorten
+from ..rest import repeat_request
+from .connection import (
+    StoragePaths,
+    UnicoreConnection,
+    last_part,
+    parse_server_time,
+    urls_in,
+)
+from .jobs import UnicoreJobs
+
+API: Final = "unicore"
 
 LISTING_LIMIT: Final = 10_000
 """Entries that a server returns in one answer, unless its SMS_LS_LIMIT is another one."""
@@ -31,18 +46,37 @@ _SHARED_DIRECTORY: Final = "rwxr-x---"
 _OCTETS: Final = {"Content-Type": "application/octet-stream"}
 
 
-class UnicoreFiles:
-    """The workspace's files."""
+_MOST_STORAGES: Final = 200
+"""Maximum number of storages searched for the workspace's."""
 
-    def __init__(self, connection: UnicoreConnection, paths: StoragePaths, site: str) -> None:
-        self._connection = connection
-        self._paths = paths
-        self._site = site
-        self._mounts: dict[str, str] | None = None
-        # Answers with fewer entries were seen to be whole, whatever the server's limit is.
-        self._whole = _WHOLE_PAGE
+_QUERY: Final = re.compile(r"(\?|%3[Ff]|;)\S+")
+"""The end of a URL, which may grant access to a file."""
 
-    async def put(self, path: str, content: bytes, *, private: bool) -> None:
+_PHASES: Final = {
+    "CREATED": Phase.WAITING,
+    "RUNNING": Phase.RUNNING,
+    "DONE": Phase.ENDED,
+    "FAILED": Phase.ENDED,
+    "ABORTED": Phase.ENDED,
+}
+
+
+def _hidden(text: str, url: str) -> str:
+    """Return a server's text without what grants access to the file at `url`."""
+    return _QUERY.sub("?…", text.replace(url, url.partition("?")[0]) if url else text)
+
+
+class UnicoreFiles(UnicoreJobs):
+    """The part of a site that deals with the workspace's files."""
+
+    _mounts: dict[str, str] | None = None
+    _whole = _WHOLE_PAGE
+    """Answers with fewer entries were seen to be whole, whatever the server's limit is."""
+
+    def _url(self, path: str) -> str:
+        return self._open.paths.url(path)
+
+    async def put(self, path: str, content: bytes, *, private: bool = False) -> None:
         """See `Site.put`; a private file is created empty, protected, and then filled.
 
         A TSI opens it to its group again with each upload (`IO.put_file_chunk`), so it is protected
@@ -56,25 +90,20 @@ class UnicoreFiles:
             await self._protect(path, _PRIVATE_FILE)
 
     async def _upload(self, path: str, content: bytes) -> None:
-        url, size = self._paths.url(path), len(content)
+        url, size = self._url(path), len(content)
         headers = {**_OCTETS, "Content-Length": str(size)}
         with io.BytesIO(content) as file:
-            body = _Pieces(file)
-            await self._connection.repeat(
-                lambda: self._connection.once(
-                    "upload", "PUT", url, size=size, content=body, headers=dict(headers)
-                )
+            await self._connection.ask(
+                "upload", "PUT", url, size=size, content=_Pieces(file), headers=headers
             )
 
     async def _protect(self, path: str, permissions: str) -> None:
         answer = await self._connection.ask(
-            "chmod", "PUT", self._paths.url(path), json={"unixPermissions": permissions}
+            "chmod", "PUT", self._url(path), json={"unixPermissions": permissions}
         )
         result = self._connection.json_of(answer).get("permissions")
         if result != "OK":
-            raise SiteRejected(
-                f"{path} could not be closed to others: {result}", where=f"site {self._site}"
-            )
+            raise self._connection.refusal(f"{path} could not be closed to others: {result}")
 
     async def make_workspace(self, *, shared: bool) -> None:
         """Make the workspace unless it exists, open to its group if `shared`.
@@ -87,30 +116,27 @@ class UnicoreFiles:
                 await self._protect(path, _SHARED_DIRECTORY if shared else _PRIVATE_DIRECTORY)
                 return
 
-    async def get(self, path: str, offset: int) -> AsyncIterator[bytes]:
+    async def get(
+        self,
+        path: str,
+        *,
+        offset: int = 0,
+        size: int | None = None,  # noqa: ARG002 - one way
+    ) -> AsyncIterator[bytes]:
         """See `Site.get`.
 
         A server may loop for ever if a request starts beyond a file's end, so the size is checked
         first if `offset` is not 0.
         """
         if offset:
-            entry = await self.stat(path)
-            if entry is None:
-                raise SiteNotFound(f"there is no file {path}", where=f"site {self._site}")
-            if offset > entry.size:
-                raise SiteRejected(
-                    f"{path} has {entry.size} bytes, less than {offset}",
-                    where=f"site {self._site}",
-                )
+            entry = await self._reachable(path, offset)
             if offset == entry.size:
                 return
-        async with self._connection.download(self._paths.url(path), offset) as (response, chunks):
-            if response.status_code != (206 if offset else 200):
-                raise SiteUnreachable(
-                    f"{path}: status {response.status_code} instead of its bytes from {offset} on",
-                    where=f"site {self._site}",
-                    status=response.status_code,
-                )
+        async with self._connection.download(self._url(path), offset) as (
+            response,
+            chunks,
+        ):
+            self._connection.check_range(response, path, offset)
             async for chunk in chunks:
                 yield chunk
 
@@ -125,57 +151,56 @@ class UnicoreFiles:
                 break
             self._whole = len(page)
             if len(entries) > _MOST_ENTRIES:
-                raise SiteRejected(
+                raise self._connection.refusal(
                     f"{path} has more than {_MOST_ENTRIES} entries",
-                    where=f"site {self._site}",
-                    do="Spread them over several directories",
+                    "Spread them over several directories",
                 )
         if len(entries) == known and len(page) == LISTING_LIMIT:
-            raise SiteRejected(
+            raise self._connection.refusal(
                 f"{path} has more entries than the site lists: {len(page)}",
-                where=f"site {self._site}",
-                do="Use a directory below it",
+                "Use a directory below it",
             )
         return entries
 
     async def _anywhere(self, path: str) -> str:
         """Return the URL path of an absolute path in any storage, or of one in the workspace."""
         if not path.startswith("/"):
-            return self._paths.url(path)
+            return self._url(path)
         if self._mounts is None:
             self._mounts = await read_mounts(self._connection)
         found = find_storage(self._mounts, path)
         if found is None:
-            raise SiteRejected(f"no storage of the site holds {path}", where=f"site {self._site}")
+            raise self._connection.refusal(f"no storage of the site holds {path}")
         storage, below = found
-        return StoragePaths(self._site, storage, "").url(below)
+        return StoragePaths(self.name, storage, "").url(below)
 
     async def _page(self, path: str, offset: int) -> dict[str, Entry]:
         url = await self._anywhere(path)
         params = {"offset": offset, "num": LISTING_LIMIT}
         answer = await self._connection.get("list", url, params)
         if answer.get("isDirectory") is False:
-            raise SiteNotFound(f"{path} is not a directory", where=f"site {self._site}")
+            raise SiteNotFound(f"{path} is not a directory", where=self._where)
         content = answer.get("content")
         if not isinstance(content, dict):
             raise self._connection.nonsense(url)
-        return {name: self._entry(name, found) for name, found in _named(content)}
+        # Its keys are paths, with a slash if directories.
+        return {
+            (name := last_part(key)): self._entry(name, found) for key, found in content.items()
+        }
 
     async def stat(self, path: str) -> Entry | None:
         try:
             # The answer for a directory lists its entries: one is enough here.
-            answer = await self._connection.get("stat", self._paths.url(path), {"num": 1})
+            answer = await self._connection.get("stat", self._url(path), {"num": 1})
         except SiteNotFound:
             return None
-        return self._entry(path.rsplit("/", 1)[-1], answer)
+        return self._entry(last_part(path), answer)
 
     def _entry(self, name: str, found: Any) -> Entry:
-        try:
+        with self._connection.parsing(name):
             directory = bool(found["isDirectory"])
             size = 0 if directory else int(found["size"])
             return Entry(name, size, directory, parse_server_time(found["lastAccessed"]))
-        except MALFORMED as error:
-            raise self._connection.nonsense(name) from error
 
     async def make_directory(self, path: str, *, private: bool = False) -> None:
         """See `Site.make_directory`.
@@ -184,35 +209,72 @@ class UnicoreFiles:
         or the output of `mkdir` in the server's language. If the name has a blank or the like, the
         server makes the directory but fails to build its URL (500, URISyntaxException).
         """
-        await self._connection.repeat(lambda: self._make_directory(path))
+        await repeat_request(lambda: self._make_directory(path))
         if private:
             await self._protect(path, _PRIVATE_DIRECTORY)
 
     async def _make_directory(self, path: str) -> None:
         try:
-            await self._connection.once("mkdir", "POST", self._paths.url(path), json={})
+            await self._connection.once("mkdir", "POST", self._url(path), json={})
         except (SiteRejected, SiteUnreachable) as error:
             if error.status is None or (entry := await self.stat(path)) is None:
                 raise
             if not entry.directory:
-                raise SiteRejected(
-                    f"{path} is a file, so no directory can be made there",
-                    where=f"site {self._site}",
-                    status=error.status,
+                raise self._connection.refusal(
+                    f"{path} is a file, so no directory can be made there"
                 ) from error
 
     async def remove(self, path: str) -> None:
         try:
-            await self._connection.repeat(lambda: self._remove(path))
+            await repeat_request(lambda: self._remove(path))
         except SiteNotFound:
             return
 
     async def _remove(self, path: str) -> None:
         try:
-            await self._connection.once("remove", "DELETE", self._paths.url(path))
+            await self._connection.once("remove", "DELETE", self._url(path))
         except SiteUnreachable as error:
             if error.status is None or await self.stat(path) is not None:
                 raise
+
+    async def share(self, path: str) -> SharedFile:
+        return SharedFile(f"{self._connection.base}{self._url(path)}", API)
+
+    async def start_import(self, source: SharedFile, path: str) -> str:
+        self._url(path)  # which checks it
+        body = {"file": self._open.paths.below(path), "source": source.url}
+        url = f"{self._open.paths.storage}/transfers"
+        try:
+            answer = await self._connection.once("import", "POST", url, json=body)
+        except SiteError as error:  # the server may repeat the address
+            error.what = _hidden(error.what, source.url)
+            raise
+        import_id = last_part(answer.headers.get("Location", ""))
+        if not import_id:
+            raise self._connection.nonsense(url)
+        return import_id
+
+    async def import_state(self, import_id: str) -> JobState:
+        url = f"/transfers/{import_id}"
+        try:
+            found = await self._connection.get("import state", url)
+        except SiteNotFound:
+            return JobState(Phase.UNKNOWN)
+        phase = _PHASES.get(str(found.get("status")))
+        if phase is None:
+            raise self._connection.nonsense(url)
+        if phase is not Phase.ENDED:
+            return JobState(phase)
+        done = found["status"] == "DONE"
+        message = str(found.get("statusMessage") or "").removeprefix("NOT_SUCCESSFUL").strip()
+        message = shorten(one_line(_hidden(message, str(found.get("source") or ""))))
+        return JobState(phase, Reason.SUCCESS if done else Reason.UNKNOWN, message)
+
+    async def end_import(self, import_id: str) -> None:
+        try:
+            await self._connection.ask("end import", "DELETE", f"/transfers/{import_id}")
+        except SiteNotFound:
+            return
 
 
 class _Pieces:
@@ -231,6 +293,47 @@ class _Pieces:
             yield piece
 
 
-def _named(content: dict[str, Any]) -> list[tuple[str, Any]]:
-    """Return a listing's entries by bare name; UNICORE's are paths, with a slash if directories."""
-    return [(path.rstrip("/").rsplit("/", 1)[-1], found) for path, found in content.items()]
+async def read_mounts(connection: UnicoreConnection) -> dict[str, str]:
+    """Return the mount points of the storages that have one."""
+    answer = await connection.get("storages", "/storages", {"num": _MOST_STORAGES})
+    names = [last_part(url) for url in urls_in(answer, "storages")]
+    answers = await asyncio.gather(*(read_storage(connection, name) for name in names))
+    return {
+        name: mount_of(connection, found)
+        for name, found in zip(names, answers, strict=True)
+        if str(found.get("mountPoint", "")).startswith("/")
+    }
+
+
+async def read_storage(
+    connection: UnicoreConnection, name: str, fields: str = "mountPoint,resourceStatus"
+) -> dict[str, Any]:
+    """Return properties of a storage."""
+    path = f"/storages/{quote(name, safe='')}"
+    return await connection.get("storages", path, {"fields": fields})
+
+
+def mount_of(connection: UnicoreConnection, answer: Mapping[str, Any]) -> str:
+    """Return the mount point in a storage's properties."""
+    mount = answer.get("mountPoint")
+    if not isinstance(mount, str) or not mount.startswith("/"):
+        raise connection.nonsense("a storage")
+    return mount
+
+
+def find_storage(mounts: Mapping[str, str], workspace: str) -> tuple[str, str] | None:
+    """Find the storage that holds the absolute path `workspace`, and the path below its mount.
+
+    `mounts` has the absolute mount points by storage. Returns None if no storage holds the
+    workspace; of several, the one mounted deepest.
+    """
+    workspace = posixpath.normpath(workspace)
+    found = None
+    deepest = -1
+    for storage, mount in mounts.items():
+        root = posixpath.normpath(mount)
+        below = workspace if root == "/" else workspace.removeprefix(root)
+        inside = root == "/" or (workspace.startswith(root) and below[:1] == "/")
+        if inside and len(root) > deepest:
+            found, deepest = (storage, below.strip("/")), len(root)
+    return found

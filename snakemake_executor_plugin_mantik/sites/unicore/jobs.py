@@ -4,39 +4,42 @@ import json
 import logging
 import re
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 from urllib.parse import quote
-
-from pyunicore.aio.client import JobStatus
 
 from snakemake_executor_plugin_mantik.common.errors import (
     SiteError,
     SiteNotFound,
     SiteRejected,
-    SiteUnauthorized,
 )
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 
-from ..answers import server_time, shorten
-from ..base import JobState, Phase, do_nothing
-from ..request_policy import RateLimiter, ask_all
+from ..base import JobState, Phase, Submission, do_nothing
+from ..http import server_time, shorten
+from ..rest import RestSite, states_of
 from ..slurm import (
     AWAY,
-    SLURM_RUNNING,
-    SLURM_WAITING,
     TOO_MANY_JOBS,
     describe_end,
     end_reason,
+    is_scheduler_id,
     memory_message,
     pending_obstacle,
     pending_reason,
+    slurm_phase,
 )
-from .answers import root_cause
-from .connection import UnicoreConnection
-from .opening import format_server_time, parse_server_time
+from .connection import (
+    UnicoreConnection,
+    UnicoreOpened,
+    format_server_time,
+    last_part,
+    parse_server_time,
+    root_cause,
+)
+from .description import job_description, lost_resources
 
 STATUS_FIELDS: Final = "status,statusMessage,exitCode,batchSystemID,queue"
 """Properties that are requested for a job's state: 40 bytes of the 4 kB that an answer has with the
@@ -46,14 +49,14 @@ EXPLAIN_FIELDS: Final = f"{STATUS_FIELDS},log"
 _LONGEST_DETAIL: Final = 500
 
 _PHASES: Final = {
-    JobStatus.READY.value: Phase.WAITING,
-    JobStatus.STAGINGIN.value: Phase.WAITING,
-    JobStatus.QUEUED.value: Phase.WAITING,
-    JobStatus.RUNNING.value: Phase.RUNNING,
-    JobStatus.STAGINGOUT.value: Phase.RUNNING,
-    JobStatus.SUCCESSFUL.value: Phase.ENDED,
-    JobStatus.FAILED.value: Phase.ENDED,
-    JobStatus.UNDEFINED.value: Phase.UNKNOWN,
+    "READY": Phase.WAITING,
+    "STAGINGIN": Phase.WAITING,
+    "QUEUED": Phase.WAITING,
+    "RUNNING": Phase.RUNNING,
+    "STAGINGOUT": Phase.RUNNING,
+    "SUCCESSFUL": Phase.ENDED,
+    "FAILED": Phase.ENDED,
+    "UNDEFINED": Phase.UNKNOWN,
 }
 
 _STATUS_TEXTS: Final = (
@@ -197,14 +200,14 @@ def slurm_state(details: Mapping[str, str], state: JobState) -> JobState:
     end = word, _number(code), _number(signal)
     reason = end_reason(*end)
     given_up = state.phase is Phase.UNKNOWN
-    if word in SLURM_WAITING and (given_up or state.phase is Phase.WAITING):
+    if slurm_phase(word) is Phase.WAITING and (given_up or state.phase is Phase.WAITING):
         pending = pending_reason(details.get("Reason"))
         waits, never = pending_obstacle(pending)
         return replace(
             state, phase=Phase.WAITING, waits=waits, never=never, pending=pending,
             starts_after=_starts_after(details) or None,  # 0: it expects none
         )  # fmt: skip
-    if given_up and word in SLURM_RUNNING:
+    if given_up and slurm_phase(word) is Phase.RUNNING:
         return replace(state, phase=Phase.RUNNING)
     by_itself = reason in (Reason.EXIT_CODE, Reason.UNKNOWN) and state.reason is Reason.EXIT_CODE
     if reason is None or by_itself or (reason is Reason.SUCCESS and not given_up):
@@ -217,7 +220,7 @@ def slurm_state(details: Mapping[str, str], state: JobState) -> JobState:
 
 
 def _reason(status: str, message: str, code: int | None) -> Reason:
-    if status == JobStatus.SUCCESSFUL.value:
+    if status == "SUCCESSFUL":
         return Reason.SUCCESS
     for text, reason in _STATUS_TEXTS:
         if re.search(text, message):
@@ -251,37 +254,36 @@ _BEYOND_DOUBT: Final = (Reason.TIME_LIMIT, Reason.NODE_FAILURE, Reason.PREEMPTED
 
 _ID: Final = re.compile(r"\w[\w.-]{0,99}", re.ASCII)
 _TAG: Final = re.compile(r"[A-Za-z0-9-]+")
-_T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 
 
-class UnicoreJobs:
-    """The user's jobs at a server."""
+class UnicoreJobs(RestSite[UnicoreConnection, UnicoreOpened]):
+    """The part of a site that deals with the user's jobs.
 
-    def __init__(
-        self, connection: UnicoreConnection, site: str, submissions_per_second: float
-    ) -> None:
-        self._connection = connection
-        self._site = site
-        self._turns = RateLimiter(1 / submissions_per_second, connection.max_concurrency)
+    UNICORE waits two minutes for the exit code of a job that has left the scheduler's queue
+    (measured: 133 to 142 s) and calls it running until then.
+    """
 
-    async def submit(
-        self, description: dict[str, Any], begin: Callable[[], None] = do_nothing
-    ) -> str:
-        """Submit a job: one request, not repeated; call `begin` when it is its turn."""
-        for tag in description.get("Tags", ()):
-            self._check_tag(tag)
-        async with self._turns.turn():
+    states_lag = True
+
+    async def submit(self, submission: Submission, begin: Callable[[], None] = do_nothing) -> str:
+        self._check_tag(submission.tag)
+        known = self._open.known.get(submission.resources.queue or "", frozenset())
+        server = self._open.server
+        description = job_description(submission, self._settings.scheduler, known, server)
+        for lost in lost_resources(submission.resources, server):
+            _log.debug("%s: submitted RAW, since %s loses %s", submission.name, server, lost)
+        async with self._turn():
             begin()
             response = await self._connection.once("submit", "POST", "/jobs", json=description)
-        job_id = response.headers.get("Location", "").rstrip("/").rsplit("/", 1)[-1]
+        job_id = last_part(response.headers.get("Location", ""))
         if response.status_code != 201 or not _ID.fullmatch(job_id):
             raise self._connection.nonsense("/jobs")
-        return str(job_id)
+        return job_id
 
-    async def find(self, tags: Iterable[str]) -> dict[str, list[str]]:
+    async def find(self, names: Mapping[str, str]) -> dict[str, list[str]]:
         found: dict[str, list[str]] = {}
-        for tag, answer in (await self._all(list(tags), self._find)).items():
+        for tag, answer in (await self._all(list(names), self._find)).items():
             if isinstance(answer, SiteError):
                 raise answer
             found[tag] = answer
@@ -296,24 +298,19 @@ class UnicoreJobs:
             urls = answer.get("jobs")
             if not isinstance(urls, list):
                 raise self._connection.nonsense("/jobs")
-            found += [str(url).rstrip("/").rsplit("/", 1)[-1] for url in urls]
+            found += map(last_part, urls)
             if len(urls) < _PAGE or len(found) > _MOST_FOUND:
                 return [job_id for job_id in dict.fromkeys(found) if _ID.fullmatch(job_id)]
 
     async def states(self, ids: Sequence[str]) -> dict[str, JobState]:
-        answers = await self._all(ids, self._state)
-        errors = [answer for answer in answers.values() if isinstance(answer, SiteError)]
-        for error in errors:
-            if isinstance(error, SiteUnauthorized):
-                raise error
-        if errors and len(errors) == len(answers):
-            raise errors[0]
-        return {
-            job_id: JobState(Phase.UNKNOWN, detail=answer.what)
-            if isinstance(answer, SiteError)
-            else answer
-            for job_id, answer in answers.items()
-        }
+        return states_of(await self._all(ids, self._state))
+
+    async def glance(self, ids: Sequence[str]) -> None:
+        """Return None: each job takes a request of its own."""
+
+    async def scheduler_ids(self, ids: Sequence[str]) -> dict[str, str]:
+        known = {i: state.scheduler_id for i, state in (await self.states(ids)).items()}
+        return {i: known[i] for i in ids if is_scheduler_id(known[i])}
 
     async def _state(self, job_id: str) -> JobState:
         try:
@@ -372,12 +369,18 @@ class UnicoreJobs:
         return text.decode(errors="replace")
 
     async def cancel(self, ids: Sequence[str]) -> None:
-        await self._each(ids, lambda job: self._post(f"{_url(job)}/actions/abort"))
+        def abort(job_id: str) -> Awaitable[object]:
+            path = f"{_url(job_id)}/actions/abort"
+            return self._connection.ask("cancel", "POST", path, json={})
 
-    async def _post(self, path: str) -> None:
-        await self._connection.ask("cancel", "POST", path, json={})
+        await self._each(ids, abort)
 
-    async def forget(self, ids: Sequence[str]) -> None:
+    async def forget(
+        self,
+        ids: Sequence[str],
+        *,
+        succeeded: bool = False,  # noqa: ARG002 - directories are left
+    ) -> None:
         await self._each(ids, lambda job: self._connection.ask("forget", "DELETE", _url(job)))
 
     async def extend(self, ids: Sequence[str], seconds: float) -> None:
@@ -402,24 +405,13 @@ class UnicoreJobs:
         if result != "OK":  # the status is 200 all the same
             raise SiteRejected(
                 f"the retention time of job {job_id} could not be extended: {result}",
-                where=f"site {self._site}",
+                where=self._connection.where,
             )
-
-    async def _each(self, ids: Sequence[str], act: Callable[[str], Awaitable[object]]) -> None:
-        """Call `act` for all jobs concurrently; ignore missing jobs, raise the first error."""
-        for answer in (await self._all(ids, act)).values():
-            if isinstance(answer, SiteError) and not isinstance(answer, SiteNotFound):
-                raise answer
-
-    async def _all(
-        self, ids: Sequence[str], act: Callable[[str], Awaitable[_T]]
-    ) -> dict[str, _T | SiteError]:
-        return await ask_all(ids, act, self._connection.max_concurrency)
 
     def _check_tag(self, tag: str) -> None:
         """Refuse all but letters, digits, `-`: `_` is a wildcard, a blank makes two tags of one."""
         if not _TAG.fullmatch(tag):
-            raise SiteRejected(f"{tag!r} cannot be a tag", where=f"site {self._site}")
+            raise SiteRejected(f"{tag!r} cannot be a tag", where=self._connection.where)
 
 
 def _url(job_id: str) -> str:

@@ -2,7 +2,6 @@
 
 import asyncio
 import hashlib
-import math
 import time
 import uuid
 from collections import Counter
@@ -181,19 +180,17 @@ class JobRuns:
 class Identities:
     """Assigns run ids to jobs. Belongs to the engine's thread."""
 
-    def __init__(
-        self, target: TrackingTarget, worker: WorkerClient, paces: Mapping[str, float]
-    ) -> None:
+    def __init__(self, target: TrackingTarget, worker: WorkerClient, pace: float) -> None:
         """Prepare.
 
         Args:
             target: the destination of the runs.
             worker: has MLflow create the runs.
-            paces: the most jobs per second that are submitted to each site.
+            pace: the most jobs per second that are submitted to a site.
         """
         self._target = target
         self._worker = worker
-        self._paces = dict(paces)
+        self._pace = pace
         self._waiting: Counter[str] = Counter()
 
     async def of(self, record: TryRecord, outbox: Outbox) -> RunIdentity:
@@ -225,7 +222,7 @@ class Identities:
 
     async def _made(self, record: TryRecord) -> None:
         """Wait for a run, longer behind others that wait: the site's pace delays the job anyway."""
-        turn_s = self._waiting[record.site] / self._paces.get(record.site, math.inf)
+        turn_s = self._waiting[record.site] / self._pace
         self._waiting[record.site] += 1
         try:
             await self._worker.made(record.id, turn_s)

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from snakemake_executor_plugin_mantik.common.humanize import humanize_count
 from snakemake_executor_plugin_mantik.common.installing import install_command
+from snakemake_executor_plugin_mantik.config.settings import Timing
 from snakemake_executor_plugin_mantik.engine.observer import (
     How,
     JobEnd,
@@ -66,7 +67,7 @@ class Tracker(Observer):
         notify: Callable[[str], None],
         workflow: TrackedWorkflow | None = None,
         direct: Mapping[str, str] | None = None,
-        paces: Mapping[str, float] | None = None,
+        pace: float = Timing.submissions_per_second,
     ) -> None:
         """Prepare; nothing starts before there is something to track.
 
@@ -79,7 +80,7 @@ class Tracker(Observer):
             workflow: the workflow to run; None to end only earlier workflows.
             direct: variables for jobs that log to the server directly (`controller.direct`); empty:
                 this machine forwards what jobs log.
-            paces: the most jobs per second that are submitted to each site.
+            pace: the most jobs per second that are submitted to a site.
         """
         self._direct = dict(direct or {})
         self._workdir = workdir
@@ -96,7 +97,7 @@ class Tracker(Observer):
         self._tracked: set[str] = set()
         log = self._directory / "worker.log"
         self._worker = WorkerClient(workdir, log, notify, self._tracked)
-        self._identities = Identities(target, self._worker, paces or {})
+        self._identities = Identities(target, self._worker, pace)
         self._writing: set[asyncio.Task[None]] = set()
         self._runs: JobRuns | None = None
         self._job_ids: dict[str, str] = {}

@@ -16,7 +16,7 @@ from typing import Any, Self
 
 import httpx
 
-from snakemake_executor_plugin_mantik.sites.answers import MALFORMED
+from snakemake_executor_plugin_mantik.sites.http import MALFORMED
 from tests.real.centre import SERVERS, USER, Centre
 from tests.real.centre.issuer import Issuer
 from tests.real.centre.objects import object_store

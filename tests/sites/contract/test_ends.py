@@ -53,6 +53,17 @@ class TestEnds:
 
         bench.run_opened(scenario)
 
+    def test_out_of_memory_in_the_words_of_slurm(self, bench: Bench) -> None:
+        """Slurm kills one process after the other; the batch script may end by itself."""
+        words = "slurmstepd: error: Detected 1 oom_kill event in StepId=7.batch"
+
+        async def scenario(site: Site) -> None:
+            job = await site.submit(a_job(f"echo begun >&2; echo '{words}' >&2; kill -9 $$\n"))
+            state = await until_explained(site, job)
+            assert (state.reason, state.detail) == (Reason.OUT_OF_MEMORY, words)
+
+        bench.run(scenario)
+
     def test_node_failure(self, bench: Bench) -> None:
         async def scenario(site: Site) -> None:
             resources = Resources(queue=FRAGILE, runtime_s=600)

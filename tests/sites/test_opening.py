@@ -3,24 +3,29 @@
 import asyncio
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from snakemake_executor_plugin_mantik.common.errors import SiteRejected, SiteUnreachable, UserError
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
-from snakemake_executor_plugin_mantik.sites import request_policy
-from snakemake_executor_plugin_mantik.sites.credentials import Bearer
-from snakemake_executor_plugin_mantik.sites.firecrest import FirecrestSite
-from snakemake_executor_plugin_mantik.sites.firecrest.connection import FirecrestConnection
-from snakemake_executor_plugin_mantik.sites.firecrest.opening import (
-    FileSystem,
-    FirecrestUser,
+from snakemake_executor_plugin_mantik.sites import rest
+from snakemake_executor_plugin_mantik.sites.authentication import Bearer
+from snakemake_executor_plugin_mantik.sites.base import QueueLimits
+from snakemake_executor_plugin_mantik.sites.firecrest import (
+    FirecrestSite,
     choose_workspace,
     parse_system,
     read_user,
+)
+from snakemake_executor_plugin_mantik.sites.firecrest.connection import (
+    FileSystem,
+    FirecrestConnection,
+    FirecrestUser,
     zone_offset,
 )
+from snakemake_executor_plugin_mantik.sites.unicore import queue_limits
 from tests.support.parrot import Parrot, Say
 
 DAINT: dict[str, Any] = {
@@ -43,7 +48,7 @@ FILE_SYSTEMS = parse_system(DAINT, "2.x.x", "alps").file_systems
 
 @pytest.fixture
 def parrot(monkeypatch: pytest.MonkeyPatch) -> Iterator[Parrot]:
-    monkeypatch.setattr(request_policy, "REPEAT_FIRST_S", 0.01)
+    monkeypatch.setattr(rest, "REPEAT_FIRST_S", 0.01)
     parrot = Parrot("/hpc/firecrest/v1")
     parrot.thread.start()
     yield parrot
@@ -103,9 +108,8 @@ def test_a_portal_proves_nothing(parrot: Parrot, answer: Say) -> None:
 def test_an_empty_list_of_accounts_is_asked_for_again(parrot: Parrot) -> None:
     async def read() -> FirecrestUser:
         connection = FirecrestConnection(
-            "alps", parrot.url, Bearer("s3cr3t"),
-            ca_file=None, proxy=None, timeout_s=10.0, concurrent_requests=1,
-        )  # fmt: skip
+            "alps", parrot.url, Bearer("s3cr3t"), SiteSettings(), Path()
+        )
         try:
             return await read_user(connection, "Daint")
         finally:
@@ -167,7 +171,7 @@ def test_a_system_that_says_little() -> None:
 )
 def test_workspaces(workspace: str | None, storage: str | None, path: str) -> None:
     found = choose_workspace(
-        FILE_SYSTEMS, user="me", site="alps", name="ws", workspace=workspace, storage=storage
+        FILE_SYSTEMS, user="me", where="site alps", name="ws", workspace=workspace, storage=storage
     )
     assert found == path
 
@@ -185,13 +189,18 @@ def test_workspaces(workspace: str | None, storage: str | None, path: str) -> No
 def test_workspaces_that_cannot_be(workspace: str | None, storage: str | None) -> None:
     with pytest.raises(SiteRejected):
         choose_workspace(
-            FILE_SYSTEMS, user="me", site="alps", name="ws", workspace=workspace, storage=storage
+            FILE_SYSTEMS,
+            user="me",
+            where="site alps",
+            name="ws",
+            workspace=workspace,
+            storage=storage,
         )
 
 
 def test_home_where_there_is_no_scratch() -> None:
     found = choose_workspace(
-        FILE_SYSTEMS[:1], user="me", site="alps", name="ws", workspace=None, storage=None
+        FILE_SYSTEMS[:1], user="me", where="site alps", name="ws", workspace=None, storage=None
     )
     assert found == "/users/me/mantik/ws"
 
@@ -200,3 +209,28 @@ def test_time_zones() -> None:
     assert zone_offset("2026-11-21T13:20:45", 1795263645) == 3600
     assert zone_offset("2026-11-21T12:20:50", 1795263645) == 0
     assert zone_offset("2026-11-21T06:50:45", 1795263645) == -5.5 * 3600
+
+
+def test_ranges_and_choices() -> None:
+    told = {
+        "GPUsPerNode": "0-4",
+        "CPUsPerNode": "1-16",
+        "Runtime": "60-86400",
+        "QoS": ["normal", "short"],
+        "MemoryPerNode": "1048576-68719476736",
+        "NodeConstraints": ["fast"],
+        "Nodes": "1-2",
+        "TotalCPUs": "1-32",
+    }
+    assert queue_limits(told) == QueueLimits(
+        runtime_s=(60, 86_400),
+        nodes=(1, 2),
+        cpus_per_node=(1, 16),
+        memory_mib_per_node=(1, 65_536),
+        gpus_per_node=(0, 4),
+        choices={"qos": ("normal", "short"), "constraint": ("fast",)},
+    )
+
+
+def test_what_is_no_list_of_choices_limits_nothing() -> None:
+    assert queue_limits({"QoS": "*", "NodeConstraints": [], "Reservation": None}).choices == {}

@@ -76,24 +76,19 @@ def _options(
 
 def _app() -> typer.Typer:
     from . import runs, sandbox, schedule
-    from .apps import App
     from .bootstrap import bootstrap
-    from .call import call
-    from .cancel import cancel
+    from .cancel import cancel, clean
     from .check import check
-    from .clean import clean
     from .docs import docs, schema
-    from .evaluation import Evaluating
-    from .get import get
+    from .get import get, ls
     from .init import init
     from .jobs import jobs
     from .logs import logs
-    from .ls import ls
-    from .plan import Passing, plan
+    from .plan import plan, render
     from .put import put
-    from .render import render
     from .report import report
-    from .run import run
+    from .run import call, run
+    from .shared import App, Evaluating, Passing
     from .track import track
     from .watch import watch
 

@@ -1,23 +1,34 @@
 """`smk-mantik cancel`: cancel jobs that earlier runs left at the sites, without Snakemake."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from snakemake_executor_plugin_mantik.common.errors import UserError, printable
+from snakemake_executor_plugin_mantik.common.errors import MantikError, UserError, printable
+from snakemake_executor_plugin_mantik.common.humanize import humanize_count, humanize_size
 from snakemake_executor_plugin_mantik.connections.reconnect import (
     ReconnectedSite,
     open_journal,
     reach_sites,
 )
 from snakemake_executor_plugin_mantik.engine.cancel import CANCEL_WAIT_S
-from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, TryState, read_history
+from snakemake_executor_plugin_mantik.engine.clear import Clearer, WorkspacePart
+from snakemake_executor_plugin_mantik.jobs.paths import display_path
+from snakemake_executor_plugin_mantik.journal import (
+    Journal,
+    StoredOutput,
+    TryRecord,
+    TryState,
+    read_history,
+)
+from snakemake_executor_plugin_mantik.storage.copies import is_here
 from snakemake_executor_plugin_mantik.views.workflow import is_meant
 
-from .options import Sites, Workdir
+from .shared import Sites, Workdir
 
 _UNCONFIRMED = 1
 """Exit code if a job may still run."""
@@ -150,3 +161,186 @@ def _ended(before: TryState, record: TryRecord) -> str:
 
 def _say(text: str) -> None:
     typer.echo(printable(text))
+
+
+_LEFT = 1
+"""Exit code if something had to stay; a "no" of the user does not count."""
+
+
+def clean(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[SITE…]", help="Sites whose workspaces to empty; default: all."),
+    ] = None,
+    *,
+    directory: Workdir = Path(),
+    site: Sites = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Also cancel jobs, and lose outputs that are nowhere else."),
+    ] = False,
+) -> None:
+    """Show what a workflow has in its workspaces, and remove it.
+
+    Local inputs and outputs stay; a later run uploads what it needs again. A workspace with jobs
+    that may still run, or with outputs that are nowhere else, is kept unless you use --force.
+    """
+    journal = open_journal(directory)
+    if journal.remark:
+        typer.echo(printable(journal.remark))
+    sites = journal.sites()
+    if strange := [name for name in names or [] if name not in sites]:
+        journal.close()
+        raise UserError(
+            f"no job was submitted to a site named {', '.join(strange)}",
+            do=f"Use one of the sites with jobs: {', '.join(sites) or 'none'}",
+        )
+    if not sites:
+        journal.close()
+        typer.echo("There is no workspace.")
+        return
+    if asyncio.run(_clean(journal, names or [*sites], site or [], yes=yes, force=force)):
+        raise typer.Exit(_LEFT)
+
+
+async def _clean(
+    journal: Journal, names: Sequence[str], given: Sequence[str], *, yes: bool, force: bool
+) -> bool:
+    """Show, ask and remove; return whether something had to stay, apart from a "no"."""
+    async with reach_sites(journal, names, given, typer.echo) as there:
+        troubled = bool(there.away)
+        for why in there.away.values():
+            typer.echo(printable(why))
+        cleared = {}
+        for name, clearer in _clearers(there).items():
+            where = f"{name}: {there.runners[name].facts.workspace}"
+            try:
+                found = await clearer.measure()
+            except MantikError as error:
+                typer.echo(printable(f"{where}\n  {error}"))
+                troubled = True
+                continue
+            typer.echo(printable("\n".join([where, *_table(found)])))
+            needed = _needed(journal, name)
+            for record in needed:
+                typer.echo(printable(f"  needed: {record.name} ({_why(record)})"))
+            alone = _only_there(there, name)
+            for output in alone:
+                typer.echo(
+                    printable(
+                        f"  only there: {display_path(output.path)} ({humanize_size(output.size)},"
+                        f" made by {output.job})"
+                    )
+                )
+            if needed and not force:
+                typer.echo("  Kept: let snakemake finish these jobs, cancel them, or add --force.")
+                troubled = True
+            elif alone and not force:
+                typer.echo(
+                    "  Kept: bring these outputs here with smk-mantik get, or add --force to lose"
+                    " them."
+                )
+                troubled = True
+            elif found:
+                cleared[name] = clearer
+        if not cleared or not (yes or confirm()):
+            return troubled
+        for name, clearer in cleared.items():
+            troubled = not await _clear(there, name, clearer) or troubled
+    return troubled
+
+
+def _clearers(there: ReconnectedSite) -> dict[str, Clearer]:
+    """Return a `Clearer` for each workspace within reach, by the first of its sites' names."""
+    found: dict[str, Clearer] = {}
+    seen: set[str] = set()
+    for name, runner in there.runners.items():
+        known = there.journal.sites()[name]
+        if known.workspace != runner.facts.workspace:
+            typer.echo(
+                f"{name}: its backend config now names {runner.facts.workspace}, but the last run"
+                f" used {known.workspace}; use the config of that run: --site {name}=FILE."
+            )
+        elif runner.place.id not in seen:
+            seen.add(runner.place.id)
+            shared = bool(runner.planner.config.site.workspace)
+            found[name] = Clearer(runner.site, runner.place.id, there.journal, shared=shared)
+    return found
+
+
+async def _clear(there: ReconnectedSite, name: str, clearer: Clearer) -> bool:
+    """Cancel the tries in a workspace and empty it; return whether everything was removed."""
+    journal = there.journal
+    running = [record for record in _needed(journal, name) if record.may_run]
+    if await cancel_tries(
+        there, running, 2 * CANCEL_WAIT_S, lambda text: typer.echo(printable(text))
+    ):
+        typer.echo(f"{name}: kept, because one of its jobs may still run.")
+        return False
+    for record in _needed(journal, name):
+        journal.segments.forget_checkpoint(record.id)
+        if not record.state.final:
+            journal.abandoned(record.id, "failed: its outputs were removed by smk-mantik clean")
+    alone = {output.path for output in _only_there(there, name)}
+    stored = journal.files.stored_at(there.runners[name].place.id)
+    left = await clearer.remove(o.path for o in stored if o.path not in alone)
+    for path in left:
+        typer.echo(printable(f"{name}: could not be removed: {path}"))
+    if not left:
+        typer.echo(f"{name}: removed.")
+    return not left
+
+
+def _needed(journal: Journal, name: str) -> list[TryRecord]:
+    """Return the tries that use a workspace, or whose outputs may not be fetched yet."""
+    place = journal.sites()[name].place
+    using = {record.id for record in journal.uses.of(place)}
+    return [
+        record
+        for record in read_history(journal.path.parent)
+        if record.id in using
+        or (
+            record.place == place
+            and (record.may_run or (record.state, record.outcome) == (TryState.ENDED, "succeeded"))
+        )
+    ]
+
+
+def _only_there(there: ReconnectedSite, name: str) -> list[StoredOutput]:
+    """Return the outputs that are stored in a workspace, and not on this machine, too."""
+    stored = there.journal.files.stored_at(there.runners[name].place.id)
+    return [output for output in stored if not is_here(output, there.workdir)]
+
+
+def _why(record: TryRecord) -> str:
+    if record.goes_on and not record.may_run:
+        return f"it can go on from its checkpoint after {record.part}"
+    if record.state is TryState.ENDED:
+        return "Snakemake has not accepted its outputs yet"
+    return "it may still run, or its outputs have not been fetched"
+
+
+def _table(found: Mapping[str, WorkspacePart]) -> list[str]:
+    if not found:
+        return ["  nothing"]
+    lines = []
+    for name, part in found.items():
+        more = "more than " if part.more else ""
+        lines.append(
+            f"  {name}: {more}{humanize_count(part.files, 'file')}, {humanize_size(part.size)}"
+        )
+    return lines
+
+
+def confirm() -> bool:
+    """Ask for confirmation and return the answer.
+
+    Raises:
+        UserError: there is no terminal.
+    """
+    if not sys.stdin.isatty():
+        raise UserError(
+            "there is no terminal to ask for confirmation", do="Add --yes to remove all of this"
+        )
+    return typer.confirm("Remove all of this?")

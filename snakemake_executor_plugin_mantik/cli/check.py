@@ -23,9 +23,7 @@ from snakemake_executor_plugin_mantik.config.reading import (
 )
 
 from .check_site import Finding, check_connection
-
-WRONG = 2
-"""Exit code if a file, or with `--connect` a site, has a mistake."""
+from .shared import WRONG
 
 _MARKS = {"ok": "", "note": "", "warning": "(!) "}
 

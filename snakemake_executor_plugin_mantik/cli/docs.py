@@ -16,7 +16,7 @@ from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.config.environment_keys import IMAGE_KEYS, LOGIN_HOOKS
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
 
-from . import tables
+from . import shared
 
 _PACKAGE = "snakemake_executor_plugin_mantik"
 _DIRECTORY = "docs"
@@ -32,10 +32,10 @@ def docs(
     """Show a page of the documentation."""
     pages = documentation_pages()
     if not page:
-        table = tables.new_table(("page", "title"))
+        table = shared.new_table(("page", "title"))
         for name, file in sorted(pages.items()):
-            tables.add_row(table, [name, _TITLES.get(name) or _title(file)])
-        tables.make_console().print(table)
+            shared.add_row(table, [name, _TITLES.get(name) or _title(file)])
+        shared.make_console().print(table)
         return
     name = page.removeprefix("docs/").removesuffix(".md")
     if name not in pages:
@@ -52,7 +52,7 @@ def docs(
 
     # Colours, and no pager for what fits on the screen.
     os.environ.setdefault("LESS", "FRX")
-    console = tables.make_console()
+    console = shared.make_console()
     with console.pager(styles=True):
         console.print(Markdown(text))
 

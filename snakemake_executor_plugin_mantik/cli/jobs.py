@@ -23,8 +23,8 @@ from snakemake_executor_plugin_mantik.views.workflow import (
     overview_jobs,
 )
 
-from . import tables
-from .options import Sites, Workdir
+from . import shared
+from .shared import Sites, Workdir
 
 
 def jobs(
@@ -65,7 +65,7 @@ def jobs(
     if as_json:
         typer.echo(json_text([job.as_json(now) for job in found]))
     else:
-        tables.make_console().print(jobs_table(found, now))
+        shared.make_console().print(jobs_table(found, now))
 
 
 async def _asked(directory: Path, given: Sequence[str]) -> Mapping[str, Sight]:
@@ -80,7 +80,7 @@ async def _asked(directory: Path, given: Sequence[str]) -> Mapping[str, Sight]:
 def jobs_table(found: Iterable[JobView], now: float) -> Table:
     """Return a table with one row per try, in the order of creation."""
     titles = ("job", "site", "queue", "id at the site", "try", "waited", "ran", "outcome")
-    shown = tables.new_table(titles, right=("try", "waited", "ran"))
+    shown = shared.new_table(titles, right=("try", "waited", "ran"))
     for job in found:
         record = job.record
         waited = job.waited(now)
@@ -88,5 +88,5 @@ def jobs_table(found: Iterable[JobView], now: float) -> Table:
         ids = ", ".join(record.site_jobs)
         words = f"{record.part}: {job.words}" if record.part else job.words
         cells = [record.name, record.site, record.queue, ids, str(job.number), *times, words]
-        tables.add_row(shown, cells)
+        shared.add_row(shown, cells)
     return shown

@@ -14,7 +14,7 @@ from snakemake_executor_plugin_mantik.journal import TryRecord, is_controlled, r
 from snakemake_executor_plugin_mantik.views.job_log import JobLog
 from snakemake_executor_plugin_mantik.views.workflow import find_try
 
-from .options import Sites, Workdir
+from .shared import Sites, Workdir
 
 
 def logs(

@@ -25,8 +25,7 @@ from snakemake_executor_plugin_mantik.rules.paths.job_paths import JobPaths
 from snakemake_executor_plugin_mantik.staging.local import LocalFile
 from snakemake_executor_plugin_mantik.staging.secret_files import SecretFiles
 
-from .options import Workdir
-from .tables import make_progress
+from .shared import Workdir, make_progress
 
 _MOST_BUNDLES = 64
 """In how many bundles files are uploaded at most, if none is large: a script names all that it

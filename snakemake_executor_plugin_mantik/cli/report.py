@@ -14,7 +14,7 @@ from snakemake_executor_plugin_mantik.staging.sources import REPORT_FILE
 from snakemake_executor_plugin_mantik.views.report import GENERATOR, gather_report, render_report
 from snakemake_executor_plugin_mantik.views.usage import render_profile
 
-from .options import Workdir
+from .shared import Workdir
 
 _HEAD_BYTES: Final = 1024
 """How much of a file is read to see whether it is a report."""

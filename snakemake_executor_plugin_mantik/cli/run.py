@@ -1,20 +1,35 @@
 """`smk-mantik run`: run one entry point of an MLproject, as a workflow of one rule."""
 
 import os
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
-from snakemake_executor_plugin_mantik.mlproject.command_line import ContinueOptions
+from snakemake_executor_plugin_mantik.common.errors import printable
+from snakemake_executor_plugin_mantik.config.reading import read_configs
+from snakemake_executor_plugin_mantik.mlproject.command_line import (
+    CommandFiles,
+    CommandMistakes,
+    ContinueOptions,
+    check_command_files,
+)
 from snakemake_executor_plugin_mantik.mlproject.single_rule import (
     prepare_single_rule,
     snakemake_command,
 )
+from snakemake_executor_plugin_mantik.runs.functions import (
+    default_result,
+    describe_call,
+    find_function,
+    parse_argument,
+    write_call,
+)
 
-from .options import Checkpoint, Segments
+from .shared import Checkpoint, Segments, run_child
 
 
 def run(
@@ -103,3 +118,100 @@ def _is_local(arguments: Sequence[str]) -> bool:
         or (word in ("--executor", "-e") and words[at + 1 : at + 2] == ["local"])
         for at, word in enumerate(words)
     )
+
+
+_DRY_RUN: Final = re.compile(r"--dry-?run|-[a-zA-Z]*n[a-zA-Z]*")
+_SHOWN_BYTES: Final = 100_000
+"""A larger result is not printed."""
+
+
+def call(
+    function: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODULE:FUNCTION", help="The function, in a module of this directory."
+        ),
+    ],
+    snakemake: Annotated[
+        list[str] | None, typer.Argument(help="Options for snakemake, after --.")
+    ] = None,
+    *,
+    argument: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--arg",
+            "-a",
+            metavar="NAME=VALUE",
+            help="An argument: JSON such as 0.1, true or [1, 2], else a text; repeatable.",
+        ),
+    ] = None,
+    site: Annotated[
+        str,
+        typer.Option(
+            metavar="[NAME=]FILE", help="The site's backend config; default: the workflow's."
+        ),
+    ] = "",
+    inputs: Annotated[
+        list[str] | None,
+        typer.Option("--input", metavar="PATH", help="A file or folder that it reads; repeatable."),
+    ] = None,
+    outputs: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--output",
+            metavar="PATH",
+            help="A file, or with a trailing / a folder, that it makes; repeatable.",
+        ),
+    ] = None,
+    result: Annotated[
+        str,
+        typer.Option(metavar="PATH", help="The file with what it returns; default: in calls/."),
+    ] = "",
+    pickled: Annotated[
+        bool, typer.Option("--pickle", help="Pickle what it returns, instead of writing JSON.")
+    ] = False,
+    installed: Annotated[
+        bool, typer.Option("--installed", help="The module is installed in the site's environment.")
+    ] = False,
+) -> None:
+    """Call a Python function as a job, wait for it here, and print what it returns as JSON.
+
+    The same command again takes up a job that still runs, and prints the result of one that has
+    ended, unless one of the function's modules or inputs has changed.
+    """
+    wrong = CommandMistakes()
+    arguments = {n: parse_argument(v) for n, v in wrong.pairs("--arg", argument or []).items()}
+    read, made = inputs or [], outputs or []
+    with wrong.gathered():
+        if site:
+            read_configs([site], Path())
+    if pickled and not result:
+        wrong.notify("--pickle", "", "needs --result PATH")
+    with wrong.gathered():
+        check_command_files(
+            CommandFiles(read), CommandFiles([*([result] if result else []), *made])
+        )
+    if result.endswith("/") or Path(result or "-").is_dir():
+        wrong.notify("--result", "", f"has to be a file, found {result!r}")
+    wrong.end()
+    found = find_function(function, arguments, installed=installed)
+    result = result or default_result(found, arguments)
+    check_command_files(CommandFiles([*found.files]), CommandFiles([result, *made]))
+    snakefile = write_call(found, arguments, result, inputs=read, outputs=made, pickled=pickled)
+    words, options = snakemake_command(snakefile, site), list(snakemake or [])
+    if not any(word == "-e" or word.startswith("--executor") for word in options):
+        words += ["--executor", "mantik", "--jobs", "1"]
+    if code := run_child([*words, *options], to_stderr=True):
+        raise typer.Exit(code)
+    if any(map(_DRY_RUN.fullmatch, options)):
+        return  # a file that is there may be the result of an older version
+    _show(Path(result), describe_call(found, arguments), pickled=pickled)
+
+
+def _show(result: Path, called: str, *, pickled: bool) -> None:
+    """Print the result, unless snakemake was asked for something else than a run."""
+    if not result.exists():
+        return
+    typer.echo(printable(f"{called} is in {result}."), err=True)
+    if not pickled and result.stat().st_size <= _SHOWN_BYTES:
+        sys.stdout.write(printable(result.read_text(encoding="utf-8")))

@@ -4,15 +4,24 @@ import importlib.util
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from snakemake_executor_plugin_mantik.common.errors import UserError, json_text, one_line, printable
 from snakemake_executor_plugin_mantik.common.installing import install_command
+from snakemake_executor_plugin_mantik.common.state_directory import data_home
+from snakemake_executor_plugin_mantik.mlproject.command_line import CommandMistakes, ContinueOptions
+from snakemake_executor_plugin_mantik.runs import controller, local_runs
+from snakemake_executor_plugin_mantik.runs.configs import config_of_file
+from snakemake_executor_plugin_mantik.runs.directories import RunDirectory, runs_home
+from snakemake_executor_plugin_mantik.schedule.store import repeated_by
+from snakemake_executor_plugin_mantik.tracking.worker.process import SETTINGS
 
-from .apps import App
-from .options import Checkpoint, Segments
+from . import runtable
+from .cancel import confirm
+from .shared import App, Checkpoint, Segments, make_console
 
 if TYPE_CHECKING:
     from snakemake_executor_plugin_mantik.runs.listing import FoundRun
@@ -27,37 +36,67 @@ runs_app = App(
 
 _Run = Annotated[str, typer.Argument(metavar="RUN", help="The run's id, a prefix of it, or name.")]
 _AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-_Parameters = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--param-list", "-P", metavar="NAME=VALUE", help="A parameter of the entry point."
-    ),
-]
-_SiteOption = Annotated[
-    str,
-    typer.Option("--site", metavar="[NAME=]FILE", help="The site's backend config."),
-]
-_Account = Annotated[str, typer.Option("--account", help="The compute budget account.")]
-_Extra = Annotated[
-    list[str] | None,
-    typer.Option("--extra", metavar="NAME=VALUE", help="An undeclared parameter."),
-]
-_Experiment = Annotated[
-    str, typer.Option("--experiment", help="The MLflow experiment; created if it does not exist.")
-]
-_Name = Annotated[str, typer.Option("--name", help="The run's name; default: MLflow chooses one.")]
-_Wait = Annotated[
-    bool,
-    typer.Option("--wait", help="Wait until it ends; exit with 1 if it fails. Ctrl-C cancels it."),
-]
-_Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
+
+
+@dataclass(frozen=True)
+class _Options:
+    """What can be said of a run when it is submitted, and when it is submitted again."""
+
+    parameter: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--param-list", "-P", metavar="NAME=VALUE", help="A parameter of the entry point."
+        ),
+    ] = None
+    extra: Annotated[
+        list[str] | None,
+        typer.Option("--extra", metavar="NAME=VALUE", help="An undeclared parameter."),
+    ] = None
+    site: Annotated[
+        str, typer.Option("--site", metavar="[NAME=]FILE", help="The site's backend config.")
+    ] = ""
+    account: Annotated[str, typer.Option("--account", help="The compute budget account.")] = ""
+    experiment: Annotated[
+        str,
+        typer.Option("--experiment", help="The MLflow experiment; created if it does not exist."),
+    ] = ""
+    name: Annotated[
+        str, typer.Option("--name", help="The run's name; default: MLflow chooses one.")
+    ] = ""
+    segments: Segments = None
+    checkpoint: Checkpoint = ""
+    wait: Annotated[
+        bool,
+        typer.Option(
+            "--wait", help="Wait until it ends; exit with 1 if it fails. Ctrl-C cancels it."
+        ),
+    ] = False
+    as_json: _AsJson = False
+
+    @property
+    def parameters(self) -> dict[str, str]:
+        return _pairs("-P", self.parameter)
+
+    @property
+    def undeclared(self) -> dict[str, str]:
+        return _pairs("--extra", self.extra)
+
+    @property
+    def going_on(self) -> ContinueOptions:
+        return ContinueOptions(self.segments, self.checkpoint)
+
+
+def _say(text: str) -> None:
+    typer.echo(printable(text))
+
+
+def _warn(text: str) -> None:
+    typer.echo(printable(text), err=True)
 
 
 @runs_app.callback()
 def _prepare() -> None:
     """Check that MLflow is installed, and set its time-outs and log level."""
-    from snakemake_executor_plugin_mantik.tracking.worker.process import SETTINGS
-
     if importlib.util.find_spec("mlflow") is None:
         raise UserError(
             "MLflow is not installed here",
@@ -82,85 +121,62 @@ def submit(
     entry_point: Annotated[
         str, typer.Option("--entry-point", "-e", help="The entry point, or a script.")
     ] = "main",
-    parameter: _Parameters = None,
-    extra: _Extra = None,
-    site: _SiteOption = "",
-    account: _Account = "",
-    experiment: _Experiment = "",
-    name: _Name = "",
-    segments: Segments = None,
-    checkpoint: Checkpoint = "",
-    wait: _Wait = False,
-    as_json: _AsJson = False,
+    options: _Options,
 ) -> None:
     """Submit an entry point of an MLproject to a site. The run continues after this command ends.
 
     Reports all mistakes before it creates a run or submits anything.
     """
-    from dataclasses import replace
+    from snakemake_executor_plugin_mantik.runs.submit import SubmitRequest, submit_run
 
-    from snakemake_executor_plugin_mantik.mlproject.command_line import ContinueOptions
-    from snakemake_executor_plugin_mantik.runs.configs import config_of_file
-    from snakemake_executor_plugin_mantik.runs.submit import SubmitRequest
-    from snakemake_executor_plugin_mantik.runs.submit import submit_run as submitted
-
-    given = _pairs("-P", parameter)
-    chosen = replace(config_of_file(site, os.environ), extra=_pairs("--extra", extra))
-    run_id = submitted(
+    given = options.parameters
+    chosen = replace(config_of_file(options.site, os.environ), extra=options.undeclared)
+    run_id = submit_run(
         SubmitRequest(
-            project,
-            chosen,
-            entry_point,
-            version,
-            given,
-            experiment,
-            name=name,
-            account=account,
-            going_on=ContinueOptions(segments, checkpoint),
+            project, chosen, entry_point, version, given, options.experiment, name=options.name,
+            account=options.account, going_on=options.going_on,
         )
-    )
-    _told_of(run_id, wait=wait, as_json=as_json)
+    )  # fmt: skip
+    _told_of(run_id, wait=options.wait, as_json=options.as_json)
 
 
-@runs_app.command("rerun")
-def rerun_command(
-    run: _Run,
-    *,
-    parameter: _Parameters = None,
-    extra: _Extra = None,
-    site: _SiteOption = "",
-    account: _Account = "",
-    experiment: _Experiment = "",
-    name: _Name = "",
-    segments: Segments = None,
-    checkpoint: Checkpoint = "",
-    wait: _Wait = False,
-    as_json: _AsJson = False,
-) -> None:
+@runs_app.command()
+def rerun(run: _Run, *, options: _Options) -> None:
     """Submit a run again with the same project, parameters and site, except for options given here.
 
     For another project, version or entry point use smk-mantik runs submit.
     """
-    from snakemake_executor_plugin_mantik.mlproject.command_line import ContinueOptions
-    from snakemake_executor_plugin_mantik.runs.configs import config_of_file
-    from snakemake_executor_plugin_mantik.runs.listing import find_run
     from snakemake_executor_plugin_mantik.runs.submit import resubmit_run
+
+    here = _found_here(
+        run,
+        "or its directory is gone",
+        "Submit its project again: smk-mantik runs submit. If it belongs to a workflow's"
+        " job, run that again: snakemake --forcerun, with the rule's name",
+    )
+    run_id = resubmit_run(
+        here.request.run_id,
+        parameters=options.parameters, extra=options.undeclared, account=options.account,
+        experiment=options.experiment, name=options.name,
+        site=config_of_file(options.site, os.environ) if options.site else None,
+        going_on=options.going_on,
+    )  # fmt: skip
+    _told_of(run_id, wait=options.wait, as_json=options.as_json)
+
+
+def _found_here(run: str, why: str, do: str) -> local_runs.LocalRun:
+    """Return a run whose directory is on this machine.
+
+    Raises:
+        UserError: it is not there, with further words about `why`, and what to `do`.
+    """
+    from snakemake_executor_plugin_mantik.runs.listing import find_run
 
     found = find_run(run)
     if found.here is None:
-        raise UserError(
-            "it was not submitted from here, or its directory is gone", where=f"run {found.run_id}",
-            do="Submit its project again: smk-mantik runs submit. If it belongs to a workflow's"
-            " job, run that again: snakemake --forcerun, with the rule's name",
-        )  # fmt: skip
-    run_id = resubmit_run(
-        found.here.request.run_id,
-        parameters=_pairs("-P", parameter), extra=_pairs("--extra", extra), account=account,
-        experiment=experiment, name=name,
-        site=config_of_file(site, os.environ) if site else None,
-        going_on=ContinueOptions(segments, checkpoint),
-    )  # fmt: skip
-    _told_of(run_id, wait=wait, as_json=as_json)
+        what = f"it was not submitted from here{f', {why}' if why else ''}"
+        raise UserError(what, where=f"run {found.run_id}", do=do)
+    return found.here
 
 
 @runs_app.command("list")
@@ -185,8 +201,6 @@ def list_(
     from snakemake_executor_plugin_mantik.runs import listing
     from snakemake_executor_plugin_mantik.runs.store import STATES
 
-    from . import runtable, tables
-
     wanted = state.upper()
     if wanted and wanted not in STATES:
         raise UserError(
@@ -196,12 +210,12 @@ def list_(
         listing.RunFilter(
             experiment, wanted, site, listing.parse_since(since) if since else 0.0, limit
         ),
-        lambda text: typer.echo(printable(text), err=True),
+        _warn,
     )
     if as_json:
         _print([row.as_json() for row in found])
     elif found:
-        tables.make_console().print(runtable.runs_table(found))
+        make_console().print(runtable.runs_table(found))
     else:
         typer.echo("No runs.")
 
@@ -209,8 +223,6 @@ def list_(
 @runs_app.command("show")
 def show_run(run: _Run, *, as_json: _AsJson = False) -> None:
     """Show a run's state, results, and how it was submitted."""
-    from . import runtable
-
     found = runtable.run_details(_find(run))
     if as_json:
         _print(found)
@@ -234,17 +246,11 @@ def logs(
 
     If there is no job, or not yet, print the output of Snakemake.
     """
-    from snakemake_executor_plugin_mantik.runs import local_runs as said
-    from snakemake_executor_plugin_mantik.runs.listing import find_run
-
-    found = find_run(run)
-    if found.here is None:
-        raise UserError(
-            "it was not submitted from here", where=f"run {found.run_id}",
-            do="When it is over, see its log in MLflow, among its artifacts below mantik/",
-        )  # fmt: skip
-    if controller or not said.write_job_log(found.here, _write, follow=follow):
-        said.write_controller_log(found.here, _write, follow=follow)
+    here = _found_here(
+        run, "", "When it is over, see its log in MLflow, among its artifacts below mantik/"
+    )
+    if controller or not local_runs.write_job_log(here, _write, follow=follow):
+        local_runs.write_controller_log(here, _write, follow=follow)
 
 
 def _write(text: str) -> None:
@@ -255,22 +261,14 @@ def _write(text: str) -> None:
 @runs_app.command("cancel")
 def cancel_command(run: _Run) -> None:
     """Cancel a run, and wait until its site confirms."""
-    from snakemake_executor_plugin_mantik.runs import local_runs
-    from snakemake_executor_plugin_mantik.runs.listing import find_run, refresh
-    from snakemake_executor_plugin_mantik.runs.settlement import run_status
-
-    found = find_run(run)
-    if found.here is None:
-        raise UserError(
-            "it was not submitted from here", where=f"run {found.run_id}",
-            do="Cancel it where it was: smk-mantik cancel in the workflow's directory",
-        )  # fmt: skip
-    local_runs.cancel_run(found.here, lambda text: typer.echo(printable(text)))
-    typer.echo(f"Run {found.run_id}: {run_status(found.here.directory)}.")
-    if (away := refresh(found).away) is not None:
-        typer.echo(
-            f"smk-mantik runs list will report this to MLflow. {printable(str(away))}", err=True
-        )
+    here = _found_here(
+        run, "", "Cancel it where it was: smk-mantik cancel in the workflow's directory"
+    )
+    local_runs.cancel_run(here, _say)
+    run_id = here.request.run_id
+    typer.echo(f"Run {run_id}: {controller.run_status(here.directory)}.")
+    if (away := _find(run_id).away) is not None:
+        _warn(f"smk-mantik runs list will report this to MLflow. {away}")
 
 
 @runs_app.command("continue")
@@ -280,9 +278,6 @@ def continue_(
     ] = "",
 ) -> None:
     """Restart the controllers of runs that have lost theirs; jobs do not run twice."""
-    from snakemake_executor_plugin_mantik.runs import local_runs
-    from snakemake_executor_plugin_mantik.runs.controller import start_controller
-
     if not run:
         gone = [each for each in local_runs.list_local_runs() if each.gone]
     elif (one := local_runs.find_local_run(run)) is None:
@@ -301,7 +296,11 @@ def continue_(
     else:
         gone = [one]
     for each in gone:
-        how = "continues" if start_controller(each.directory) else "its controller runs already"
+        how = (
+            "continues"
+            if controller.start_controller(each.directory)
+            else "its controller runs already"
+        )
         typer.echo(f"Run {each.request.run_id}: {how}.")
     if not gone:
         typer.echo("No run to continue.")
@@ -311,17 +310,13 @@ def continue_(
 def delete(
     run: _Run,
     *,
-    yes: _Yes = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     keep_site: Annotated[
         bool, typer.Option("--keep-site", help="Leave the workspace at the site as it is.")
     ] = False,
 ) -> None:
     """Delete a run that has ended: in MLflow, its directory, and its workspace at the site."""
-    from snakemake_executor_plugin_mantik.runs import local_runs
     from snakemake_executor_plugin_mantik.runs.store import ENDED
-
-    from .clean import confirm
-    from .runtable import deletion_lines
 
     found = _with_mlflow(run)
     here = found.here
@@ -332,13 +327,13 @@ def delete(
             "it is not over", where=f"run {found.run_id}",
             do=f"Cancel it first: smk-mantik runs cancel {found.run_id}",
         )  # fmt: skip
-    for line in (*deletion_lines(found, site=not keep_site), *_repeated(found.run_id)):
+    for line in (*runtable.deletion_lines(found, site=not keep_site), *_repeated(found.run_id)):
         typer.echo(one_line(line))
     if not (yes or confirm()):
         raise typer.Exit(_FAILED)
     if own and here is not None:
         if not keep_site:
-            local_runs.clean_run(here, lambda text: typer.echo(printable(text)))
+            local_runs.clean_run(here, _say)
         if found.run is not None:
             found.store.delete(found.run_id)
         local_runs.remove_run(here)
@@ -362,10 +357,10 @@ def register(
     as_json: _AsJson = False,
 ) -> None:
     """Register the model that a finished run has logged."""
-    from snakemake_executor_plugin_mantik.runs import registry
+    from snakemake_executor_plugin_mantik.runs import store
 
     found = _in_mlflow(run)
-    made = registry.register_model(found.store, found.run, name, model, new_version=new_version)
+    made = store.register_model(found.store, found.run, name, model, new_version=new_version)
     if as_json:
         _print({"name": made.name, "version": made.number, "run_id": found.run_id})
     else:
@@ -384,10 +379,10 @@ def unregister(
     as_json: _AsJson = False,
 ) -> None:
     """Remove the models of a run from the registry."""
-    from snakemake_executor_plugin_mantik.runs import registry
+    from snakemake_executor_plugin_mantik.runs import store
 
     found = _in_mlflow(run)
-    gone = registry.unregister_model(found.store, found.run, name, force=force)
+    gone = store.unregister_model(found.store, found.run, name, force=force)
     if as_json:
         _print([{"name": v.name, "version": v.number} for v in gone])
     for version in [] if as_json else gone:
@@ -401,9 +396,6 @@ def _find(run: str) -> "FoundRun":
 
 
 def _repeated(run_id: str) -> list[str]:
-    from snakemake_executor_plugin_mantik.common.state_directory import data_home
-    from snakemake_executor_plugin_mantik.schedule.store import repeated_by
-
     return [
         f"schedule {name} repeats it and will fail: change it to another run first"
         f" (smk-mantik schedule edit {name} --run RUN), or remove it"
@@ -429,8 +421,6 @@ def _in_mlflow(run: str) -> "FoundRun":
 
 
 def _pairs(option: str, given: Sequence[str] | None) -> dict[str, str]:
-    from snakemake_executor_plugin_mantik.mlproject.command_line import CommandMistakes
-
     wrong = CommandMistakes()
     found = wrong.pairs(option, given or [])
     wrong.end()
@@ -438,9 +428,6 @@ def _pairs(option: str, given: Sequence[str] | None) -> dict[str, str]:
 
 
 def _told_of(run_id: str, *, wait: bool, as_json: bool) -> None:
-    from snakemake_executor_plugin_mantik.runs import local_runs
-    from snakemake_executor_plugin_mantik.runs.directories import RunDirectory, runs_home
-
     run = local_runs.read_local_run(RunDirectory(runs_home() / run_id))
     if as_json and not wait:
         _print({"run_id": run_id, "name": run.request.name, "directory": str(run.directory.path)})
@@ -456,19 +443,12 @@ def _told_of(run_id: str, *, wait: bool, as_json: bool) -> None:
 
 
 def _wait(run_id: str, *, as_json: bool) -> None:
-    from snakemake_executor_plugin_mantik.runs import controller, local_runs
-    from snakemake_executor_plugin_mantik.runs.directories import RunDirectory, runs_home
-
-    from . import runtable
-
     directory = RunDirectory(runs_home() / run_id)
     try:
         controller.wait_for_controller(directory)
     except KeyboardInterrupt:
         typer.echo("Cancelling it.", err=True)
-        local_runs.cancel_run(
-            local_runs.read_local_run(directory), lambda text: typer.echo(printable(text), err=True)
-        )
+        local_runs.cancel_run(local_runs.read_local_run(directory), _warn)
     found = _find(run_id)
     details: dict[str, Any] = runtable.run_details(found)
     if as_json:

@@ -15,7 +15,7 @@ from snakemake_executor_plugin_mantik.common.humanize import (
 )
 from snakemake_executor_plugin_mantik.mlproject.single_rule import RESULTS
 
-from . import tables
+from . import shared
 
 if TYPE_CHECKING:
     from snakemake_executor_plugin_mantik.runs.listing import FoundRun, RunRow
@@ -33,10 +33,10 @@ def runs_table(rows: "Sequence[RunRow]") -> Table:
         "run", "name", "state", "site", "entry point", "experiment", "submitted", "waited", "ran",
         "metrics", "",
     )  # fmt: skip
-    shown = tables.new_table(titles, right=("waited", "ran"))
+    shown = shared.new_table(titles, right=("waited", "ran"))
     for row in rows:
         times = [humanize_duration(t) if t is not None else "" for t in (row.waited, row.ran)]
-        tables.add_row(
+        shared.add_row(
             shown,
             [
                 row.run_id[:_SHORT], row.name, row.state, row.site, row.entry_point, row.experiment,
@@ -53,7 +53,7 @@ def run_details(found: "FoundRun") -> dict[str, Any]:
         make_local_row,
         make_row,
     )
-    from snakemake_executor_plugin_mantik.runs.registry import versions_of_run
+    from snakemake_executor_plugin_mantik.runs.store import versions_of_run
 
     here = found.here
     made: dict[str, Any] = {"run_id": found.run_id, "state": "deleted in MLflow", "note": ""}

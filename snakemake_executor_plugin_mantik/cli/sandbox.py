@@ -29,8 +29,7 @@ from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.common.installing import install_command
 from snakemake_executor_plugin_mantik.config.reading import check_site_name
 
-from .apps import App
-from .children import run_child
+from .shared import App, run_child
 
 if TYPE_CHECKING:
     from hpc_sandbox.server import Sandbox

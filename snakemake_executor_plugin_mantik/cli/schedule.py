@@ -2,13 +2,20 @@
 
 import os
 import signal
+import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from importlib.resources import files
 from itertools import islice
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any, Final
+from zoneinfo import ZoneInfo
 
+import jinja2
 import typer
 
 from snakemake_executor_plugin_mantik.common.errors import (
@@ -19,31 +26,34 @@ from snakemake_executor_plugin_mantik.common.errors import (
     printable,
 )
 from snakemake_executor_plugin_mantik.common.state_directory import data_home
-from snakemake_executor_plugin_mantik.schedule import planning
-from snakemake_executor_plugin_mantik.schedule.display import (
-    describe_outcome,
-    describe_time,
-    firing_as_json,
-    schedule_as_json,
+from snakemake_executor_plugin_mantik.runs.controller import run_status
+from snakemake_executor_plugin_mantik.runs.directories import RunDirectory, runs_home
+from snakemake_executor_plugin_mantik.runs.local_runs import find_local_run, read_local_run
+from snakemake_executor_plugin_mantik.schedule.schedules import (
+    FOR_EVER,
+    Firing,
+    FiringState,
+    MissedPolicy,
+    Schedule,
+    ScheduleRequest,
+    edit_schedule,
+    format_moment,
+    make_schedule,
+    utc_now,
 )
-from snakemake_executor_plugin_mantik.schedule.planning import FOR_EVER, ScheduleRequest
-from snakemake_executor_plugin_mantik.schedule.schedules import MissedPolicy, Schedule
 from snakemake_executor_plugin_mantik.schedule.store import ScheduleStore
 from snakemake_executor_plugin_mantik.schedule.submit import (
     FIRING_S,
     Processes,
     claim_due,
     forget_lock,
-    format_moment,
     is_present,
+    is_under_way,
     mark_present,
+    submit_firing,
 )
-from snakemake_executor_plugin_mantik.schedule.submit import submit_firing as submit
-from snakemake_executor_plugin_mantik.schedule.unit import SERVICE
-from snakemake_executor_plugin_mantik.schedule.unit import systemd_unit as unit_file
 
-from . import tables
-from .apps import App
+from .shared import App, print_table
 
 schedule_app = App(
     name="schedule",
@@ -51,31 +61,38 @@ schedule_app = App(
     no_args_is_help=True,
 )
 
+_OVER: Final = "not due any more"
 _Name = Annotated[str, typer.Argument(help="The schedule's name.")]
 _OfRun = typer.Option(help="The run to submit again: id or name.")
 _Line = typer.Option(help="Minute, hour, day, month, day of the week, as in a crontab.")
-_Zone = Annotated[
-    str | None, typer.Option(help="Time zone, such as Europe/Berlin; default: this machine's.")
-]
-_Until = Annotated[
-    str | None,
-    typer.Option(metavar="DAY", help=f"Last day, such as 2027-03-31; default: {FOR_EVER}."),
-]
-_Account = Annotated[
-    str | None, typer.Option(help="The compute budget account; default: the run's.")
-]
-_Site = Annotated[
-    str | None,
-    typer.Option(
-        metavar="[NAME=]FILE",
-        help="Another backend config, read at each due time; '': the run's (the default).",
-    ),
-]
-_OfMissed = Annotated[
-    MissedPolicy | None,
-    typer.Option(help="Runs that were due while no scheduler ran: skip them, or run once."),
-]
 _AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@dataclass(frozen=True)
+class _Options:
+    """What a schedule has beside its run and its crontab line; see `ScheduleRequest`."""
+
+    tz: Annotated[
+        str | None, typer.Option(help="Time zone, such as Europe/Berlin; default: this machine's.")
+    ] = None
+    until: Annotated[
+        str | None,
+        typer.Option(metavar="DAY", help=f"Last day, such as 2027-03-31; default: {FOR_EVER}."),
+    ] = None
+    site: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[NAME=]FILE",
+            help="Another backend config, read at each due time; '': the run's (the default).",
+        ),
+    ] = None
+    account: Annotated[
+        str | None, typer.Option(help="The compute budget account; default: the run's.")
+    ] = None
+    missed: Annotated[
+        MissedPolicy | None,
+        typer.Option(help="Runs that were due while no scheduler ran: skip them, or run once."),
+    ] = None
 
 
 @contextmanager
@@ -99,8 +116,6 @@ def _the(store: ScheduleStore, name: str) -> Schedule:
 
 
 def _run_id(word: str) -> str:
-    from snakemake_executor_plugin_mantik.runs.local_runs import find_local_run
-
     found = find_local_run(word)
     if found is None:
         raise UserError(
@@ -119,20 +134,15 @@ def add(
     *,
     run: Annotated[str, _OfRun],
     cron: Annotated[str, _Line],
-    tz: _Zone = None,
-    until: _Until = None,
-    site: _Site = None,
-    account: _Account = None,
-    missed: _OfMissed = None,
+    options: _Options,
     as_json: _AsJson = False,
 ) -> None:
     """Add a schedule that submits a run again at the times of a crontab line."""
     with _store() as store:
         if store.get(name) is not None:
             raise _taken(name)
-        wish = ScheduleRequest(run, cron, tz, until, account, missed, site)
-        made = planning.make_schedule(name, wish, planning.utc_now(), _run_id)
-        if not store.add(made):
+        wish = ScheduleRequest(run, cron, **asdict(options))
+        if not store.add(make_schedule(name, wish, utc_now(), _run_id)):
             raise _taken(name)
         _notify(store, _the(store, name), as_json=as_json)
 
@@ -150,21 +160,15 @@ def edit(
     *,
     run: Annotated[str | None, _OfRun] = None,
     cron: Annotated[str | None, _Line] = None,
-    tz: _Zone = None,
-    until: _Until = None,
-    site: _Site = None,
-    account: _Account = None,
-    missed: _OfMissed = None,
+    options: _Options = _Options(),
     as_json: _AsJson = False,
 ) -> None:
     """Change a schedule; a running scheduler applies the change."""
-    wish = ScheduleRequest(run, cron, tz, until, account, missed, site)
+    wish = ScheduleRequest(run, cron, **asdict(options))
     if wish == ScheduleRequest():
         raise UserError("there is nothing to change", do="Add at least one option; see --help")
     with _store() as store:
-        if not store.edit(
-            planning.edit_schedule(_the(store, name), wish, planning.utc_now(), _run_id)
-        ):
+        if not store.edit(edit_schedule(_the(store, name), wish, utc_now(), _run_id)):
             raise UserError("another command has just changed it", where=name, do="Try again")
         _notify(store, _the(store, name), as_json=as_json)
 
@@ -184,11 +188,11 @@ def remove(name: _Name) -> None:
 
 def _notify(store: ScheduleStore, schedule: Schedule, *, as_json: bool) -> None:
     if as_json:
-        _print_json(schedule_as_json(store, schedule, planning.utc_now()))
+        _print_json(_schedule_as_json(store, schedule))
         return
-    due = next(schedule.due(planning.utc_now()), None)
-    when = f"next due {format_moment(due)}" if due else "not due any more"
-    typer.echo(printable(f"{schedule.name}: run {schedule.run}, {when}."))
+    when = _next(schedule)
+    due = when if when == _OVER else f"next due {when}"
+    typer.echo(printable(f"{schedule.name}: run {schedule.run}, {due}."))
     _hint(store)
 
 
@@ -200,11 +204,6 @@ def _hint(store: ScheduleStore) -> None:
         )
 
 
-def _next(schedule: Schedule) -> str:
-    due = next(schedule.due(planning.utc_now()), None)
-    return format_moment(due) if due else "not due any more"
-
-
 # Looking
 
 
@@ -214,23 +213,21 @@ def list_schedules(as_json: _AsJson = False) -> None:
     with _store() as store:
         schedules = store.all()
         if as_json:
-            _print_json(
-                [schedule_as_json(store, schedule, planning.utc_now()) for schedule in schedules]
-            )
+            _print_json([_schedule_as_json(store, schedule) for schedule in schedules])
             return
         if not schedules:
             typer.echo("There are no schedules. Add one: smk-mantik schedule add")
             return
-        rows = tables.new_table(["name", "run", "cron", "time zone", "until", "next", "last"])
-        for schedule in schedules:
-            last = store.history(schedule.id, 1)
-            tables.add_row(rows, [ schedule.name, schedule.run[:8], schedule.cron, schedule.tz,
-                str(schedule.until or ""), _next(schedule),
-                *(f"{describe_time(schedule, firing)}: {describe_outcome(store, schedule, firing)}"
-                  for firing in last),
-            ])  # fmt: skip
-        tables.make_console().print(rows)
+        titles = ["name", "run", "cron", "time zone", "until", "next", "last"]
+        print_table(titles, (_row(store, schedule) for schedule in schedules))
         _hint(store)
+
+
+def _row(store: ScheduleStore, schedule: Schedule) -> Iterator[str]:
+    yield from (schedule.name, schedule.run[:8], schedule.cron, schedule.tz)
+    yield from (str(schedule.until or ""), _next(schedule))
+    for last in store.history(schedule.id, 1):
+        yield f"{_moment(schedule, last.due)}: {_outcome(store, schedule, last)}"
 
 
 @schedule_app.command("show")
@@ -240,8 +237,8 @@ def show_schedule(name: _Name, as_json: _AsJson = False) -> None:
         schedule = _the(store, name)
         history = store.history(schedule.id)
         if as_json:
-            each = [firing_as_json(schedule, firing) for firing in history]
-            _print_json(schedule_as_json(store, schedule, planning.utc_now()) | {"history": each})
+            each = [_firing_as_json(schedule, firing) for firing in history]
+            _print_json(_schedule_as_json(store, schedule) | {"history": each})
             return
         facts = {
             "run": schedule.run,
@@ -256,13 +253,8 @@ def show_schedule(name: _Name, as_json: _AsJson = False) -> None:
             typer.echo(one_line(f"{key + ':':10}{value}"))
         if history:
             typer.echo()
-            rows = tables.new_table(["due", "outcome"])
-            for firing in history:
-                tables.add_row(
-                    rows,
-                    [describe_time(schedule, firing), describe_outcome(store, schedule, firing)],
-                )
-            tables.make_console().print(rows)
+            rows = ((_moment(schedule, f.due), _outcome(store, schedule, f)) for f in history)
+            print_table(["due", "outcome"], rows)
         _hint(store)
 
 
@@ -275,16 +267,14 @@ def next_times(
     """Show when schedules are due next."""
     with _store() as store:
         schedules = [_the(store, name)] if name else store.all()
-    now = planning.utc_now()
+    now = utc_now()
     found = [(due, s) for s in schedules for due in islice(s.due(now), number)]
     found = sorted(found, key=lambda each: each[0])[:number]
     if as_json:
         _print_json([{"name": s.name, "due": due.isoformat()} for due, s in found])
         return
-    rows = tables.new_table(["due", "schedule", "time zone"])
-    for due, schedule in found:
-        tables.add_row(rows, [format_moment(due), schedule.name, schedule.tz])
-    tables.make_console().print(rows)
+    rows = ((format_moment(due), schedule.name, schedule.tz) for due, schedule in found)
+    print_table(["due", "schedule", "time zone"], rows)
 
 
 # Running
@@ -334,24 +324,129 @@ def fire(firing: int) -> None:
     for name, value in {**SETTINGS, "MLFLOW_LOGGING_LEVEL": "WARNING"}.items():
         os.environ.setdefault(name, value)
     with _store() as store:
-        if line := submit(store, firing, rerun, time.time):
+        if line := submit_firing(store, firing, rerun, time.time):
             typer.echo(printable(line))
 
 
 @schedule_app.command()
 def unit() -> None:
     """Print a unit file for the user's systemd to start the scheduler."""
-    typer.echo(unit_file(os.environ), nl=False)
+    typer.echo(systemd_unit(os.environ), nl=False)
     typer.echo(
-        f"To use it, write this to ~/.config/systemd/user/{SERVICE}, then:\n"
-        f"  systemctl --user enable --now {SERVICE}\n"
+        f"To use it, write this to ~/.config/systemd/user/{_SERVICE}, then:\n"
+        f"  systemctl --user enable --now {_SERVICE}\n"
         "  loginctl enable-linger        # keeps it running while you are logged out",
         err=True,
     )
 
 
-# Printing
+# Describing
+
+
+def _moment(schedule: Schedule, seconds: float) -> str:
+    """Describe a time in the schedule's time zone."""
+    return format_moment(datetime.fromtimestamp(seconds, ZoneInfo(schedule.tz)))
+
+
+def _next(schedule: Schedule) -> str:
+    due = next(schedule.due(utc_now()), None)
+    return format_moment(due) if due else _OVER
+
+
+def _outcome(store: ScheduleStore, schedule: Schedule, firing: Firing) -> str:
+    """Describe the outcome of a firing so far."""
+    if firing.state is FiringState.FIRING:
+        return _pending(store, schedule, firing)
+    return {
+        FiringState.FIRED: f"run {firing.run} ({_run_state(firing.run)})",
+        FiringState.MISSED: f"missed: {firing.told}",
+        FiringState.FAILED: f"not submitted, given up: {firing.told}",
+    }[firing.state]
+
+
+def _run_state(run_id: str) -> str:
+    """Return the state of a run from its directory alone, without a request to MLflow."""
+    try:
+        run = read_local_run(RunDirectory(runs_home() / run_id))
+    except MantikError:
+        return "not here any more"
+    if run.gone:
+        return "its controller is gone: smk-mantik runs continue"
+    return "under way" if run.end is None else run_status(run.directory)
+
+
+def _pending(store: ScheduleStore, schedule: Schedule, firing: Firing) -> str:
+    if is_under_way(store.path.parent, schedule.id):
+        return "is being submitted"
+    again = _moment(schedule, firing.retry)
+    if firing.begun:
+        return f"its submission was interrupted, and continues after {again}"
+    if not firing.attempts:
+        return "about to be submitted"
+    return f"not submitted yet, again after {again}: {firing.told}"
+
+
+def _schedule_as_json(store: ScheduleStore, schedule: Schedule) -> dict[str, Any]:
+    """Return a schedule as JSON, with its last claimed due time and the outcome."""
+    due = next(schedule.due(utc_now()), None)
+    last = store.history(schedule.id, 1)
+    return {
+        "name": schedule.name,
+        "run": schedule.run,
+        "cron": schedule.cron,
+        "tz": schedule.tz,
+        "until": schedule.until.isoformat() if schedule.until else None,
+        "site": schedule.site or None,
+        "account": schedule.account or None,
+        "missed": schedule.missed,
+        "next": due.isoformat() if due else None,
+        "last": _firing_as_json(schedule, last[0]) if last else None,
+    }
+
+
+def _firing_as_json(schedule: Schedule, firing: Firing) -> dict[str, Any]:
+    """Return a firing and its outcome as JSON."""
+    zone = ZoneInfo(schedule.tz)
+    waits = firing.state is FiringState.FIRING
+    return {
+        "due": datetime.fromtimestamp(firing.due, zone).isoformat(),
+        "state": firing.state,
+        "run": firing.run or None,
+        "run_state": _run_state(firing.run) if firing.run else None,
+        "attempts": firing.attempts,
+        "reason": firing.told or None,
+        "retry": datetime.fromtimestamp(firing.retry, zone).isoformat() if waits else None,
+    }
 
 
 def _print_json(value: object) -> None:
     typer.echo(json_text(value))
+
+
+_SERVICE: Final = "mantik-schedule.service"
+_ROOM: Final = "snakemake_executor_plugin_mantik.schedule"
+_SET: Final = ("XDG_DATA_HOME", "MANTIK_RUNS", "MLFLOW_TRACKING_URI")
+"""Variables that locate data and servers. Credentials are not written into a unit."""
+
+
+def systemd_unit(environ: Mapping[str, str]) -> str:
+    """Return a unit file for the user's systemd, with the paths and servers in `environ`."""
+    from snakemake_executor_plugin_mantik.tracking.run import tracking_target
+
+    where = {name: environ[name] for name in _SET if environ.get(name)}
+    if "MLFLOW_TRACKING_URI" in where:
+        where["MLFLOW_TRACKING_URI"] = tracking_target(environ, Path.cwd()).uri
+    words = [sys.executable, "-P", "-m", "snakemake_executor_plugin_mantik", "schedule", "run"]
+    template = (files(_ROOM) / f"{_SERVICE}.j2").read_text(encoding="utf-8")
+    filled: str = jinja2.Template(template, keep_trailing_newline=True).render(
+        command=" ".join(systemd_quote(word).replace("$", "$$") for word in words),
+        environment=[systemd_quote(f"{name}={value}") for name, value in where.items()],
+        path=systemd_quote(f"PATH={environ.get('PATH', os.defpath)}"),
+    )
+    return filled
+
+
+def systemd_quote(word: str) -> str:
+    """Quote a word for systemd (systemd.syntax(7)), where % begins a specifier."""
+    escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
+    return f'"{escaped}"'

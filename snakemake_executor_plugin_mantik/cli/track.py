@@ -21,7 +21,7 @@ from snakemake_executor_plugin_mantik.tracking.outbox import Outbox
 from snakemake_executor_plugin_mantik.tracking.store import DIRECTORY
 from snakemake_executor_plugin_mantik.tracking.worker.process import DRAIN_S, OUTBOX, WORKER_LOCK
 
-from .options import Workdir
+from .shared import Workdir
 
 _IMPORT_S = 60.0
 """Seconds allowed for the import of MLflow, in addition to those for publishing."""

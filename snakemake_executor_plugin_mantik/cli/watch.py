@@ -28,8 +28,8 @@ from snakemake_executor_plugin_mantik.journal import JOURNAL_FILE, is_controlled
 from snakemake_executor_plugin_mantik.views.sites import TAIL_BYTES, Visitors, find_last_line
 from snakemake_executor_plugin_mantik.views.workflow import Condition, JobView, overview_jobs
 
-from . import tables
-from .options import Sites, Workdir
+from . import shared
+from .shared import Sites, Workdir
 
 _WIDE: Final = 110
 """Columns from which on the table has the queue, the moment, the walltime, and the number of jobs
@@ -135,7 +135,7 @@ def _transfer(transfer: TransferView) -> str:
 def _table(width: int, *, ahead: bool) -> Table:
     table = Table(
         box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0),
-        expand=width < tables.ONE_LINE,
+        expand=width < shared.ONE_LINE,
     )  # fmt: skip
     wide = width >= _WIDE
     names = ["job", "site", "queue", "state", "since", "for", "walltime", "next", "note"]
@@ -250,7 +250,7 @@ def watch(
     running job at each site in that time. Ends when no job is left to watch, or with Ctrl-C; the
     jobs go on.
     """
-    console = tables.make_console()
+    console = shared.make_console()
     with suppress(KeyboardInterrupt):
         if as_json or once or not console.is_terminal:
             asyncio.run(_once(directory, site or [], as_json=as_json))
@@ -335,7 +335,7 @@ async def _once(directory: Path, given: Sequence[str], *, as_json: bool) -> None
         if as_json:
             typer.echo(json_text(watched.as_json(jobs)))
             return
-        console = tables.make_console()
+        console = shared.make_console()
         view = watch_view(
             jobs, now=time.time(), width=console.width, directory=directory, notes=watched.notes,
             transfers=watched.transfers,
@@ -344,7 +344,7 @@ async def _once(directory: Path, given: Sequence[str], *, as_json: bool) -> None
 
 
 async def _live(directory: Path, given: Sequence[str]) -> None:
-    console = tables.make_console()
+    console = shared.make_console()
     visitors = Visitors(directory, site_visits(directory, given))
     async with aclosing(visitors):
         watched = _Watched(directory, visitors)

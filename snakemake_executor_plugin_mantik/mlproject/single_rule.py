@@ -15,7 +15,6 @@ from snakemake_executor_plugin_mantik.common.state_directory import STATE, make_
 from snakemake_executor_plugin_mantik.config.reading import LoadedConfig, read_configs
 from snakemake_executor_plugin_mantik.jobs.segments import START_MARK
 
-from .bound_entry_point import ParamsFunction
 from .command_line import (
     UNCHANGED,
     CommandFiles,
@@ -25,7 +24,7 @@ from .command_line import (
     is_input,
     is_path,
 )
-from .project import folder_mistake, load
+from .project import ParamsFunction, folder_mistake, load
 from .values import path_in_folder
 
 RUNS: Final = STATE / "run"

@@ -13,10 +13,11 @@ import json
 import os
 import platform
 import signal
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, BinaryIO, Final
@@ -24,12 +25,69 @@ from typing import TYPE_CHECKING, BinaryIO, Final
 from snakemake_executor_plugin_mantik.common.errors import MantikError, UserError
 from snakemake_executor_plugin_mantik.common.locks import is_locked, take_lock
 from snakemake_executor_plugin_mantik.common.state_directory import STATE, open_private
+from snakemake_executor_plugin_mantik.tracking.controller.worker_client import WORKER
+from snakemake_executor_plugin_mantik.tracking.outbox import Outbox
+from snakemake_executor_plugin_mantik.tracking.store import DIRECTORY
+from snakemake_executor_plugin_mantik.tracking.worker.process import OUTBOX
 
-from .directories import RunDirectory
-from .request import RunRequest, read_request
+from .directories import RunDirectory, RunRequest, read_request
 
 if TYPE_CHECKING:
     from snakemake_executor_plugin_mantik.journal import TryRecord
+
+_REASON: Final = "it ended before a job was submitted; see smk-mantik runs logs"
+
+
+def run_status(directory: RunDirectory) -> str:
+    """Return MLflow's status for a run that is over."""
+    end = directory.read_end()
+    if end is not None and end["exit_code"] == 0:
+        return "FINISHED"
+    return "KILLED" if directory.cancelled.exists() else "FAILED"
+
+
+def settle_run(directory: RunDirectory, request: RunRequest) -> None:
+    """Report the end of a run that is over to MLflow; import mlflow only if needed.
+
+    If events are left in the workflow's outbox, only start a worker that publishes them.
+
+    Raises:
+        MantikError: a request to MLflow fails.
+    """
+    if directory.reported.exists():
+        return
+    pending, published = _outbox(directory, request)
+    if pending:
+        _start_worker(directory.path / request.folder)
+        return
+    if not published:
+        from .store import RunStore
+
+        RunStore(request.tracking_uri).end(request.run_id, run_status(directory), _REASON)
+    directory.reported.touch()
+
+
+def _outbox(directory: RunDirectory, request: RunRequest) -> tuple[bool, bool]:
+    """Return whether the outbox holds unpublished events, and whether it has published the end."""
+    path = directory.path / request.folder / DIRECTORY / OUTBOX
+    if not path.exists():
+        return False, False
+    try:
+        with closing(Outbox(path)) as outbox:
+            try_id = outbox.adopted(request.run_id)
+            return outbox.pending() > 0, bool(try_id) and outbox.is_over(try_id)
+    except sqlite3.Error:
+        return False, False
+
+
+def _start_worker(workdir: Path) -> None:
+    with (workdir / DIRECTORY / "worker.log").open("ab") as log:
+        subprocess.run(
+            ["/bin/sh", "-c", '"$@" &', "sh", sys.executable, "-P", "-m", WORKER],
+            cwd=workdir, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=log,
+            start_new_session=True, check=False,
+        )  # fmt: skip
+
 
 MODULE: Final = "snakemake_executor_plugin_mantik.runs.controller"
 _RUN_ID: Final = "MANTIK_RUN_ID"
@@ -236,8 +294,6 @@ class _Controller:
             self._child.send_signal(number)
 
     def _settle(self, request: RunRequest) -> None:
-        from .settlement import settle_run
-
         try:
             settle_run(self._directory, request)
         except MantikError as error:

@@ -14,11 +14,11 @@ from snakemake_executor_plugin_mantik.common.errors import MantikError, UserErro
 from snakemake_executor_plugin_mantik.tracking.run import WAITING_REASON
 
 from . import local_runs
-from .aborted_submissions import remove_aborted
+from .controller import run_status, settle_run
 from .directories import RunDirectory, runs_home
 from .local_runs import LocalRun
-from .settlement import run_status, settle_run
 from .store import ENDED, SITE, RunStore, join_conditions, quote_filter, store_exists, tracking_uri
+from .submit import remove_aborted
 
 _OURS: Final = "mantik/"
 """The prefix of the metrics that tracking adds."""

@@ -22,8 +22,7 @@ from snakemake_executor_plugin_mantik.views.job_log import LOOK_S, PIECE, JobLog
 from snakemake_executor_plugin_mantik.views.workflow import present_tries
 
 from . import controller
-from .directories import NEW_PREFIX, RunDirectory, runs_home
-from .request import RunRequest, read_request
+from .directories import NEW_PREFIX, RunDirectory, RunRequest, read_request, runs_home
 
 _SHORTEST: Final = 4
 """The least characters of a run's id that identify it."""

@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
+from typing import Final
 
 from snakemake_executor_plugin_mantik.common.errors import (
     ConfigError,
@@ -20,6 +21,8 @@ from snakemake_executor_plugin_mantik.common.errors import (
     Mistake,
     UserError,
 )
+from snakemake_executor_plugin_mantik.common.locks import take_lock
+from snakemake_executor_plugin_mantik.common.state_directory import open_private
 from snakemake_executor_plugin_mantik.config.reading import read_configs
 from snakemake_executor_plugin_mantik.connections.connect import find_site_credentials
 from snakemake_executor_plugin_mantik.jobs.resources import is_single_word
@@ -30,12 +33,111 @@ from snakemake_executor_plugin_mantik.sites.credentials import find_account
 from snakemake_executor_plugin_mantik.tracking.run import user_name
 
 from . import controller, local_runs
-from .aborted_submissions import NEVER, end_aborted, mark_unfinished, submission_tag
 from .configs import ChosenConfig
-from .directories import CONFIGS, NEW_PREFIX, RUNS_VARIABLE, RunDirectory, make_runs_home, runs_home
+from .directories import (
+    CONFIGS,
+    NEW_PREFIX,
+    RUNS_VARIABLE,
+    RunDirectory,
+    RunRequest,
+    make_runs_home,
+    read_request,
+    runs_home,
+    write_request,
+)
 from .projects import TakenProject, missing_values, project_values, retake_project, take_project
-from .request import RunRequest, write_request
-from .store import KEY, SITE, NewRun, RunStore, quote_filter, tracking_uri
+from .store import KEY, SITE, SUBMISSION, NewRun, RunStore, quote_filter, store_exists, tracking_uri
+
+NEVER: Final = "it was never submitted"
+_STALE_S: Final = 86400.0
+"""Seconds after which a directory is removed that has no lock file yet."""
+ARRIVES_S: Final = 300.0
+"""Seconds after which a server has created a requested run, or never will."""
+GIVE_UP_S: Final = 30 * 86400.0
+"""Seconds after which a directory is removed although MLflow never answered."""
+
+
+@contextmanager
+def mark_unfinished(stage: RunDirectory) -> Iterator[None]:
+    """Mark a directory as being submitted from, by a lock on its file `making`.
+
+    Raises:
+        OSError: the lock file cannot be opened, or the file system has no locks.
+    """
+    with open_private(stage.making, "ab") as lock:
+        take_lock(lock)
+        yield
+
+
+def submission_tag(stage: RunDirectory) -> dict[str, str]:
+    """Return the tag that identifies the run of a submission."""
+    return {SUBMISSION: stage.path.name.removeprefix(NEW_PREFIX)}
+
+
+def end_aborted(store: RunStore, stage: RunDirectory) -> None:
+    """End the MLflow run of a submission, if one exists that has no run directory.
+
+    Raises:
+        MantikError: a request to MLflow fails.
+    """
+    for tag, value in submission_tag(stage).items():
+        for run in store.search(f"tags.`{tag}` = {quote_filter(value)}"):
+            run_id = str(run.info.run_id)
+            if not RunDirectory(runs_home() / run_id).request.exists():
+                store.end(run_id, "KILLED", NEVER)
+
+
+def remove_aborted() -> dict[str, MantikError]:
+    """End the runs whose submission was killed, and remove their directories.
+
+    Returns:
+        By store, why it failed. The directories of its runs stay for the next call, up to
+        `GIVE_UP_S`.
+    """
+    failed: dict[str, MantikError] = {}
+    for path in runs_home().glob(f"{NEW_PREFIX}*"):
+        try:
+            _clear(path, failed)
+        except OSError:  # just renamed or removed, or another user's
+            continue
+    return failed
+
+
+def _clear(path: Path, failed: dict[str, MantikError]) -> None:
+    """Clear up one directory; add a store that does not answer to `failed`, and skip it then."""
+    stage, age = RunDirectory(path), time.time() - path.stat().st_mtime
+    if not stage.making.exists():
+        if age > _STALE_S:
+            shutil.rmtree(path, ignore_errors=True)
+        return
+    with stage.making.open("rb") as lock:
+        if not take_lock(lock):
+            return
+        uri = _store(stage)
+        if uri and not _ended(uri, stage, failed) and age < GIVE_UP_S:
+            return
+        if not uri or age > ARRIVES_S:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _ended(uri: str, stage: RunDirectory, failed: dict[str, MantikError]) -> bool:
+    """Make sure that no run of a submission is open at a store; return whether that succeeded."""
+    if uri in failed or not store_exists(uri):
+        return False
+    try:
+        end_aborted(RunStore(uri), stage)
+    except MantikError as error:
+        failed[uri] = error
+        return False
+    return True
+
+
+def _store(stage: RunDirectory) -> str:
+    """Return the store that the run was requested from; empty: none that is known."""
+    try:
+        return read_request(stage).tracking_uri
+    except MantikError:
+        return ""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from snakemake_executor_plugin_mantik.common.errors import MantikError
 from snakemake_executor_plugin_mantik.common.locks import is_locked, take_lock
 from snakemake_executor_plugin_mantik.common.state_directory import open_private
 
-from .schedules import Firing, FiringState, MissedPolicy, Schedule
+from .schedules import Firing, FiringState, MissedPolicy, Schedule, format_moment
 from .store import CAUGHT_UP, ScheduleStore
 
 _RETRY_FIRST_S: Final = 60.0
@@ -98,11 +98,6 @@ def _submit(
 def retry_pause(attempts: int) -> float:
     """Return the pause in seconds before the next attempt, after this many earlier ones."""
     return min(RETRY_MOST_S, _RETRY_FIRST_S * 2.0 ** min(attempts, 20))
-
-
-def format_moment(moment: datetime) -> str:
-    """Format a moment for users, with the time zone."""
-    return f"{moment:%a %Y-%m-%d %H:%M %Z}"
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from snakemake_executor_plugin_mantik.cli import _app
 from snakemake_executor_plugin_mantik.cli.check import examine
-from snakemake_executor_plugin_mantik.cli.render import render_preview
+from snakemake_executor_plugin_mantik.cli.plan import render_preview
 from snakemake_executor_plugin_mantik.common.errors import MantikError
 from snakemake_executor_plugin_mantik.config.environment_keys import (
     ApptainerConfig,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from snakemake_executor_plugin_mantik.cli import tables
+from snakemake_executor_plugin_mantik.cli import shared
 from snakemake_executor_plugin_mantik.cli.watch import last_line, watch, watch_view
 from snakemake_executor_plugin_mantik.engine.transfer_meter import (
     Direction,
@@ -201,7 +201,7 @@ def test_on_a_terminal_it_follows_until_nothing_is_left_to_watch(
         journal.ended(done, "succeeded", waited=60.0, ran=600.0, log="")
     said = io.StringIO()
     terminal = Console(width=100, height=30, file=said, force_terminal=True)
-    monkeypatch.setattr(tables, "make_console", lambda: terminal)
+    monkeypatch.setattr(shared, "make_console", lambda: terminal)
     watch(tmp_path)
     last = said.getvalue().rpartition("job")[2]
     assert "prepare" in last

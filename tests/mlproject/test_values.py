@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from snakemake.iocontainers import InputFiles, OutputFiles, ResourceList, Wildcards
 
 from snakemake_executor_plugin_mantik.common.errors import ConfigError
-from snakemake_executor_plugin_mantik.mlproject.bound_entry_point import BoundEntryPoint
 from snakemake_executor_plugin_mantik.mlproject.entry import EntryPoint, Parameter
-from snakemake_executor_plugin_mantik.mlproject.project import Project
+from snakemake_executor_plugin_mantik.mlproject.project import BoundEntryPoint, Project
 from snakemake_executor_plugin_mantik.mlproject.reading import ProjectFile
 
 PRINT = "printf '%s\\0'"

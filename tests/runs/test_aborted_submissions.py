@@ -11,18 +11,17 @@ from pathlib import Path
 import pytest
 from mlflow.tracking import MlflowClient
 
-from snakemake_executor_plugin_mantik.runs import aborted_submissions
-from snakemake_executor_plugin_mantik.runs.aborted_submissions import remove_aborted
+from snakemake_executor_plugin_mantik.runs import submit
 from snakemake_executor_plugin_mantik.runs.directories import NEW_PREFIX, runs_home
 from snakemake_executor_plugin_mantik.runs.listing import RunFilter, list_rows
 from snakemake_executor_plugin_mantik.runs.store import RunStore
+from snakemake_executor_plugin_mantik.runs.submit import remove_aborted
 
 SUBMITS = """
 import sys, time
-from snakemake_executor_plugin_mantik.runs.request import RunRequest, write_request
+from snakemake_executor_plugin_mantik.runs.directories import RunRequest, write_request
 from snakemake_executor_plugin_mantik.runs.store import SITE, RunStore
-from snakemake_executor_plugin_mantik.runs.submit import _staging
-from snakemake_executor_plugin_mantik.runs.aborted_submissions import submission_tag
+from snakemake_executor_plugin_mantik.runs.submit import _staging, submission_tag
 
 uri, told = sys.argv[1:]
 with _staging() as stage:
@@ -68,12 +67,12 @@ def test_a_run_whose_submission_was_killed_is_ended(at_home: str) -> None:
     for _ in submitting(at_home):
         assert states() == [("SCHEDULED", "")], "it is at it"
 
-    assert states() == [("KILLED", aborted_submissions.NEVER)]
+    assert states() == [("KILLED", submit.NEVER)]
     (run,) = MlflowClient(tracking_uri=at_home).search_runs(["1"])
     assert run.info.end_time is not None
     # A server may still have been at it: it is looked for once more.
     (stage,) = left()
-    old = time.time() - aborted_submissions.ARRIVES_S - 1
+    old = time.time() - submit.ARRIVES_S - 1
     os.utime(stage, (old, old))
     assert remove_aborted() == {}
     assert left() == []
@@ -109,17 +108,17 @@ def test_mlflow_that_is_away_is_asked_another_time(
         return RunStore(uri)
 
     with monkeypatch.context() as counted:
-        counted.setattr(aborted_submissions, "RunStore", opened)
+        counted.setattr(submit, "RunStore", opened)
         (why,) = remove_aborted().values()
     assert asked == [at_home], "a store that does not answer is asked once"
     assert "MLflow" in str(why)
     shutil.rmtree(other)
     file.write_bytes(content)
-    assert states() == [("KILLED", aborted_submissions.NEVER)]
+    assert states() == [("KILLED", submit.NEVER)]
 
     # Nobody waits for ever for one that is gone for good.
     file.write_text("something else")
-    monkeypatch.setattr(aborted_submissions, "GIVE_UP_S", 0.0)
-    monkeypatch.setattr(aborted_submissions, "ARRIVES_S", 0.0)
+    monkeypatch.setattr(submit, "GIVE_UP_S", 0.0)
+    monkeypatch.setattr(submit, "ARRIVES_S", 0.0)
     remove_aborted()
     assert not stage.exists()

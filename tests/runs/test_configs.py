@@ -12,9 +12,9 @@ from snakemake_executor_plugin_mantik.runs.configs import config_of_file, config
 from snakemake_executor_plugin_mantik.runs.directories import (
     RunDirectory,
     make_runs_home,
+    read_request,
     runs_home,
 )
-from snakemake_executor_plugin_mantik.runs.request import read_request
 
 KEYS = {"UnicoreApiUrl": "https://x.org/rest/core", "Resources": {"Queue": "q"}}
 MLFLOW: dict[str, object] = {

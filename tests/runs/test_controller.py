@@ -19,8 +19,12 @@ from snakemake_executor_plugin_mantik.cli.runtable import run_details, run_lines
 from snakemake_executor_plugin_mantik.common.errors import MantikError, UserError
 from snakemake_executor_plugin_mantik.common.state_directory import STATE
 from snakemake_executor_plugin_mantik.journal import Journal
-from snakemake_executor_plugin_mantik.runs import controller, local_runs, settlement
-from snakemake_executor_plugin_mantik.runs.directories import RunDirectory
+from snakemake_executor_plugin_mantik.runs import controller, local_runs
+from snakemake_executor_plugin_mantik.runs.directories import (
+    RunDirectory,
+    RunRequest,
+    write_request,
+)
 from snakemake_executor_plugin_mantik.runs.listing import (
     GONE,
     STALE,
@@ -36,7 +40,6 @@ from snakemake_executor_plugin_mantik.runs.local_runs import (
     read_local_run,
     remove_run,
 )
-from snakemake_executor_plugin_mantik.runs.request import RunRequest, write_request
 from snakemake_executor_plugin_mantik.runs.store import SITE, RunStore
 from snakemake_executor_plugin_mantik.tracking.outbox import EventKind, Outbox
 from snakemake_executor_plugin_mantik.tracking.store import DIRECTORY
@@ -281,20 +284,20 @@ def test_what_tracking_has_still_to_tell_goes_first(
 ) -> None:
     (run.workdir / DIRECTORY).mkdir(parents=True)
     begun: list[Path] = []
-    monkeypatch.setattr(settlement, "_start_worker", begun.append)
+    monkeypatch.setattr(controller, "_start_worker", begun.append)
     with closing(Outbox(run.workdir / DIRECTORY / OUTBOX)) as outbox:
         outbox.add_run("t", run.request.tracking_uri, {"run_id": run.request.run_id})
         outbox.add("t", EventKind.END, {"status": "FAILED"})
         run.directory.write_end(1)
 
-        settlement.settle_run(run.directory, run.request)
+        controller.settle_run(run.directory, run.request)
 
         assert begun == [run.workdir]
         assert status(run) == "SCHEDULED"
         for event in outbox.events("t"):
             outbox.done(event)
 
-    settlement.settle_run(run.directory, run.request)
+    controller.settle_run(run.directory, run.request)
 
     # It has been told by tracking, with all that it knows.
     assert (begun, status(run)) == ([run.workdir], "SCHEDULED")

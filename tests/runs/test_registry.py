@@ -8,14 +8,14 @@ from mlflow.entities.logged_model_status import LoggedModelStatus
 from mlflow.tracking import MlflowClient
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
-from snakemake_executor_plugin_mantik.runs.registry import (
+from snakemake_executor_plugin_mantik.runs.store import (
     ModelVersion,
+    RunStore,
     only_store,
     register_model,
     unregister_model,
     versions_of_run,
 )
-from snakemake_executor_plugin_mantik.runs.store import RunStore
 from tests.tracking.conftest import TrackingServer, tracking_server
 
 __all__ = ["tracking_server"]

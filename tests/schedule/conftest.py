@@ -10,12 +10,14 @@ from pathlib import Path
 import pytest
 
 from snakemake_executor_plugin_mantik.common.errors import MantikError
-from snakemake_executor_plugin_mantik.schedule.planning import (
+from snakemake_executor_plugin_mantik.schedule.schedules import (
+    Firing,
+    FiringState,
+    MissedPolicy,
     ScheduleRequest,
     edit_schedule,
     make_schedule,
 )
-from snakemake_executor_plugin_mantik.schedule.schedules import Firing, FiringState, MissedPolicy
 from snakemake_executor_plugin_mantik.schedule.store import ScheduleStore
 from snakemake_executor_plugin_mantik.schedule.submit import DUE, SCHEDULE, claim_due, submit_firing
 

@@ -12,13 +12,17 @@ from typing import Any
 import pytest
 
 from snakemake_executor_plugin_mantik.cli import main
+from snakemake_executor_plugin_mantik.cli.schedule import systemd_quote, systemd_unit
 from snakemake_executor_plugin_mantik.common.state_directory import data_home
-from snakemake_executor_plugin_mantik.runs.directories import RunDirectory, runs_home
-from snakemake_executor_plugin_mantik.runs.request import RunRequest, write_request
+from snakemake_executor_plugin_mantik.runs.directories import (
+    RunDirectory,
+    RunRequest,
+    runs_home,
+    write_request,
+)
 from snakemake_executor_plugin_mantik.schedule.schedules import FiringState
 from snakemake_executor_plugin_mantik.schedule.store import SCHEDULES_FILE, ScheduleStore
 from snakemake_executor_plugin_mantik.schedule.submit import mark_present
-from snakemake_executor_plugin_mantik.schedule.unit import systemd_quote, systemd_unit
 
 RUN = "0123456789abcdef0123456789abcdef"
 

@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 
 from snakemake_executor_plugin_mantik.schedule import store, submit
-from snakemake_executor_plugin_mantik.schedule.planning import ScheduleRequest
-from snakemake_executor_plugin_mantik.schedule.schedules import FiringState, MissedPolicy
+from snakemake_executor_plugin_mantik.schedule.schedules import (
+    FiringState,
+    MissedPolicy,
+    ScheduleRequest,
+)
 from snakemake_executor_plugin_mantik.schedule.store import (
     CAUGHT_UP,
     NEVER_BEGUN,

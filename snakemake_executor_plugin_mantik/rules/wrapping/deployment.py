@@ -33,7 +33,7 @@ from snakemake_executor_plugin_mantik.jobs.deployment import (
     wrap_modules,
 )
 from snakemake_executor_plugin_mantik.jobs.paths import file_path
-from snakemake_executor_plugin_mantik.mlproject.bound_entry_point import ProjectLike
+from snakemake_executor_plugin_mantik.mlproject.project import Project
 
 from .. import Job
 from ..context import Method, Payload, RuleContext, start_words
@@ -90,7 +90,7 @@ class RuleEnvironment:
     conda: Any = None
     container: str | None = None
     bare: bool = False
-    project: ProjectLike | None = None
+    project: Project | None = None
 
     def __bool__(self) -> bool:
         return bool(self.modules or self.conda or self.container or self.bare or self.project)
@@ -119,7 +119,7 @@ def _has_directive(job: Job) -> bool:
     return bool(job.rule.env_modules or job.conda_env_spec or job.container_img_url or bare)
 
 
-def _of_project(project: ProjectLike) -> RuleEnvironment:
+def _of_project(project: Project) -> RuleEnvironment:
     environment = project.environment
     own = RuleEnvironment(project=project)
     if environment is not None and environment.key == "conda_env":
@@ -382,7 +382,7 @@ def deployment_warnings(
 
 
 def _of_environment(
-    job: Job, project: ProjectLike, context: RuleContext, *, used: bool
+    job: Job, project: Project, context: RuleContext, *, used: bool
 ) -> Iterator[str]:
     """Yield what becomes of a project's environment, once for each project."""
     environment = project.environment

@@ -16,9 +16,8 @@ from snakemake_executor_plugin_mantik.config.named_files import (
 from snakemake_executor_plugin_mantik.engine.request import Upload
 from snakemake_executor_plugin_mantik.jobs.deployment import wrap_venv
 from snakemake_executor_plugin_mantik.jobs.paths import file_path
-from snakemake_executor_plugin_mantik.mlproject.bound_entry_point import ProjectLike
 from snakemake_executor_plugin_mantik.mlproject.entry import read_python_env
-from snakemake_executor_plugin_mantik.mlproject.project import find_bound_entry_point
+from snakemake_executor_plugin_mantik.mlproject.project import Project, find_bound_entry_point
 
 from .. import Job
 from ..context import Method
@@ -31,7 +30,7 @@ METHODS: Final[dict[str, Method]] = {
 """What deploys an environment, by its key in an MLproject file."""
 
 
-def find_project(job: Job, methods: Collection[Method]) -> ProjectLike | None:
+def find_project(job: Job, methods: Collection[Method]) -> Project | None:
     """Return the project of a job's entry point if its environment is to be deployed."""
     given = find_bound_entry_point(getattr(job.rule, "params", None))
     environment = given.project.environment if given is not None else None
@@ -41,7 +40,7 @@ def find_project(job: Job, methods: Collection[Method]) -> ProjectLike | None:
 
 
 def wrap_python_env(
-    project: ProjectLike, command: str, *, rule: str
+    project: Project, command: str, *, rule: str
 ) -> tuple[str, tuple[Upload, ...], tuple[str, ...]]:
     """Return bash that runs the command in a project's `python_env`, and files that it needs.
 
@@ -73,7 +72,7 @@ def wrap_python_env(
     return wrapped, (upload,), inputs
 
 
-def python_env_mistake(project: ProjectLike, workdir: Path) -> str | None:
+def python_env_mistake(project: Project, workdir: Path) -> str | None:
     """Return why a project's environment cannot be made, as words after "rule NAME", or None."""
     environment = project.environment
     if environment is None or environment.key != "python_env":

@@ -1,0 +1,293 @@
+"""What several commands share: options, tables, arguments of Snakemake, processes that they run."""
+
+import dataclasses
+import functools
+import inspect
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any, Final, get_type_hints
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+from typer.core import TyperCommand, TyperGroup
+
+from snakemake_executor_plugin_mantik.common.errors import printable
+
+if TYPE_CHECKING:
+    from snakemake_executor_plugin_mantik.adapter.workflow_metadata import GraphFiles
+
+WRONG: Final = 2
+"""Exit code if a file or a workflow has a mistake, or with `--connect` a site."""
+
+# Options
+
+Workdir = Annotated[
+    Path,
+    typer.Option(
+        "--directory",
+        "-d",
+        exists=True,
+        file_okay=False,
+        help="The workflow's working directory.",
+    ),
+]
+"""The working directory of a workflow that has run."""
+
+Sites = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--site",
+        metavar="[NAME=]FILE",
+        help="A site's backend config, if it has moved since the last run; repeatable.",
+    ),
+]
+"""The current paths of the backend configs of a workflow that has run."""
+
+Segments = Annotated[
+    int | None,
+    typer.Option(
+        "--continue",
+        min=0,
+        metavar="SEGMENTS",
+        help="Go on past the walltime, in up to so many jobs, from --checkpoint.",
+    ),
+]
+"""How many segments a run may have."""
+
+Checkpoint = Annotated[
+    str,
+    typer.Option(
+        metavar="PATH",
+        help="What the next job goes on from: a file, or with a trailing / a folder; several are"
+        " separated by blanks.",
+    ),
+]
+"""What the segments of a run go on from."""
+
+
+# Commands
+
+
+class Command(TyperCommand):
+    """A command; its help has no `<bool>` at flags, and lines as long as the terminal is wide."""
+
+    def __init__(self, *args: Any, help: str | None = None, **settings: Any) -> None:  # noqa: A002
+        # Typer keeps the line ends of all paragraphs but the first.
+        lines = re.sub(r"(?<=\S)\n(?!\s|[-*] )", " ", inspect.cleandoc(help)) if help else help
+        super().__init__(*args, help=lines, **settings)
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the parameters, flags without a type."""
+        return _without_types(super().get_params(ctx))
+
+
+class _Group(TyperGroup):
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _without_types(super().get_params(ctx))
+
+
+class App(typer.Typer):
+    """A group of such commands."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(cls=_Group, **settings)
+
+    def command(
+        self, name: str | None = None, *, cls: type[TyperCommand] | None = None, **settings: Any
+    ) -> Callable[[Any], Any]:
+        """Add a command, as `typer.Typer.command` does; see `_spread`."""
+        added = super().command(name, cls=cls or Command, **settings)
+        return lambda command: added(_spread(command))
+
+
+def _spread(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Replace the parameter of a command that is a dataclass by options for its fields, if any."""
+    hints = get_type_hints(command, include_extras=True)
+    kept = next((name for name, kind in hints.items() if dataclasses.is_dataclass(kind)), None)
+    if kept is None:
+        return command
+    kind = hints[kept]
+    fields = inspect.signature(kind).parameters
+    types = get_type_hints(kind, include_extras=True)
+
+    def run(**given: Any) -> Any:
+        options = kind(**{name: given.pop(name) for name in fields})
+        return command(**given, **{kept: options})
+
+    parameters: list[inspect.Parameter] = []
+    for name, parameter in inspect.signature(command).parameters.items():
+        parameters += fields.values() if name == kept else [parameter]
+    functools.update_wrapper(run, command)
+    run.__annotations__ = {p.name: types.get(p.name, hints.get(p.name)) for p in parameters}
+    only = inspect.Parameter.KEYWORD_ONLY
+    run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [each.replace(kind=only, annotation=run.__annotations__[each.name]) for each in parameters]
+    )
+    return run
+
+
+def _without_types(parameters: list[Any]) -> list[Any]:
+    for parameter in parameters:
+        if getattr(parameter, "is_flag", False):
+            parameter.metavar = ""
+    return parameters
+
+
+ALL_TARGETS: Final = "--all-targets"
+NEEDED_BY: Final = "--needed-by"
+
+_ARGUMENTS: Final = f"{__name__}.arguments"
+
+
+class Evaluating(Command):
+    """A command that takes Snakemake's arguments after `--` with an option that evaluates."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Keep the arguments after `--` for `read_files`, if the workflow is to be evaluated."""
+        cut = args.index("--") if "--" in args else len(args)
+        if not {ALL_TARGETS, NEEDED_BY}.intersection(args[:cut]):
+            cut = len(args)
+        ctx.meta[_ARGUMENTS] = args[cut + 1 :]
+        rest: list[str] = super().parse_args(ctx, args[:cut])
+        return rest
+
+
+def read_files(context: typer.Context, directory: Path) -> "GraphFiles":
+    """Return the files of the workflow that `snakemake` would run in `directory`.
+
+    Raises:
+        UserError: the arguments run no workflow at sites.
+        Exit: something is wrong with the workflow, which Snakemake has reported.
+    """
+    from snakemake_executor_plugin_mantik.adapter.dryrun import dry_run
+    from snakemake_executor_plugin_mantik.adapter.workflow_metadata import read_graph_files
+
+    arguments: Sequence[str] = context.meta[_ARGUMENTS]
+    if directory != Path():
+        arguments = ["--directory", str(directory), *arguments]
+    found = dry_run(arguments, lambda workflow, _options, _logger: read_graph_files(workflow))
+    if found is None:
+        raise typer.Exit(WRONG)
+    return found
+
+
+_OURS: Final = ("--json", "--connect", "--details", "--sources", "--help")
+"""The own options of a command that passes on all others."""
+
+
+class Passing(Command):
+    """A command that takes a few options of its own and passes on all others unchanged."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Remove our options from the arguments before `--`."""
+        cut = args.index("--") if "--" in args else len(args)
+        own = [word for word in args[:cut] if word in _OURS]
+        rest: list[str] = super().parse_args(ctx, own)
+        ctx.params["arguments"] = [word for word in args[:cut] if word not in _OURS] + args[cut:]
+        return rest
+
+
+# Tables
+
+ONE_LINE = 10_000
+"""Columns without a terminal, so that programs find each row in one line."""
+
+
+def make_console() -> Console:
+    """Return a console as wide as the terminal; without one, each row gets one line."""
+    found = Console()
+    return found if found.is_terminal else Console(width=ONE_LINE)
+
+
+def new_table(titles: Iterable[str], right: Container[str] = ()) -> Table:
+    """Return an empty table; `right` holds the titles of right-aligned columns."""
+    made = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for title in titles:
+        made.add_column(title, justify="right" if title in right else "left")
+    return made
+
+
+def add_row(to: Table, cells: Iterable[str]) -> None:
+    """Add a row. Cells are text, not markup: names and outcomes come from users and sites."""
+    to.add_row(*(Text(" ".join(printable(cell).split())) for cell in cells))
+
+
+def print_table(
+    titles: Iterable[str], rows: Iterable[Iterable[str]], right: Container[str] = ()
+) -> None:
+    """Print a table of texts; see `new_table` and `add_row`."""
+    made = new_table(titles, right)
+    for row in rows:
+        add_row(made, row)
+    make_console().print(made)
+
+
+def make_progress() -> Progress:
+    """Return a progress bar of bytes; without a terminal it shows nothing."""
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
+    return Progress(*columns, TimeRemainingColumn(), disable=not sys.stderr.isatty())
+
+
+# Processes
+
+_STDERR: Final = 2
+
+
+def run_child(
+    command: Sequence[str],
+    environment: Mapping[str, str] | None = None,
+    *,
+    to_stderr: bool = False,
+) -> int:
+    """Run a command and pass on signals; return its exit code, 128 + n if signal n ended it.
+
+    With `to_stderr` its standard output is joined to this process's standard error.
+    """
+    child: subprocess.Popen[bytes] | None = None
+    early: list[int] = []
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        del frame
+        if number == signal.SIGINT and _from_terminal():
+            return  # the terminal sends it to the command, too
+        if child is None:
+            early.append(number)
+            return
+        with suppress(ProcessLookupError):
+            child.send_signal(number)
+
+    passed = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, pass_on) for number in passed}
+    try:
+        child = subprocess.Popen(command, env=environment, stdout=_STDERR if to_stderr else None)
+        for number in early:
+            child.send_signal(number)
+        code = child.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return code if code >= 0 else 128 - code
+
+
+def _from_terminal() -> bool:
+    """Return whether this process is in a terminal's foreground group, which receives Ctrl-C."""
+    try:
+        terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
+    except OSError:
+        return False
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    except OSError:
+        return False
+    finally:
+        os.close(terminal)

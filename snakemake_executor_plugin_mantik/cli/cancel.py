@@ -1,4 +1,4 @@
-"""`smk-mantik cancel`: cancel jobs that earlier runs left at the sites, without Snakemake."""
+"""`smk-mantik cancel` and `clean`: end what earlier runs left at the sites, without Snakemake."""
 
 import asyncio
 import sys

@@ -32,10 +32,8 @@ def docs(
     """Show a page of the documentation."""
     pages = documentation_pages()
     if not page:
-        table = shared.new_table(("page", "title"))
-        for name, file in sorted(pages.items()):
-            shared.add_row(table, [name, _TITLES.get(name) or _title(file)])
-        shared.make_console().print(table)
+        rows = ([name, _TITLES.get(name) or _title(file)] for name, file in sorted(pages.items()))
+        shared.print_table(("page", "title"), rows)
         return
     name = page.removeprefix("docs/").removesuffix(".md")
     if name not in pages:

@@ -1,4 +1,4 @@
-"""`smk-mantik get`: bring outputs that stay at sites, and undeclared files, to this machine."""
+"""`smk-mantik get` and `ls`: bring or show outputs that stay at sites, and undeclared files."""
 
 import os
 import posixpath
@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.progress import Progress
-from rich.table import Table
 
 from snakemake_executor_plugin_mantik.common.errors import UserError, json_text, printable
 from snakemake_executor_plugin_mantik.common.humanize import (
@@ -222,7 +221,8 @@ def get(
         missing = [output for output in chosen if not is_here(output, directory)]
         if not force:
             _refuse_others(directory, missing)
-        _bring(c, directory, missing)
+        for output in missing:
+            _bring_one(c, output, local_path(output.path, directory))
         bring_undeclared(c, directory, others, partial(_bring_one, c), force=force)
         for output in chosen:
             _report_unnamed(c, output)
@@ -315,12 +315,6 @@ def _refuse_others(directory: Path, outputs: Iterable[StoredOutput]) -> None:
         )
 
 
-def _bring(catalog: Catalog, directory: Path, outputs: Sequence[StoredOutput]) -> None:
-    """Bring outputs one after the other."""
-    for output in outputs:
-        _bring_one(catalog, output, local_path(output.path, directory))
-
-
 def _bring_one(catalog: Catalog, output: StoredOutput, target: Path) -> None:
     """Make `target` a copy of an output, with a progress bar if there is a terminal."""
     with make_progress() as progress:
@@ -387,7 +381,10 @@ def ls(
     if not outputs:
         typer.echo("No output stays at a site.")
         return
-    shared.make_console().print(_table(outputs, names, directory, files))
+    needed = [] if files is None else ["needed by"]
+    titles = ["file", "site", "size", "age", "made by", *needed, "here"]
+    rows = (_row(output, names, directory, files) for output in outputs)
+    shared.print_table(titles, rows, right=("size", "age"))
     total = humanize_size(sum(output.size for output in outputs))
     typer.echo(f"{humanize_count(len(outputs), 'output')}, {total}")
 
@@ -412,36 +409,29 @@ def _show_undeclared(
     elif not rows:
         typer.echo("No job has left a new file that no rule declares.")
     else:
-        shown = shared.new_table(["file", "site", "size", "seen by", "here"], right=("size",))
-        for path, site, size, job, here in rows:
-            shared.add_row(shown, [path, site, humanize_size(size), job, "yes" * here])
-        shared.make_console().print(shown)
+        shared.print_table(
+            ["file", "site", "size", "seen by", "here"],
+            (
+                [path, site, humanize_size(size), job, "yes" * here]
+                for path, site, size, job, here in rows
+            ),
+            right=("size",),
+        )
 
 
-def _table(
-    outputs: Iterable[StoredOutput],
-    names: Mapping[str, str],
-    directory: Path,
-    files: "GraphFiles | None",
-) -> Table:
-    titles = ["file", "site", "size", "age", "made by", "here"]
-    if files is not None:
-        titles.insert(5, "needed by")
-    shown = shared.new_table(titles, right=("size", "age"))
-    for output in outputs:
-        cells = [
-            display_path(output.path) + "/" * output.directory,
-            names.get(output.place, output.place),
-            humanize_size(output.size),
-            humanize_duration(max(0.0, time.time() - output.made)),
-            output.job,
-            "a file of this name" if _has_namesake(output, directory) else "",
-        ]
-        if files is not None:
-            target = "(target)" if output.path in files.targets else ""
-            cells.insert(5, ", ".join(files.readers.get(output.path, ())) or target)
-        shared.add_row(shown, cells)
-    return shown
+def _row(
+    output: StoredOutput, names: Mapping[str, str], directory: Path, files: "GraphFiles | None"
+) -> list[str]:
+    target = "(target)" if files is not None and output.path in files.targets else ""
+    return [
+        display_path(output.path) + "/" * output.directory,
+        names.get(output.place, output.place),
+        humanize_size(output.size),
+        humanize_duration(max(0.0, time.time() - output.made)),
+        output.job,
+        *([] if files is None else [", ".join(files.readers.get(output.path, ())) or target]),
+        "a file of this name" if _has_namesake(output, directory) else "",
+    ]
 
 
 def _as_json(

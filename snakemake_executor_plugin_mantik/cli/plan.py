@@ -1,4 +1,4 @@
-"""`smk-mantik plan`: show what a run of a workflow would submit, without submitting it."""
+"""`smk-mantik plan` and `render`: show what a run, or one command, would submit."""
 
 import json
 import os
@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
-from rich.table import Table
 from rich.text import Text
 
 from snakemake_executor_plugin_mantik.common.errors import UserError, one_line, printable
@@ -85,10 +84,17 @@ def plan(
         raise typer.Exit(WRONG)
 
 
+_TITLES: Final = (
+    "job", "site", "queue", "nodes", "tasks", "CPUs", "memory", "GPUs", "time", "runs", "uploads",
+    "",
+)  # fmt: skip
+_RIGHT: Final = ("nodes", "tasks", "CPUs", "GPUs", "time")
+
+
 def _notify(made: JobPlan, *, details: bool) -> None:
     console = shared.make_console()
     if made.jobs:
-        console.print(_table(made.jobs))
+        shared.print_table(_TITLES, map(_cells, made.jobs), right=_RIGHT)
     if details:
         for job in made.jobs:
             console.print()
@@ -101,17 +107,6 @@ def _notify(made: JobPlan, *, details: bool) -> None:
     console.print()
     for line in _totals(made):
         console.print(Text(line))
-
-
-def _table(jobs: list[Forecast]) -> Table:
-    titles = (
-        "job", "site", "queue", "nodes", "tasks", "CPUs", "memory", "GPUs", "time", "runs",
-        "uploads", "",
-    )  # fmt: skip
-    shown = shared.new_table(titles, right=("nodes", "tasks", "CPUs", "GPUs", "time"))
-    for job in jobs:
-        shared.add_row(shown, _cells(job))
-    return shown
 
 
 def _cells(job: Forecast) -> Iterator[str]:

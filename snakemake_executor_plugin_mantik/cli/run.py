@@ -1,4 +1,4 @@
-"""`smk-mantik run`: run one entry point of an MLproject, as a workflow of one rule."""
+"""`smk-mantik run` and `call`: run an entry point, or a Python function, as a job."""
 
 import os
 import re

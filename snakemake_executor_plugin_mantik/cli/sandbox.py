@@ -9,9 +9,10 @@ import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -59,53 +60,79 @@ sandbox_app = App(
     name="sandbox", help="A site on this machine that runs jobs as local processes.",
     no_args_is_help=True,
 )  # fmt: skip
+_SITES: Any = ("hpc1=unicore",)
 
-_Sites = Annotated[
-    list[str],
-    typer.Option("--site", help="A site and its API, NAME=unicore or NAME=firecrest; repeatable."),
-]
-_Slots = Annotated[
-    int | None,
-    typer.Option(min=1, help="CPUs that the running jobs of a site share; default: the machine's."),
-]
-_StatusInterval = Annotated[
-    float,
-    typer.Option(
-        min=0.01, help="UNICORE: seconds between two polls of its scheduler; real: 10 to 60."
-    ),
-]
-_DeathLag = Annotated[
-    float,
-    typer.Option(min=0, help="UNICORE: seconds that a killed job keeps its old status; real: 134."),
-]
-_AccountingLag = Annotated[
-    float,
-    typer.Option(min=0, help="firecREST: delay of its reports on jobs, in seconds; real: up to 4."),
-]
-_TokenLifetime = Annotated[
-    float,
-    typer.Option(min=1, help="firecREST: how long a token is valid, in seconds; 30 must be left."),
-]
-_SchedulerName = Annotated[
-    str,
-    typer.Option(
-        "--scheduler", help="What runs the jobs: local processes, or this machine's slurm."
-    ),
-]
-_DEFAULT_SITES = ["hpc1=unicore"]
+
+@dataclass(frozen=True)
+class _Options:
+    """The sites, and how like real ones they are."""
+
+    site: Annotated[
+        list[str],
+        typer.Option(
+            "--site", help="A site and its API, NAME=unicore or NAME=firecrest; repeatable."
+        ),
+    ] = _SITES
+    scheduler: Annotated[
+        str,
+        typer.Option(
+            "--scheduler", help="What runs the jobs: local processes, or this machine's slurm."
+        ),
+    ] = "local"
+    slots: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="CPUs that the running jobs of a site share; default: the machine's."
+        ),
+    ] = None
+    status_interval: Annotated[
+        float,
+        typer.Option(
+            min=0.01, help="UNICORE: seconds between two polls of its scheduler; real: 10 to 60."
+        ),
+    ] = Timing.status_interval
+    death_lag: Annotated[
+        float,
+        typer.Option(
+            min=0, help="UNICORE: seconds that a killed job keeps its old status; real: 134."
+        ),
+    ] = Timing.death_lag
+    accounting_lag: Annotated[
+        float,
+        typer.Option(
+            min=0, help="firecREST: delay of its reports on jobs, in seconds; real: up to 4."
+        ),
+    ] = FirecrestSettings.accounting_lag
+    token_lifetime: Annotated[
+        float,
+        typer.Option(
+            min=1, help="firecREST: how long a token is valid, in seconds; 30 must be left."
+        ),
+    ] = FirecrestSettings.token_lifetime
+
+    @property
+    def settings(self) -> SandboxSettings:
+        if self.scheduler not in SCHEDULERS:
+            raise UserError(
+                f"there is no scheduler {self.scheduler!r}",
+                where="--scheduler",
+                do=f"Use one of: {', '.join(SCHEDULERS)}",
+            )
+        return SandboxSettings(
+            timing=Timing(status_interval=self.status_interval, death_lag=self.death_lag),
+            slots=self.slots or machine_slots(),
+            scheduler=self.scheduler,
+            firecrest=FirecrestSettings(
+                accounting_lag=self.accounting_lag, token_lifetime=self.token_lifetime
+            ),
+        )
 
 
 @sandbox_app.command("run", context_settings={"allow_interspersed_args": False})
 def run_in_sandbox(
     command: Annotated[list[str], typer.Argument(help="The command and its arguments, after --.")],
     *,
-    site: _Sites = _DEFAULT_SITES,
-    scheduler: _SchedulerName = "local",
-    slots: _Slots = None,
-    status_interval: _StatusInterval = Timing.status_interval,
-    death_lag: _DeathLag = Timing.death_lag,
-    accounting_lag: _AccountingLag = FirecrestSettings.accounting_lag,
-    token_lifetime: _TokenLifetime = FirecrestSettings.token_lifetime,
+    options: _Options,
 ) -> None:
     """Start a sandbox, run COMMAND with its credentials, stop it, return COMMAND's exit code.
 
@@ -118,28 +145,13 @@ def run_in_sandbox(
             where="smk-mantik sandbox run",
             do="Correct the name after --",
         )
-    settings = SandboxSettings(
-        timing=Timing(status_interval=status_interval, death_lag=death_lag),
-        slots=slots or machine_slots(),
-        scheduler=_scheduler(scheduler),
-        firecrest=FirecrestSettings(accounting_lag=accounting_lag, token_lifetime=token_lifetime),
-    )
-    with _sandbox(site, settings) as box:
+    with _sandbox(options.site, options.settings) as box:
         code = run_child(command, {**os.environ, **environment_of(box), _TOKEN: box.token})
     raise typer.Exit(code)
 
 
 @sandbox_app.command()
-def up(
-    *,
-    site: _Sites = _DEFAULT_SITES,
-    scheduler: _SchedulerName = "local",
-    slots: _Slots = None,
-    status_interval: _StatusInterval = Timing.status_interval,
-    death_lag: _DeathLag = Timing.death_lag,
-    accounting_lag: _AccountingLag = FirecrestSettings.accounting_lag,
-    token_lifetime: _TokenLifetime = FirecrestSettings.token_lifetime,
-) -> None:
+def up(*, options: _Options) -> None:
     """Start a sandbox that runs until Ctrl-C, and print the variables for another terminal."""
     over = threading.Event()
 
@@ -147,13 +159,7 @@ def up(
         del number, frame
         over.set()
 
-    settings = SandboxSettings(
-        timing=Timing(status_interval=status_interval, death_lag=death_lag),
-        slots=slots or machine_slots(),
-        scheduler=_scheduler(scheduler),
-        firecrest=FirecrestSettings(accounting_lag=accounting_lag, token_lifetime=token_lifetime),
-    )
-    with _sandbox(site, settings) as box:
+    with _sandbox(options.site, options.settings) as box:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, end)
         for name, value in environment_of(box).items():
@@ -208,16 +214,6 @@ def _site_option(text: str) -> SiteOption:
 def _variable(option: SiteOption) -> str:
     """Return the site's name as part of environment variables."""
     return option.name.upper().replace("-", "_")
-
-
-def _scheduler(name: str) -> str:
-    if name not in SCHEDULERS:
-        raise UserError(
-            f"there is no scheduler {name!r}",
-            where="--scheduler",
-            do=f"Use one of: {', '.join(SCHEDULERS)}",
-        )
-    return name
 
 
 @contextmanager

@@ -121,6 +121,33 @@ def test_no_broken_document_ends_in_a_traceback(
     survives(whole[:cut] + junk + whole[cut + len(junk) :], ".yaml", project)
 
 
+def script_of(folder: Path, command: str, **environment: Any) -> str:
+    """Return a job's script, for a workspace beside the config in `folder`."""
+    workspace = folder / WORKSPACE
+    (workspace / ".mantik/tries/0").mkdir(parents=True)
+    config = folder / "config.json"
+    document = {
+        "UnicoreApiUrl": "https://h.example.org/rest/core",
+        "Resources": {"Queue": "q"},
+        "Environment": environment,
+        "Site": {"Workspace": workspace_root(str(workspace))},
+    }
+    config.write_text(json.dumps(document))
+    report = examine(str(config), folder)
+    assert report.loaded is not None, report.mistakes
+    return render_preview(report.loaded, [], folder, command).script
+
+
+def seen_by_a_process(folder: Path, variables: dict[str, str]) -> dict[str, str]:
+    """Return the environment of a job's command, through all that a run goes through."""
+    script = script_of(folder, "cat /proc/self/environ", Variables=variables)
+    subprocess.run(
+        ["bash", "-c", script], env={"PATH": os.environ["PATH"]}, check=True, timeout=600
+    )
+    log = folder / WORKSPACE / ".mantik/work/0" / TRY / "log"
+    return dict(item.decode().partition("=")[::2] for item in log.read_bytes().split(b"\0") if item)
+
+
 WORD = st.text(
     st.characters(exclude_characters="\0\r", exclude_categories=["Cs"]), min_size=1, max_size=12
 )
@@ -141,32 +168,21 @@ def test_apptainer_gets_the_words_of_its_options(
     words: list[tuple[str, Callable[[str], str]]],
 ) -> None:
     """Any words, quoted for bash in one way or another, from the file to the program."""
-    with tempfile.TemporaryDirectory() as folder:
-        workspace, programs = Path(folder, WORKSPACE), Path(folder, "bin")
-        (workspace / ".mantik/tries/0").mkdir(parents=True)
-        programs.mkdir()
-        (programs / "apptainer").write_text(SHOW_WORDS)
-        (programs / "apptainer").chmod(0o755)
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+        (folder / "bin").mkdir()
+        (folder / "bin/apptainer").write_text(SHOW_WORDS)
+        (folder / "bin/apptainer").chmod(0o755)
         options = " \n".join(["--first", *(quote(word) for word, quote in words), "$MINE/x"])
         image = {"Path": "/i.sif", "Type": "remote", "Options": options}
-        document = {
-            "UnicoreApiUrl": "https://h.example.org/rest/core",
-            "Resources": {"Queue": "q"},
-            "Environment": {"Apptainer": image, "Variables": {"MINE": "a  b*"}},
-            "Site": {"Workspace": workspace_root(str(workspace))},
-        }
-        config = Path(folder, "config.json")
-        config.write_text(json.dumps(document))
-        report = examine(str(config), Path(folder))
-        assert report.loaded is not None, report.mistakes
-        script = render_preview(report.loaded, [], Path(folder), "true").script
+        script = script_of(folder, "true", Apptainer=image, Variables={"MINE": "a  b*"})
         script = script.replace("[ -e /i.sif ]", "true")
-        told = Path(folder, "words")
-        path = f"{programs}:{os.environ['PATH']}"
+        path = f"{folder / 'bin'}:{os.environ['PATH']}"
         subprocess.run(
-            ["bash", "-c", script], env={"PATH": path, "WORDS": str(told)}, check=True, timeout=600
-        )
-        seen = told.read_bytes().decode().split("\0")[:-1]
+            ["bash", "-c", script], env={"PATH": path, "WORDS": str(folder / "words")}, check=True,
+            timeout=600,
+        )  # fmt: skip
+        seen = (folder / "words").read_bytes().decode().split("\0")[:-1]
         assert seen == ["--first", *(word for word, _ in words), "a  b*/x"]
 
 
@@ -176,29 +192,10 @@ TEXTS = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.dictionaries(st.from_regex(r"T_[A-Z0-9]{1,5}", fullmatch=True), TEXTS, max_size=20))
 def test_a_process_sees_what_the_file_says(variables: dict[str, str]) -> None:
-    """From the file to the process, through all that a run goes through, and the real bash."""
+    """From the file to the process, and the real bash."""
     with tempfile.TemporaryDirectory() as folder:
-        workspace = Path(folder, WORKSPACE)
-        (workspace / ".mantik/tries/0").mkdir(parents=True)
-        document = {
-            "UnicoreApiUrl": "https://h.example.org/rest/core",
-            "Resources": {"Queue": "q"},
-            "Environment": {"Variables": variables},
-            "Site": {"Workspace": workspace_root(str(workspace))},
-        }
-        config = Path(folder, "config.json")
-        config.write_text(json.dumps(document))
-        report = examine(str(config), Path(folder))
-        assert report.loaded is not None, report.mistakes
-        shown = render_preview(report.loaded, [], Path(folder), "cat /proc/self/environ")
-        assert shown.variables == variables
-        subprocess.run(
-            ["bash", "-c", shown.script], env={"PATH": os.environ["PATH"]}, check=True, timeout=600
-        )
-        log = workspace / ".mantik/work/0" / TRY / "log"
-        pairs = (item.partition(b"=") for item in log.read_bytes().split(b"\0"))
-        seen = {name.decode(): value.decode() for name, _, value in pairs if name[:2] == b"T_"}
-        assert seen == variables
+        seen = seen_by_a_process(Path(folder), variables)
+        assert {name: value for name, value in seen.items() if name[:2] == "T_"} == variables
 
 
 # What bash knows of itself, wherever it runs, and some that people set.
@@ -215,21 +212,5 @@ def test_a_process_sees_any_name_that_is_not_refused(tmp_path: Path) -> None:
     tried = sorted({*NAMES, *COMMON, "_m_main", "code", "MANTIK_X"} - OTHERS)
     variables = {name: "7 x" for name in tried if name not in BASH_OWN}
     assert len(variables) > len(COMMON)
-    workspace = tmp_path / WORKSPACE
-    (workspace / ".mantik/tries/0").mkdir(parents=True)
-    document = {
-        "UnicoreApiUrl": "https://h.example.org/rest/core",
-        "Resources": {"Queue": "q"},
-        "Environment": {"Variables": variables},
-        "Site": {"Workspace": workspace_root(str(workspace))},
-    }
-    (tmp_path / "config.json").write_text(json.dumps(document))
-    report = examine(str(tmp_path / "config.json"), tmp_path)
-    assert report.loaded is not None, report.mistakes
-    script = render_preview(report.loaded, [], tmp_path, "cat /proc/self/environ").script
-    subprocess.run(
-        ["bash", "-c", script], env={"PATH": os.environ["PATH"]}, check=True, timeout=600
-    )
-    log = (workspace / ".mantik/work/0" / TRY / "log").read_bytes()
-    seen = dict(item.decode().partition("=")[::2] for item in log.split(b"\0") if item)
+    seen = seen_by_a_process(tmp_path, variables)
     assert {name: seen.get(name) for name in variables} == variables

@@ -44,22 +44,6 @@ def test_good_files_have_a_line_each(tmp_path: Path, monkeypatch: pytest.MonkeyP
     ]
 
 
-def test_all_mistakes_of_all_files_are_told(tmp_path: Path) -> None:
-    (tmp_path / "a.yaml").write_text("Resources: {Nodes: 0}\nExtra: 1\n")
-    (tmp_path / "b.json").write_text("{")
-    (tmp_path / "good.yaml").write_text(GOOD)
-    (tmp_path / "image.yaml").write_text(IMAGE)
-    files = [str(tmp_path / name) for name in ("a.yaml", "b.json", "good.yaml", "image.yaml")]
-    done = check(*files, "~nobody-of-this-name/x.yaml", "--project", str(tmp_path))
-    assert done.exit_code == 2
-    assert done.stdout == f"{files[2]}: UNICORE, queue booster\n"
-    keys = [line.split(": ")[1] for line in done.stderr.splitlines() if line.startswith(files[0])]
-    assert sorted(keys) == ["Extra", "Resources.Nodes", "Resources.Queue", "UnicoreApiUrl"]
-    assert f"{files[1]}: is not well-formed JSON" in done.stderr
-    assert f"{files[3]}: Environment.Apptainer.Path: the image" in done.stderr
-    assert "~nobody-of-this-name/x.yaml: there is no such user" in done.stderr
-
-
 def test_commands_that_bash_cannot_read_are_a_warning(tmp_path: Path) -> None:
     hooks = {
         "PreRunCommandOnLoginNode": ["touch it; exit 3", "if true", "cat <<E\nx\nE"],
@@ -120,20 +104,6 @@ def test_variables_of_slurm_that_cannot_do_what_they_say_are_a_warning(tmp_path:
     assert "Environment.Variables.SBATCH_PARTITION: it has no effect" in first
     assert "set Resources: Queue instead" in first
     assert "Environment.Variables.SLURM_NNODES: it hides" in second
-
-
-def test_variables_that_linux_would_not_take_are_told(tmp_path: Path) -> None:
-    variables = {"LONG": "x" * 131_000, "FITS": "x" * 130_000 + "ü" * 490}
-    document = {
-        "UnicoreApiUrl": "https://hpc.example.org/rest/core",
-        "Resources": {"Queue": "q"},
-        "Environment": {"Variables": variables},
-    }
-    (tmp_path / "a.json").write_text(json.dumps(document, ensure_ascii=False))
-    done = check(str(tmp_path / "a.json"))
-    assert [line.split(": ")[1] for line in done.stderr.splitlines()] == [
-        "Environment.Variables.LONG"
-    ]
 
 
 def test_json_has_it_all(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from ruamel.yaml import YAML
 from typer.testing import CliRunner, Result
 
 from snakemake_executor_plugin_mantik.cli import _app
-from snakemake_executor_plugin_mantik.cli.init import PROFILE, init, next_steps
+from snakemake_executor_plugin_mantik.cli.init import PROFILE, init
 from snakemake_executor_plugin_mantik.common.errors import ConfigError, UserError
 from snakemake_executor_plugin_mantik.config.known_sites import KNOWN_SITES, KnownSite
 from snakemake_executor_plugin_mantik.config.reading import read_backend_config, read_configs
@@ -120,13 +120,6 @@ def test_every_environment_passes_the_check_as_it_is(
     checked = CliRunner().invoke(_app(), ["check", str(file), "--project", str(tmp_path)])
     assert (checked.exit_code, checked.stderr) == (0, ""), checked.output
     assert part in checked.stdout
-
-
-def test_alps_is_known(tmp_path: Path) -> None:
-    assert run("--site", "alps", "-d", str(tmp_path)).exit_code == 0
-    firecrest = read_configs(["alps.yaml"], tmp_path)["alps"].config.firecrest
-    assert firecrest is not None
-    assert firecrest.machine == "daint"
 
 
 def test_on_a_terminal_what_is_missing_is_asked_for(
@@ -248,10 +241,6 @@ def test_a_directory_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     done = run("--site", "juwels", "--queue", "q", "-d", str(tmp_path / "file"))
     assert isinstance(done.exception, UserError)
     assert "cannot be written" in str(done.exception)
-
-
-def test_a_dash_in_a_name_is_no_part_of_a_variable() -> None:
-    assert "MANTIK_ALPS_2_TOKEN" in next_steps("alps-2")
 
 
 def test_without_options_an_example_is_written_and_said_to_be_one(tmp_path: Path) -> None:

@@ -133,11 +133,6 @@ def test_what_is_submitted_is_what_is_shown(tmp_path: Path) -> None:
     subprocess.run(["bash", "-n"], input=found["script"], text=True, check=True)
 
 
-def test_the_same_config_gives_the_same_bytes(tmp_path: Path) -> None:
-    (tmp_path / "a.yaml").write_text(GOOD)
-    assert render(tmp_path / "a.yaml", tmp_path) == render(tmp_path / "a.yaml", tmp_path)
-
-
 def test_people_see_facts_and_the_script(tmp_path: Path) -> None:
     config = tmp_path / f"{NASTY}.yaml"
     config.write_text(GOOD)
@@ -150,16 +145,6 @@ def test_people_see_facts_and_the_script(tmp_path: Path) -> None:
     ):  # fmt: skip
         assert text in done.stdout
     assert done.stdout.count("bash -c 'python main.py 1'") == 1
-
-
-def test_mistakes_are_told_each_on_a_line(tmp_path: Path) -> None:
-    (tmp_path / "a.yaml").write_text("Resources: {Nodes: 0}\nX: 1\n")
-    done = run(str(tmp_path / "a.yaml"), "--command", COMMAND, "--json")
-    assert done.exit_code == 2
-    assert done.stdout == ""
-    lines = done.stderr.splitlines()
-    assert len(lines) == 4
-    assert f"{tmp_path}/a.yaml: X: is an unknown key" in done.stderr
 
 
 @pytest.mark.parametrize(

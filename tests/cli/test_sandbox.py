@@ -14,7 +14,6 @@ from hpc_sandbox.errors import SandboxError
 from hpc_sandbox.server import Sandbox
 from snakemake_executor_plugin_mantik.cli import sandbox as command
 from snakemake_executor_plugin_mantik.common.errors import UserError
-from snakemake_executor_plugin_mantik.config.reading import read_backend_config
 from tests.support.sandbox import wait_for
 
 PROGRAM = "from snakemake_executor_plugin_mantik.cli.sandbox import sandbox_app; sandbox_app()"
@@ -135,15 +134,6 @@ def test_up_prints_what_another_terminal_needs(tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=600)
     assert process.returncode == 0
-
-
-@pytest.mark.parametrize("name", ["hpc1", "hpc2"])
-def test_the_config_is_one_that_the_executor_reads(
-    name: str, sandbox: Sandbox, tmp_path: Path
-) -> None:
-    path = tmp_path / f"{name}.yaml"
-    path.write_text(command.backend_config(sandbox, name))
-    assert read_backend_config(path, project=tmp_path)
 
 
 @pytest.mark.parametrize(

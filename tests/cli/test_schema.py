@@ -77,26 +77,6 @@ def plain(value: Any) -> Any:
     return json.loads(json.dumps(value))
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "{}",
-        "UnicoreApiUrl: https://x.org/rest/core",
-        "{UnicoreApiUrl: https://x.org, Resources: {}}",
-        "{UnicoreApiUrl: https://x.org, Resources: {Queue: q, Nodez: 1}}",
-        "{UnicoreApiUrl: https://x.org, Resources: {Queue: q, Runtime: 1h30m}}",
-        "{UnicoreApiUrl: https://x.org, Resources: {Queue: q, Nodes: 0}}",
-        "{Resources: {Queue: q}}",
-        "{UnicoreApiUrl: https://x.org, Resources: {Queue: q}, Exclude: x}",
-    ],
-)
-def test_what_is_wrong_is_seen_while_typing(
-    text: str, schema: jsonschema.Draft202012Validator
-) -> None:
-    with pytest.raises(jsonschema.ValidationError):
-        schema.validate(YAML(typ="safe", pure=True).load(text))
-
-
 U = "UnicoreApiUrl: https://x.org/rest/core"
 Q = "Resources: {Queue: q}"
 

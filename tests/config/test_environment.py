@@ -33,13 +33,6 @@ def test_an_image_keeps_its_place_in_the_project() -> None:
     )
 
 
-def test_a_remote_image_is_not_sent() -> None:
-    made = image("/p/train.sif", "remote")
-    assert job_environment(made, PROJECT).apptainer == Apptainer("/p/train.sif", ("--nv",))
-    assert image_upload(made.environment, PROJECT) is None
-    assert image_upload(config().environment, PROJECT) is None
-
-
 @pytest.mark.parametrize("path", ["../shared/train.sif", "/abs/train.sif", "a/../../train.sif"])
 def test_an_image_of_another_folder_gets_a_place_of_ours(path: str) -> None:
     upload = image_upload(image(path).environment, PROJECT)

@@ -59,27 +59,6 @@ def test_unicore(row: KeyUse, scheduler: str) -> None:
     assert resources == {"Queue": "q", **row.unicore}
 
 
-@pytest.mark.parametrize(
-    ("asked", "nodes", "cpus", "total"),
-    [
-        ({"TotalCPUs": 96, "Nodes": 2}, 2, 48, 96),
-        ({"TotalCPUs": 96, "CPUsPerNode": 24}, 4, 24, 96),
-        ({"TotalCPUs": 96}, 1, 96, 96),
-        ({"TotalCPUs": 96, "CPUsPerNode": 8, "Nodes": 2}, 2, 8, 16),
-        ({"CPUsPerNode": 8, "Nodes": 2}, 2, 8, None),
-    ],
-)
-def test_of_three_numbers_of_cpus_two_say_the_third(
-    asked: dict[str, str | int], nodes: int, cpus: int, total: int | None
-) -> None:
-    made_of = made(UNICORE, KeyUse(asked, {}, (), ()), "slurm")
-    shown = made_of.resources
-    assert (shown["nodes"], shown["cpus_per_node"], shown["total_cpus"]) == (nodes, cpus, total)
-    assert made_of.submission["Resources"]["CPUsPerNode"] == str(cpus)
-    assert f"--cpus-per-task={cpus}" in directives(made_of, "#SBATCH")
-    assert made_of.variables["SRUN_CPUS_PER_TASK"] == str(cpus)
-
-
 def test_a_rule_that_says_its_nodes_is_not_given_the_total() -> None:
     resources = {"Queue": "q", "Nodes": 2, "TotalCPUs": 96}
     config = BackendConfig.model_validate({**UNICORE, "Resources": resources})
@@ -149,10 +128,6 @@ def test_tasks_and_memory_of_each_cpu_for_pbs() -> None:
 def test_chunks_of_pbs(asked: Asked, select: str | None) -> None:
     found = [line for line in pbs_directives(asked, "x") if line.startswith("-l select")]
     assert found == ([f"-l {select}"] if select else [])
-
-
-def test_reservations_of_pbs_are_queues() -> None:
-    assert "-q R12" in pbs_directives(Asked(queue="workq", reservation="R12"), "x")
 
 
 def names(options: Iterable[str]) -> set[str]:

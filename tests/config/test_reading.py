@@ -77,13 +77,6 @@ def test_the_image_is_looked_for_only_if_asked(tmp_path: Path) -> None:
     assert read_configs(["site.yaml"], project)
 
 
-def test_a_folder_is_no_image(tmp_path: Path) -> None:
-    (tmp_path / "site.yaml").write_text(IMAGE.replace("../img", "img"))
-    (tmp_path / "img.sif").mkdir()
-    with pytest.raises(ConfigError, match="not found"):
-        read_configs(["site.yaml"], tmp_path)
-
-
 def test_an_unreadable_file_is_a_mistake(tmp_path: Path) -> None:
     path = tmp_path / "x.yaml"
     path.symlink_to(path)

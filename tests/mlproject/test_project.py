@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -150,9 +149,7 @@ def test_too_much_is_told_and_not_read(folder: Path, monkeypatch: pytest.MonkeyP
     before = definition(folder)
     with (folder / "weights.bin").open("wb") as file:
         file.truncate(50 << 30)
-    started = time.process_time()
     assert definition(folder) == before
-    assert time.process_time() - started < 5
     monkeypatch.setattr(project_sources, "TOTAL_LIMIT", 10)
     with pytest.raises(UserError, match="are larger than"):
         definition(folder)

@@ -202,18 +202,6 @@ def test_types(tmp_path: Path, kind: str, good: list[object], bad: list[object])
             late.check(Wildcards(fromdict={"x": str(value)}))
 
 
-@pytest.mark.parametrize("value", [[1, 2], ["1"], (), {"a": 1}, {1}, b"1", None, object()])
-def test_objects_are_no_values_of_any_type(tmp_path: Path, value: object) -> None:
-    for kind in ("int", "float", "string", "path", "anything"):
-        with pytest.raises(ConfigError, match="has to be a text, a number, a bool or a function"):
-            make(tmp_path, {"rows": value}, rows=kind)
-        late = make(tmp_path, {"rows": lambda wildcards: value}, rows=kind)
-        with pytest.raises(ConfigError, match="has to be a text"):
-            late.check(Wildcards())
-    with pytest.raises(ConfigError, match="has to be a text"):
-        make(tmp_path, {}, {"rows": value})
-
-
 def test_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "p").mkdir()

@@ -22,7 +22,6 @@ from snakemake_executor_plugin_mantik.schedule.submit import (
     LATE_S,
     LOOK_S,
     lock_schedule,
-    retry_pause,
     submit_firing,
 )
 from tests.schedule.conftest import Killed, Machine
@@ -70,13 +69,6 @@ def test_what_is_long_over_is_forgotten_and_nothing_else(
                     machine.store.fired(firing, "r", machine.clock())
     states = [state for _, state, _ in machine.history()]
     assert states == [FiringState.FIRING, *[FiringState.FIRED] * 3]
-
-
-def test_of_two_schedulers_one_fires(machine: Machine) -> None:
-    machine.add("*/20 * * * *")
-    one, other = machine.scheduler(), machine.scheduler()
-    machine.go_on("2026-03-01 18:00", one, other, one)
-    assert len(machine.fired) == len(set(machine.fired)) == 18
 
 
 @pytest.mark.parametrize(
@@ -270,11 +262,6 @@ def test_it_looks_again_when_the_next_is_due_and_often_enough(machine: Machine) 
     assert scheduler() == LOOK_S
     machine.now = datetime(2026, 3, 2, 4, 59, 56, tzinfo=UTC)
     assert scheduler() == 4.0
-
-
-def test_pauses_grow_and_end_growing() -> None:
-    assert [retry_pause(n) for n in range(8)] == [60, 120, 240, 480, 960, 1920, 3600, 3600]
-    assert retry_pause(10**6) == 3600
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -1,7 +1,6 @@
 """`smk-mantik bootstrap`: install Snakemake in the workspace at a site, for full jobs."""
 
 import json
-import os
 import shlex
 import shutil
 import subprocess
@@ -15,8 +14,10 @@ import typer
 from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.common.state_directory import STATE, make_private
 from snakemake_executor_plugin_mantik.config.reading import read_configs
-from snakemake_executor_plugin_mantik.mlproject.single_rule import RUNS
+from snakemake_executor_plugin_mantik.mlproject.single_rule import RUNS, snakemake_command
 from snakemake_executor_plugin_mantik.rules.onsite import bootstrap_job
+
+from .shared import is_config
 
 _TEMPLATE: Final = """\
 # Made by `smk-mantik bootstrap`, for this command line alone.
@@ -71,7 +72,7 @@ def bootstrap(
     from snakemake_executor_plugin_mantik.rules.kinds.full_jobs import BOOTSTRAPPED
     from snakemake_executor_plugin_mantik.rules.kinds.missing_snakemake import MissingSnakemake
 
-    known = read_configs([site], Path()) if "=" in site or os.path.exists(site) else {}
+    known = read_configs([site], Path()) if is_config(site) else {}
     name = next(iter(known), site)
     specs = [f"snakemake=={__version__}", *(package or [])]
     job = _Job(name, site if known else "", snakemake or [])
@@ -124,10 +125,8 @@ class _Job:
                 resources={} if self._config else {SITE_RESOURCE: self._name},
             )
         )  # fmt: skip
-        command = [sys.executable, "-m", "snakemake", "--snakefile", str(snakefile)]
-        command += ["--mantik-backend-config", self._config] if self._config else []
-        command += ["--nolock", "--rerun-incomplete", "--forceall", "--executor", "mantik"]
-        command += ["--jobs", "1", "--mantik-track", "none", *self._options]
+        options = ["--forceall", "--executor", "mantik", "--jobs", "1", "--mantik-track", "none"]
+        command = snakemake_command(snakefile, self._config, [*options, *self._options])
         sys.stdout.flush()
         if subprocess.run(command, check=False).returncode != 0:
             raise UserError(

@@ -25,7 +25,7 @@ from snakemake_executor_plugin_mantik.rules.paths.job_paths import JobPaths
 from snakemake_executor_plugin_mantik.staging.local import LocalFile
 from snakemake_executor_plugin_mantik.staging.secret_files import SecretFiles
 
-from .shared import Workdir, make_progress
+from .shared import Workdir, is_config, make_progress
 
 _MOST_BUNDLES = 64
 """In how many bundles files are uploaded at most, if none is large: a script names all that it
@@ -118,7 +118,7 @@ def put(
     """
     if not paths:
         raise UserError("there is nothing to send", where="smk-mantik put", do="Name files")
-    given = [site] if site is not None and ("=" in site or os.path.exists(site)) else []
+    given = [site] if site is not None and is_config(site) else []
     config = read_configs(given, Path())
     directory = directory.resolve()
     wanted = [_place(directory, path) for path in paths]

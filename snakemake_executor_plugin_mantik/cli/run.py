@@ -103,12 +103,10 @@ def run(
     )  # fmt: skip
     if check:
         return
-    words = snakemake_command(snakefile, site)
-    if not any(word == "-e" or word.startswith("--executor") for word in arguments):
-        words += ["--executor", "mantik", "--jobs", "1"]
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
-    os.execv(sys.executable, [*words, *arguments])  # noqa: S606 - replaces this process
+    words = snakemake_command(snakefile, site, arguments)
+    os.execv(sys.executable, words)  # noqa: S606 - replaces this process
 
 
 def _is_local(arguments: Sequence[str]) -> bool:
@@ -198,10 +196,8 @@ def call(
     result = result or default_result(found, arguments)
     check_command_files(CommandFiles([*found.files]), CommandFiles([result, *made]))
     snakefile = write_call(found, arguments, result, inputs=read, outputs=made, pickled=pickled)
-    words, options = snakemake_command(snakefile, site), list(snakemake or [])
-    if not any(word == "-e" or word.startswith("--executor") for word in options):
-        words += ["--executor", "mantik", "--jobs", "1"]
-    if code := run_child([*words, *options], to_stderr=True):
+    options = snakemake or []
+    if code := run_child(snakemake_command(snakefile, site, options), to_stderr=True):
         raise typer.Exit(code)
     if any(map(_DRY_RUN.fullmatch, options)):
         return  # a file that is there may be the result of an older version

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 from rich.table import Table
@@ -76,7 +77,7 @@ def run_details(found: "FoundRun") -> dict[str, Any]:
     if here is not None:
         results = here.workdir / RESULTS
         made |= {
-            "request": here.request.as_json(),
+            "request": asdict(here.request),
             "directory": str(here.directory.path),
             "results": str(results) if results.is_dir() else "",
             "controller": "there" if here.alive else "gone" if here.gone else "ended",

@@ -110,6 +110,11 @@ class App(typer.Typer):
         return lambda command: added(_spread(command))
 
 
+def is_config(site: str) -> bool:
+    """Return whether a site is given by its backend config, `[NAME=]FILE`, and not by its name."""
+    return "=" in site or os.path.exists(site)
+
+
 def _spread(command: Callable[..., Any]) -> Callable[..., Any]:
     """Replace the parameter of a command that is a dataclass by options for its fields, if any."""
     hints = get_type_hints(command, include_extras=True)

@@ -137,21 +137,6 @@ def check_command_files(read: CommandFiles, made: CommandFiles) -> None:
         raise ConfigError(mistakes)
 
 
-def is_path(declared: Mapping[str, object], name: str) -> bool:
-    """Return whether a declared parameter is of type path."""
-    return getattr(declared[name], "type", "") == "path"
-
-
-def is_input(value: str, known: Sequence[str]) -> bool:
-    """Return whether a value of type path exists below this directory, and is not yet an input."""
-    return (
-        not os.path.isabs(value)
-        and os.path.exists(value)
-        and os.path.normpath(value).split("/")[0] not in ("..", ".")
-        and value not in known
-    )
-
-
 OPTIONS: Final = "--continue", "--checkpoint"
 
 

@@ -28,7 +28,7 @@ from .entry import (
     unsendable_characters,
 )
 from .reading import ProjectFile, read_project
-from .values import ParameterValue, TemplateWords, parse_value, path_in_folder
+from .values import Literal, ParameterValue, TemplateWords, parse_value, path_in_folder
 
 _EXTRA: Final = (
     "correct the name, or pass it in the mapping after the entry point's name to append it to the"
@@ -51,6 +51,7 @@ class BoundEntryPoint:
         self._mistakes: list[Mistake] = []
         self._values: dict[str, ParameterValue] = {}
         self._extra: dict[str, ParameterValue] = {}
+        self._defaults: set[str] = set()  # paths in them are relative to the project's folder
         undeclared = arguments if entry.script else {}
         for name, given in arguments.items():
             if name in entry.parameters:
@@ -85,7 +86,8 @@ class BoundEntryPoint:
         if parameter.default is None:
             self._notify(parameter.name, "has no value and no default: pass a value")
         else:
-            self._values[parameter.name] = _Default(parameter.default)
+            self._values[parameter.name] = Literal(parameter.default)
+            self._defaults.add(parameter.name)
 
     def _check(self, name: str, words: tuple[str, ...]) -> None:
         parameter = self.entry.parameters[name]
@@ -181,8 +183,7 @@ class BoundEntryPoint:
         self, parameter: Parameter, words: TemplateWords, things: Mapping[str, Any]
     ) -> tuple[str, ...]:
         """Return the words for a process in the project's folder."""
-        value = self._values[parameter.name]
-        if parameter.type != "path" or words.paths or isinstance(value, _Default):
+        if parameter.type != "path" or words.paths or parameter.name in self._defaults:
             return words.words
         found = []
         for word in words.words:
@@ -206,23 +207,6 @@ class BoundEntryPoint:
         if self._mistakes:
             mistakes = dict.fromkeys(self._mistakes)
             raise ConfigError(list(mistakes))
-
-
-class _Default(ParameterValue):
-    """The default of a parameter; a path in it is relative to the project's folder."""
-
-    needs = frozenset()
-
-    def __init__(self, text: str) -> None:
-        self._text = text
-
-    def resolve(self, things: Mapping[str, Any], relative: Callable[[str], str]) -> TemplateWords:
-        del things, relative
-        return TemplateWords((self._text,), self._text)
-
-    def outline(self, wildcards: Any) -> str:
-        del wildcards
-        return self._text
 
 
 def _is_there(path: str, known: set[str]) -> bool:

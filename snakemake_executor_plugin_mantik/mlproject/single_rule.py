@@ -21,8 +21,6 @@ from .command_line import (
     CommandMistakes,
     ContinueOptions,
     check_command_files,
-    is_input,
-    is_path,
 )
 from .project import ParamsFunction, folder_mistake, load
 from .values import path_in_folder
@@ -110,8 +108,8 @@ def prepare_single_rule(
     if not here and (mistake := folder_mistake(folder)):
         wrong.notify(f"entry point {entry_point}", "", f"{mistake}: run this in a folder above it")
     declared = point.parameters
-    paths = [v for name, v in given.items() if name in declared and is_path(declared, name)]
-    files = [path for path in paths if is_input(path, read.all)]
+    paths = [v for name, v in given.items() if name in declared and declared[name].type == "path"]
+    files = [path for path in paths if _is_input(path) and path not in read.all]
     with wrong.gathered():
         check_command_files(CommandFiles(files), made)
     found = [*read.plain, *files]
@@ -154,20 +152,30 @@ def prepare_single_rule(
     return write_snakefile(text, name, write=write)
 
 
+def _is_input(path: str) -> bool:
+    """Return whether a value of type path exists below this directory."""
+    outside = os.path.isabs(path) or os.path.normpath(path).split("/")[0] in ("..", ".")
+    return not outside and os.path.exists(path)
+
+
 def _collecting(out: str, going_on: ContinueOptions) -> str:
     more = f", {going_on.checkpoint.split()!r}" if going_on.segments else ""
     return f"collect_outputs(params, {out!r}{more})"
 
 
-def snakemake_command(snakefile: Path, site: str) -> list[str]:
-    """Return the command line that runs such a workflow; callers add `--executor` and more.
+def snakemake_command(snakefile: Path, site: str, options: Sequence[str]) -> list[str]:
+    """Return the command line that runs such a workflow, with further `options`.
 
-    It names the backend config `site`, unless that is empty.
+    It names the backend config `site`, unless that is empty, and the executor, unless the options
+    name one.
     """
     # -P: modules of the project must not shadow Snakemake's.
     words = [sys.executable, "-P", "-m", "snakemake", "--snakefile", str(snakefile)]
     words += ["--mantik-backend-config", site] if site else []
-    return [*words, "--nolock", "--rerun-incomplete"]
+    words += ["--nolock", "--rerun-incomplete"]
+    if not any(word == "-e" or word.startswith("--executor") for word in options):
+        words += ["--executor", "mantik", "--jobs", "1"]
+    return [*words, *options]
 
 
 def write_snakefile(text: str, name: str, *, write: bool = True) -> Path:

@@ -83,35 +83,36 @@ def parse_value(given: object) -> ParameterValue:
         return _Template(given)
     if callable(given):
         return _Function(given)
-    return _Literal(_words(given))
+    return Literal(_text(given))
 
 
-def _words(given: object) -> TemplateWords:
+def _text(given: object) -> str:
     """Convert a plain value to text, as MLflow does."""
     if isinstance(given, (str, int, float, Path)):
         text = str(given)
-        return TemplateWords((text,), text)
+        if complaint := unsendable_characters(text):
+            raise ValueError(complaint)
+        return text
     found = type(given).__name__
     hint = ": join its items into a text" if isinstance(given, (list, tuple)) else ""
     raise ValueError(f"has to be a text, a number, a bool or a function, found {found}{hint}")
 
 
-class _Literal(ParameterValue):
+class Literal(ParameterValue):
+    """A text that is used unchanged."""
+
     needs = frozenset()
 
-    def __init__(self, words: TemplateWords) -> None:
-        self._words = words
-        for word in words.words:
-            if complaint := unsendable_characters(word):
-                raise ValueError(complaint)
+    def __init__(self, text: str) -> None:
+        self._text = text
 
     def resolve(self, things: Mapping[str, Any], relative: Callable[[str], str]) -> TemplateWords:
         del things, relative
-        return self._words
+        return TemplateWords((self._text,), self._text)
 
     def outline(self, wildcards: Any) -> str:
         del wildcards
-        return self._words.raw
+        return self._text
 
 
 class _Function(ParameterValue):
@@ -133,13 +134,13 @@ class _Function(ParameterValue):
     def resolve(self, things: Mapping[str, Any], relative: Callable[[str], str]) -> TemplateWords:
         del relative
         named = {name: things[name] for name in self._asks}
-        words = _words(self._function(things["wildcards"], **named))
-        return _Literal(words).resolve({}, str)
+        text = _text(self._function(things["wildcards"], **named))
+        return TemplateWords((text,), text)
 
     def outline(self, wildcards: Any) -> str:
         if self._asks:
             return f"<function of {', '.join(self._asks)}>"
-        return _words(self._function(wildcards)).raw
+        return _text(self._function(wildcards))
 
 
 @dataclass(frozen=True)

@@ -271,12 +271,9 @@ class _Controller:
             [f"{name}={value}" for name, value in request.extra.items()],
             site=site, inputs=[], outputs=[], going_on=request.going_on,
         )  # fmt: skip
-        return [
-            *snakemake_command(snakefile, site), "--executor", "mantik", "--jobs", "1",
-            # The user's profiles are for other workflows.
-            "--profile", "none", "--workflow-profile", "none",
-            "--mantik-on-interrupt", "cancel",
-        ]  # fmt: skip
+        # The user's profiles are for other workflows.
+        profiles = ["--profile", "none", "--workflow-profile", "none"]
+        return snakemake_command(snakefile, site, [*profiles, "--mantik-on-interrupt", "cancel"])
 
     def _snakemake(self, words: list[str]) -> int:
         if self._stopped:

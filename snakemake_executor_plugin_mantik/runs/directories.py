@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -118,9 +118,6 @@ class RunDirectory:
         return self.path / CONFIGS / f"{site}{suffix}"
 
 
-_VERSION: Final = 1
-
-
 @dataclass(frozen=True)
 class RunRequest:
     """The request of a run.
@@ -174,9 +171,6 @@ class RunRequest:
     def going_on(self) -> ContinueOptions:
         return ContinueOptions(self.segments, self.checkpoint)
 
-    def as_json(self) -> dict[str, Any]:
-        return {"format": _VERSION, **asdict(self)}
-
 
 def write_request(directory: RunDirectory, request: RunRequest) -> None:
     """Write a run's request atomically.
@@ -185,7 +179,7 @@ def write_request(directory: RunDirectory, request: RunRequest) -> None:
         OSError: the file cannot be written.
     """
     new = directory.request.with_suffix(".new")
-    new.write_text(json.dumps(request.as_json(), indent=2, ensure_ascii=False), encoding="utf-8")
+    new.write_text(json.dumps(asdict(request), indent=2, ensure_ascii=False), encoding="utf-8")
     new.replace(directory.request)
 
 
@@ -193,21 +187,13 @@ def read_request(directory: RunDirectory) -> RunRequest:
     """Read a run's request.
 
     Raises:
-        MantikError: the file is missing, damaged, or of a newer version.
+        MantikError: the file is missing, damaged, or of another version.
     """
-    where = str(directory.request)
     try:
-        values = json.loads(directory.request.read_text(encoding="utf-8"))
-        newer = values.pop("format") > _VERSION
-        known = {f.name for f in fields(RunRequest)}
-        if not newer:
-            return RunRequest(**{name: value for name, value in values.items() if name in known})
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return RunRequest(**json.loads(directory.request.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
         raise MantikError(
             f"the run's request cannot be read ({error})",
-            where=where,
+            where=str(directory.request),
             do="Remove the directory if you no longer need the run",
         ) from None
-    raise MantikError(
-        "it was written by a newer version of smk-mantik", where=where, do="Update smk-mantik"
-    )

@@ -10,9 +10,7 @@ from snakemake_executor_plugin_mantik.common.errors import MantikError, UserErro
 from snakemake_executor_plugin_mantik.runs import local_runs
 from snakemake_executor_plugin_mantik.runs.configs import config_of_file, config_of_values
 from snakemake_executor_plugin_mantik.runs.directories import (
-    RunDirectory,
     make_runs_home,
-    read_request,
     runs_home,
 )
 
@@ -87,6 +85,3 @@ def test_where_runs_lie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert local_runs.list_local_runs() == []
     with pytest.raises(MantikError, match="cannot be read"):
         local_runs.find_local_run("broken")
-    (made / "broken" / "request.json").write_text('{"format": 99}')
-    with pytest.raises(MantikError, match="newer version"):
-        read_request(RunDirectory(made / "broken"))

@@ -8,6 +8,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from snakemake_executor_plugin_mantik.common.files import read_end
 from snakemake_executor_plugin_mantik.config.exclude import Exclude, Include
 from snakemake_executor_plugin_mantik.engine.core import Engine
 from snakemake_executor_plugin_mantik.engine.request import (
@@ -131,8 +132,9 @@ class ActiveRun:
             why_left_out, workdir=self.checked.workdir, exclude=Exclude(config.config.exclude),
             products=self.named.paths, include=Include(config.config.site.include),
         )  # fmt: skip
+        end = read_end(outcome.log, _LOG_END_BYTES) if outcome.log is not None else b""
         found = missed_files(
-            f"{_end_of(outcome.log)}\n{outcome.message}",
+            f"{end.decode(errors='replace')}\n{outcome.message}",
             self.checked.workdir,
             self.checked.context.workspace(outcome.site),
             why,
@@ -155,15 +157,3 @@ class ActiveRun:
             self.tracker.set_pipeline(pipeline)
         self.tracker.end(how)
         self.tracker.close(*(() if tidy else (0.0,)))
-
-
-def _end_of(log: Path | None) -> str:
-    """Return the end of a job's output; empty without one."""
-    if log is None:
-        return ""
-    try:
-        with log.open("rb") as file:
-            file.seek(max(0, log.stat().st_size - _LOG_END_BYTES))
-            return file.read().decode(errors="replace")
-    except OSError:
-        return ""

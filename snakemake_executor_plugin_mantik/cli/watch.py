@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from snakemake_executor_plugin_mantik.common.errors import json_text, one_line
+from snakemake_executor_plugin_mantik.common.files import read_end
 from snakemake_executor_plugin_mantik.common.humanize import (
     humanize_count,
     humanize_duration,
@@ -202,12 +203,7 @@ def _note(job: JobView, directory: Path, line: str) -> str:
 
 def last_line(log: Path) -> str:
     """Return the last line of a log that is not blank; empty if there is none."""
-    try:
-        with log.open("rb") as file:
-            file.seek(max(0, log.stat().st_size - TAIL_BYTES))
-            return find_last_line(file.read())
-    except OSError:
-        return ""
+    return find_last_line(read_end(log, TAIL_BYTES))
 
 
 def _recent(job: JobView) -> float:

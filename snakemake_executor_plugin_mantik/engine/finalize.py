@@ -14,6 +14,7 @@ from snakemake_executor_plugin_mantik.common.errors import (
     OutputsLost,
     SiteError,
 )
+from snakemake_executor_plugin_mantik.common.files import read_end
 from snakemake_executor_plugin_mantik.common.humanize import humanize_count
 from snakemake_executor_plugin_mantik.jobs.markers import Marker, MarkerInvalid, OutputEntry
 from snakemake_executor_plugin_mantik.jobs.paths import display_path, local_path, nearest
@@ -506,11 +507,9 @@ class Finalizer:
             path = local_path(output.path, self._workdir)
             if chosen is not None and output.path not in chosen:
                 continue
-            if output.kind == "log" and not output.directory and path.is_file():
-                with suppress(OSError), path.open("rb") as file:
-                    file.seek(max(0, path.stat().st_size - _LOG_END_BYTES))
-                    if end := file.read():
-                        yield display_path(output.path), end
+            is_log = output.kind == "log" and not output.directory and path.is_file()
+            if is_log and (end := read_end(path, _LOG_END_BYTES)):
+                yield display_path(output.path), end
 
     def _shown(self, path: Path) -> Path | None:
         if not path.exists():

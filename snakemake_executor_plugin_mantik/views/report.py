@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from snakemake_executor_plugin_mantik.common.errors import ConfigError
+from snakemake_executor_plugin_mantik.common.files import read_end
 from snakemake_executor_plugin_mantik.common.humanize import (
     humanize_count,
     humanize_duration,
@@ -102,14 +103,10 @@ class Report:
         """Return the end of a job's output; empty if it is not here."""
         if not job.record.log:
             return ""
-        try:
-            with (self.workdir / job.record.log).open("rb") as file:
-                size = file.seek(0, 2)
-                file.seek(max(0, size - _TAIL_BYTES))
-                lines = file.read(_TAIL_BYTES).decode(errors="replace").splitlines()
-        except OSError:
-            return ""
-        return self.mask("\n".join(lines[size > _TAIL_BYTES :][-_TAIL_LINES:]))
+        end = read_end(self.workdir / job.record.log, _TAIL_BYTES)
+        lines = end.decode(errors="replace").splitlines()
+        # The first one may be a part of a line.
+        return self.mask("\n".join(lines[len(end) == _TAIL_BYTES :][-_TAIL_LINES:]))
 
     def as_json(self) -> dict[str, Any]:
         """Return the numbers as a value for JSON; times are seconds, and those since the epoch."""

@@ -20,7 +20,6 @@ from snakemake_executor_plugin_mantik.journal import (
     read_history,
     turn_of,
 )
-from snakemake_executor_plugin_mantik.sites.slurm import explain_pending
 
 from .picture import Node, NodeState
 
@@ -172,10 +171,10 @@ class JobView(Node):
     def _waiting(self) -> str:
         record = self.record
         if record.hindrance and self.pending in ("", record.hindrance):
-            return f"cannot start: {explain_pending(record.hindrance)}"
+            return f"cannot start: {_explained(record.hindrance)}"
         if self.behind:
             return f"queued behind {', '.join(self.behind)}"
-        words = f"waiting: {explain_pending(self.pending)}" if self.pending else "waiting"
+        words = f"waiting: {_explained(self.pending)}" if self.pending else "waiting"
         if record.expected is not None:
             when = time.strftime("%d %b %H:%M", time.localtime(record.expected))
             words += f"{',' if self.pending else ':'} expected to start on {when}"
@@ -214,7 +213,7 @@ class JobView(Node):
             "failure": record.reason,
             "exit_code": self.sight.exit_code,
             "pending": self.pending,
-            "pending_words": explain_pending(self.pending) if self.pending else "",
+            "pending_words": _explained(self.pending),
             "cannot_start": record.hindrance,
             "expected_start": record.expected if self.condition is Condition.WAITING else None,
             "behind": list(self.behind),
@@ -231,6 +230,13 @@ class JobView(Node):
             "log": record.log,
             "log_files": list(record.log_files),
         }
+
+
+def _explained(reason: str) -> str:
+    # Not above: the process that publishes MLflow runs loads nothing that talks to sites.
+    from snakemake_executor_plugin_mantik.sites.slurm import explain_pending
+
+    return explain_pending(reason) if reason else ""
 
 
 def overview_jobs(

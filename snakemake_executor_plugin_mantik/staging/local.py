@@ -17,8 +17,6 @@ from snakemake_executor_plugin_mantik.journal import FileLedger, FileRecord
 
 from .secret_files import CredentialFiles
 
-_CHUNK = 1 << 20
-
 Key = tuple[str, int, int, int, int]
 """A content: path, size, modification and change time in ns, inode.
 
@@ -296,8 +294,5 @@ def _checksums(keys: Iterable[Key]) -> dict[Key, str | OSError]:
 
 def sha256_of(path: Path) -> str:
     """Return the SHA-256 of a file's content, hexadecimal."""
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -41,6 +41,8 @@ from snakemake_executor_plugin_mantik.jobs.paths import MAX_PATH_DEPTH, local_pa
 from snakemake_executor_plugin_mantik.jobs.tar_reader import TarDamaged, read_tar
 from snakemake_executor_plugin_mantik.sites.base import Site
 
+from .local import sha256_of
+
 Repeat = Callable[[Callable[[], Awaitable[None]]], Awaitable[None]]
 """Repeats an attempt while the site fails, as `engine.site_retry.SiteRetry` does."""
 
@@ -124,7 +126,7 @@ async def _attempt(
     """Download the rest of a file; add a wrong checksum to `others`."""
     await _append(site, path, target, size, arrived)
     if target.stat().st_size == size:
-        found = await asyncio.to_thread(_sha256, target) if sha256 else ""
+        found = await asyncio.to_thread(sha256_of, target) if sha256 else ""
         if found == sha256:
             return
         others.append(found)
@@ -229,11 +231,6 @@ async def _not_whole(site: Site, path: str, here: int, size: int) -> NoReturn:
             do="Something changed it at the site; run the rule again",
         )
     raise SiteUnreachable(f"{here} of {size} bytes arrived", where=where)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 class OutputStaging:

@@ -167,6 +167,14 @@ Slurm sets `Reason=JobLaunchFailure` for every job whose batch script a signal e
 """
 
 
+def parse_number(value: object) -> int | None:
+    """Parse an exit code or a time, which may come as a text."""
+    try:
+        return int(str(value))
+    except ValueError:
+        return None
+
+
 def is_scheduler_id(text: str) -> bool:
     """Return whether a text can be the id of a job of Slurm or PBS (`17`, `17.server`)."""
     return re.fullmatch(r"[0-9]+(\.[A-Za-z0-9.-]+)?", text, re.ASCII) is not None

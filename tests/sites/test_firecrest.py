@@ -18,11 +18,9 @@ from hpc_sandbox.firecrest.site import (
 from hpc_sandbox.server import Sandbox
 from snakemake_executor_plugin_mantik.common.errors import (
     SiteBusy,
-    SiteNotFound,
     SiteRejected,
     SiteUnreachable,
 )
-from snakemake_executor_plugin_mantik.jobs.paths import ROOT
 from snakemake_executor_plugin_mantik.jobs.spec import Resources
 from snakemake_executor_plugin_mantik.sites.base import Phase, Submission
 from snakemake_executor_plugin_mantik.sites.firecrest import FirecrestSite
@@ -97,13 +95,6 @@ class TestSubmissions:
             assert await site.submit(a_job())
 
         run(faulty, scenario)
-
-    def test_that_the_scheduler_refuses(self, sandbox: Sandbox) -> None:
-        async def scenario(site: FirecrestSite) -> None:
-            with pytest.raises(SiteRejected, match="partition"):
-                await site.submit(replace(a_job(), resources=Resources(queue="nowhere")))
-
-        run(sandbox, scenario)
 
     def test_are_made_once(self, faulty: Sandbox) -> None:
         async def scenario(site: FirecrestSite) -> None:
@@ -256,18 +247,6 @@ class TestFiles:
 
         run(sandbox, scenario)
 
-    def test_private_ones_are_closed_before_they_are_filled(self, sandbox: Sandbox) -> None:
-        async def scenario(site: FirecrestSite) -> None:
-            await site.put("secret", b"s3cr3t", private=True)
-            found = await site._stat("secret")
-            assert found is not None
-            assert found["mode"] & 0o777 == 0o600
-            root = await site._stat(ROOT)
-            assert root is not None
-            assert root["mode"] & 0o777 == 0o700
-
-        run(sandbox, scenario)
-
     def test_small_ones_are_one_request(self, sandbox: Sandbox) -> None:
         async def scenario(site: FirecrestSite) -> None:
             await site.put("f", b"1")
@@ -289,19 +268,6 @@ class TestFiles:
                 *(site.states([job]) for _ in range(10)),
             )
             assert site.requests - before == {"submit": 1, "mkdir": 1, "upload": 40, "status": 10}
-
-        run(sandbox, scenario)
-
-    def test_list_of_a_file(self, sandbox: Sandbox) -> None:
-        async def scenario(site: FirecrestSite) -> None:
-            await site.put("f", b"1")
-            with pytest.raises(SiteNotFound):
-                await site.list("f")
-            assert await site.stat("f/g") is None
-            with pytest.raises(SiteRejected):
-                await site.put("f/g", b"1")
-            with pytest.raises(SiteRejected):
-                await site.make_directory("f/g")
 
         run(sandbox, scenario)
 

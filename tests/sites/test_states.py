@@ -6,7 +6,15 @@ import pytest
 
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.sites.base import JobState, Phase
-from snakemake_executor_plugin_mantik.sites.slurm import memory_message
+from snakemake_executor_plugin_mantik.sites.firecrest.jobs import firecrest_state
+from snakemake_executor_plugin_mantik.sites.slurm import (
+    Wait,
+    explain_pending,
+    judge_pending,
+    memory_message,
+    pending_obstacle,
+    pending_reason,
+)
 from snakemake_executor_plugin_mantik.sites.unicore.jobs import (
     logged_details,
     rejection_message,
@@ -272,3 +280,228 @@ def test_what_unicore_knows_of_a_script_that_ended_by_itself_counts() -> None:
 def test_words_of_slurm_on_memory(words: str) -> None:
     assert memory_message(f"Epoch 1\n{words}\nslurmstepd: error: more\n") == words
     assert memory_message("Epoch 1\n") == ""
+
+
+# firecREST, as one with Slurm told them; PBS after its source.
+
+
+def job(state: Any, code: int | None = 0, signal: int | None = 0, **more: Any) -> dict[str, Any]:
+    status = {"state": state, "stateReason": None, "exitCode": code, "interruptSignal": signal}
+    return {"jobId": "7", "name": "x", "status": status, "partition": "batch", **more}
+
+
+def step(state: str) -> dict[str, Any]:
+    return {"id": "7.batch", "name": "batch", "status": {"state": state}, "time": {}}
+
+
+ENDS = [
+    (job("COMPLETED"), Reason.SUCCESS, 0),
+    (job("FAILED", 3), Reason.EXIT_CODE, 3),
+    (job("FAILED", 127), Reason.EXIT_CODE, 127),
+    (job("FAILED", 0, 11), Reason.UNKNOWN, None),
+    (job("FAILED", 0, 53), Reason.LAUNCH_FAILURE, None),
+    (job("FAILED", 0, 9), Reason.UNKNOWN, None),
+    (job("FAILED", 0, 9, tasks=[step("CANCELLED by 0")]), Reason.OUT_OF_MEMORY, None),
+    (job("TIMEOUT", tasks=[step("CANCELLED")]), Reason.TIME_LIMIT, None),
+    (job("CANCELLED by 1001"), Reason.CANCELLED, None),
+    (job("CANCELLED+"), Reason.CANCELLED, None),
+    (job("OUT_OF_MEMORY", 0, 125), Reason.OUT_OF_MEMORY, None),
+    (job("NODE_FAIL"), Reason.NODE_FAILURE, None),
+    (job("BOOT_FAIL"), Reason.NODE_FAILURE, None),
+    (job("PREEMPTED"), Reason.PREEMPTED, None),
+    (job("DEADLINE"), Reason.TIME_LIMIT, None),
+    (job(["COMPLETED"]), Reason.SUCCESS, 0),
+    # half a record, right after the end
+    (job("FAILED", 3, name="allocation", partition="", group="root"), Reason.EXIT_CODE, 3),
+    (job("F", 0, None), Reason.SUCCESS, 0),
+    (job("F", 3, None), Reason.EXIT_CODE, 3),
+    (job("F", -29, None), Reason.TIME_LIMIT, None),
+    (job("F", -27, None), Reason.OUT_OF_MEMORY, None),
+    (job("F", -1, None), Reason.LAUNCH_FAILURE, None),
+    (job("F", 271, None), Reason.CANCELLED, None),
+    (job("F", 265, None), Reason.UNKNOWN, None),
+]
+
+
+@pytest.mark.parametrize(("told", "reason", "code"), ENDS)
+def test_ends_at_firecrest(told: dict[str, Any], reason: Reason, code: int | None) -> None:
+    state = firecrest_state(told)
+    assert (state.phase, state.reason, state.exit_code) == (Phase.ENDED, reason, code)
+    assert state.scheduler_id == "7"
+
+
+@pytest.mark.parametrize(
+    ("told", "phase"),
+    [
+        ("PENDING", Phase.WAITING),
+        ("CONFIGURING", Phase.WAITING),
+        ("RUNNING", Phase.RUNNING),
+        ("COMPLETING", Phase.RUNNING),
+        ("SUSPENDED", Phase.RUNNING),
+        ("SOMETHING_NEW", Phase.UNKNOWN),
+        ("", Phase.UNKNOWN),
+        (None, Phase.UNKNOWN),
+        ("Q", Phase.WAITING),
+        ("H", Phase.WAITING),
+        ("R", Phase.RUNNING),
+        ("E", Phase.RUNNING),
+        ("M", Phase.UNKNOWN),
+    ],
+)
+@pytest.mark.parametrize("code", [None, 0])
+def test_phases_at_firecrest(told: str | None, phase: Phase, code: int | None) -> None:
+    state = firecrest_state(job(told, code, None))
+    assert (state.phase, state.reason, state.exit_code) == (phase, None, None)
+
+
+def test_details_at_firecrest() -> None:
+    waiting = job("PENDING")
+    waiting["status"]["stateReason"] = "PartitionTimeLimit"
+    assert firecrest_state(waiting).detail == "PENDING (PartitionTimeLimit)"
+    waiting["status"]["stateReason"] = "None"  # Slurm's word, not JSON's
+    assert firecrest_state(waiting).detail == "PENDING"
+    assert firecrest_state(job("FAILED", 0, 11)).detail == "FAILED, ended by signal 11 (SIGSEGV)"
+    cancelled = job("CANCELLED by 1001")  # Slurm leaves the reason for which it waited
+    cancelled["status"]["stateReason"] = "Dependency"
+    assert firecrest_state(cancelled).detail == "CANCELLED by 1001"
+    assert firecrest_state(job("RUNNING")).queue == "batch"
+
+
+@pytest.mark.parametrize("told", [{}, {"status": None}, {"status": "x"}, {"status": {"state": 3}}])
+def test_nonsense_of_firecrest_is_unknown(told: dict[str, Any]) -> None:
+    assert firecrest_state(told).phase is Phase.UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("reason", "waits", "never"),
+    [
+        (None, "", False), ("Priority", "", False), ("JobHeldAdmin", "JobHeldAdmin", False),
+        ("InvalidQOS", "InvalidQOS", True),
+    ],
+)  # fmt: skip
+def test_why_a_job_waits_at_firecrest(reason: str | None, waits: str, never: bool) -> None:
+    waiting = job("PENDING")
+    waiting["status"]["stateReason"] = reason
+    state = firecrest_state(waiting)
+    assert (state.waits, state.never) == (waits, never)
+    assert state.pending == (reason or "").replace("None", "")
+
+
+def test_what_firecrest_counts_of_a_job_that_ended() -> None:
+    times = {"elapsed": 13, "start": 1700000000, "end": 1700000013, "limit": 60}
+    state = firecrest_state(job("OUT_OF_MEMORY", 0, 125, time=times))
+    assert (state.started, state.ran) == (1700000000.0, 13.0)
+    assert firecrest_state(job("NODE_FAIL")).ran is None
+
+
+def test_since_when_a_job_runs() -> None:
+    times = {"elapsed": 5, "start": 1700000000, "end": None, "limit": 60}
+    assert firecrest_state(job("RUNNING", time=times)).started == 1700000000.0
+    assert firecrest_state(job("PENDING", time=times)).started == 1700000000.0, "it is expected"
+    assert firecrest_state(job("RUNNING", time={"start": None})).started is None
+
+
+# Why jobs wait.
+
+TURN, HINDERED, NEVER = Wait.TURN, Wait.HINDERED, Wait.NEVER
+
+REASONS = {
+    "Priority": (TURN, "other jobs come first"),
+    "Resources": (TURN, "are busy"),
+    "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions":
+        (TURN, "down, drained, or kept"),
+    "ReqNodeNotAvail": (TURN, "down, or reserved"),
+    "ReqNodeNotAvail, UnavailableNodes:n[1-2]": (TURN, "down, or reserved"),
+    "ReqNodeNotAvail, Reserved for maintenance": (TURN, "down, or reserved"),
+    "ReqNodeNotAvail, May be reserved for other job": (TURN, "down, or reserved"),
+    "NodeDown": (TURN, "down, or reserved"),
+    "Dependency": (TURN, "have not ended"),
+    "BeginTime": (TURN, "start time"),
+    "Licenses": (TURN, "licences"),
+    "Reservation": (TURN, "has not begun"),
+    "Cleaning": (TURN, "being started"),
+    "Prolog": (TURN, "being started"),
+    "SchedDefer": (TURN, "being started"),
+    "BurstBufferStageIn": (TURN, "burst buffer"),
+    "PowerNotAvail": (TURN, "power"),
+    "MaxPoweredUpNodes": (TURN, "power"),
+    "AssocMaxJobsLimit": (TURN, "limit of running jobs"),
+    "AssocGrpJobsLimit": (TURN, "limit of running jobs"),
+    "QOSMaxJobsPerUserLimit": (TURN, "limit of running jobs"),
+    "QOSGrpJobsLimit": (TURN, "limit of running jobs"),
+    "MaxJobsPerAccount": (TURN, "limit of running jobs"),
+    "QOSJobLimit": (TURN, "limit of running jobs"),
+    "AssociationJobLimit": (TURN, "limit of running jobs"),
+    "JobArrayTaskLimit": (TURN, "limit of running jobs"),
+    "QOSMaxSubmitJobPerUserLimit": (TURN, "limit of submitted jobs"),
+    "QOSMaxCpuPerUserLimit": (TURN, "by running jobs"),
+    "QOSMaxNodePerUserLimit": (TURN, "by running jobs"),
+    "QOSMaxGRESPerUser": (TURN, "by running jobs"),
+    "QOSMaxMemoryPerUser": (TURN, "by running jobs"),
+    "MaxCpuPerAccount": (TURN, "by running jobs"),
+    "MaxGRESPerAccount": (TURN, "by running jobs"),
+    "QOSGrpNodeLimit": (TURN, "by running jobs"),
+    "QOSGrpCpuLimit": (TURN, "by running jobs"),
+    "QOSGrpGRES": (TURN, "by running jobs"),
+    "QOSGrpMemLimit": (TURN, "by running jobs"),
+    "AssocGrpCpuLimit": (TURN, "by running jobs"),
+    "AssocGrpNodeLimit": (TURN, "by running jobs"),
+    "AssocGrpBilling": (TURN, "by running jobs"),
+    "AssocGrpCPURunMinutesLimit": (TURN, "by running jobs"),
+    "QOSGrpGRESRunMinutes": (TURN, "by running jobs"),
+    "QOSResourceLimit": (TURN, "by running jobs"),
+    "AssocGrpCPUMinutesLimit": (HINDERED, "budget"),
+    "AssocGrpBillingMinutes": (HINDERED, "budget"),
+    "AssocGrpWallLimit": (HINDERED, "budget"),
+    "QOSGrpMemoryMinutes": (HINDERED, "budget"),
+    "QOSUsageThreshold": (HINDERED, "budget"),
+    "DependencyNeverSatisfied": (HINDERED, "failed"),
+    "JobHeldUser": (HINDERED, "scontrol release"),
+    "JobHeldAdmin": (HINDERED, "support"),
+    "JobHoldMaxRequeue": (HINDERED, "support"),
+    "launch failed requeued held": (HINDERED, "support"),
+    "ReservationDeleted": (HINDERED, "does not exist"),
+    "ReservationInvalid": (HINDERED, "does not exist"),
+    "PartitionDown": (HINDERED, "just now"),
+    "PartitionInactive": (HINDERED, "just now"),
+    "PartitionNodeLimit": (HINDERED, "no node that is up"),
+    "PartitionConfig": (HINDERED, "no node that is up"),
+    "BadConstraints": (HINDERED, "no node that is up"),
+    "Constraints": (HINDERED, "no node that is up"),
+    "PartitionTimeLimit": (NEVER, "more time than the queue allows"),
+    "QOSMaxWallDurationPerJobLimit": (NEVER, "more time than a job may"),
+    "AssocMaxWallDurationPerJobLimit": (NEVER, "more time than a job may"),
+    "QOSMaxNodePerJobLimit": (NEVER, "more than a job may"),
+    "QOSMaxCpuPerNode": (NEVER, "more than a job may"),
+    "AssocMaxCpuMinutesPerJobLimit": (NEVER, "more than a job may"),
+    "QOSMinCpuNotSatisfied": (NEVER, "less than"),
+    "QOSMinGRES": (NEVER, "less than"),
+    "InvalidAccount": (NEVER, "may not use this queue"),
+    "AccountNotAllowed": (NEVER, "may not use this queue"),
+    "InvalidQOS": (NEVER, "may not be used here"),
+    "QOSNotAllowed": (NEVER, "may not be used here"),
+}  # fmt: skip
+"""Reasons that `squeue` of Slurm 20 to 25 shows."""
+
+
+@pytest.mark.parametrize("reason", REASONS)
+def test_reasons_of_slurm(reason: str) -> None:
+    """As `squeue` prints them, and as `scontrol` does."""
+    wait, words = REASONS[reason]
+    for written in (reason, f"({reason})", reason.replace(" ", "_")):
+        assert pending_reason(written) == reason
+    assert judge_pending(reason)[0] is wait
+    said = explain_pending(reason)
+    assert said.startswith(f"{reason} (")
+    assert words in said
+    assert ("never starts" in said) is (wait is NEVER)
+    assert pending_obstacle(reason) == ("" if wait is TURN else reason, wait is NEVER)
+
+
+def test_unknown_reasons_stay_as_they_are() -> None:
+    assert pending_obstacle("SomethingNew") == ("SomethingNew", False)
+    sentence = "Not Running: Insufficient amount of resource: n_cpus"
+    assert explain_pending(pending_reason(sentence)) == sentence
+    assert pending_obstacle(sentence) == ("", False)
+    for nothing in ("None", "(null)", "", None):
+        assert pending_reason(nothing) == ""

@@ -21,6 +21,7 @@ from ..slurm import (
     end_reason,
     is_scheduler_id,
     memory_message,
+    parse_number,
     pending_obstacle,
     pending_reason,
     slurm_phase,
@@ -56,7 +57,7 @@ def firecrest_state(job: Mapping[str, Any]) -> JobState:
     text = " ".join(map(str, text)) if isinstance(text, list) else str(text or "")
     word = text.split(" ")[0].rstrip("+")
     phase = _PBS_PHASES.get(word) or slurm_phase(word)
-    code, signal = _number(status.get("exitCode")), _number(status.get("interruptSignal"))
+    code, signal = parse_number(status.get("exitCode")), parse_number(status.get("interruptSignal"))
     reason = None
     if phase is Phase.ENDED:
         if len(word) == 1:
@@ -85,7 +86,7 @@ def firecrest_state(job: Mapping[str, Any]) -> JobState:
 
 def _seconds(job: Mapping[str, Any], name: str) -> float | None:
     times = job.get("time")
-    number = _number(times.get(name)) if isinstance(times, Mapping) else None
+    number = parse_number(times.get(name)) if isinstance(times, Mapping) else None
     return float(number) if number is not None else None
 
 
@@ -131,13 +132,6 @@ def _detail(phase: Phase, said: str, reason: str, end: tuple[int | None, int | N
         text = f"{said} ({reason})" if reason else said
         text += f", signal {end[1]}" if end[1] else ""
     return " ".join(text.split())[:_LONGEST_DETAIL]
-
-
-def _number(value: object) -> int | None:
-    try:
-        return int(str(value))
-    except ValueError:
-        return None
 
 
 JOB_CHANNELS: Final = 2

@@ -27,6 +27,7 @@ from ..slurm import (
     end_reason,
     is_scheduler_id,
     memory_message,
+    parse_number,
     pending_obstacle,
     pending_reason,
     slurm_phase,
@@ -94,7 +95,7 @@ def unicore_state(properties: Mapping[str, Any]) -> JobState:
     """Return the state in a job's properties (`STATUS_FIELDS`)."""
     phase = _PHASES.get(str(properties.get("status")), Phase.UNKNOWN)
     message = root_cause(str(properties.get("statusMessage") or ""))
-    code = _number(properties.get("exitCode"))
+    code = parse_number(properties.get("exitCode"))
     state = JobState(
         phase,
         _reason(str(properties.get("status")), message, code) if phase is Phase.ENDED else None,
@@ -197,7 +198,7 @@ def slurm_state(details: Mapping[str, str], state: JobState) -> JobState:
     """
     word = details.get("JobState", "")
     code, _, signal = details.get("ExitCode", "").partition(":")
-    end = word, _number(code), _number(signal)
+    end = word, parse_number(code), parse_number(signal)
     reason = end_reason(*end)
     given_up = state.phase is Phase.UNKNOWN
     if slurm_phase(word) is Phase.WAITING and (given_up or state.phase is Phase.WAITING):
@@ -226,14 +227,6 @@ def _reason(status: str, message: str, code: int | None) -> Reason:
         if re.search(text, message):
             return reason
     return Reason.EXIT_CODE if code else Reason.UNKNOWN
-
-
-def _number(value: object) -> int | None:
-    """Parse the exit code, which UNICORE gives as a text."""
-    try:
-        return int(str(value))
-    except ValueError:
-        return None
 
 
 def _known(value: object) -> str:

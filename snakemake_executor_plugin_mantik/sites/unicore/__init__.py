@@ -4,6 +4,7 @@ import asyncio
 import posixpath
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, Final
 
 from snakemake_executor_plugin_mantik.common.errors import (
@@ -208,40 +209,30 @@ async def locate_workspace(
         SiteRejected: no storage holds the workspace, or a relative path leads out of its storage.
     """
     relative = workspace or f"{WORKSPACES}/{name}"
-    if storage is not None and not relative.startswith("/"):
-        found, mount = await _named_storage(connection, storage)
-        return found, _within(connection, relative), posixpath.join(mount, relative)
-    mounts = await read_mounts(connection)
+    absolute = relative.startswith("/")
+    there: dict[str, str] = {}
+    if storage is not None and not absolute:
+        # One request if the name is the storage's id, as it is for shared ones.
+        with suppress(SiteNotFound):
+            there = {storage: mount_of(connection, await read_storage(connection, storage))}
+    there = mounts = there or await read_mounts(connection)
     if storage is not None:
-        wanted = _named(storage, list(mounts))
-        mounts = {wanted: mounts[wanted]} if wanted is not None else {}
-    if relative.startswith("/"):
+        wanted = _named(storage, list(there))
+        mounts = {wanted: there[wanted]} if wanted is not None else {}
+    if absolute:
         located = find_storage(mounts, relative)
         if located is None or not located[1]:
             what = f"no storage holds the workspace {relative}"
             raise _no_storage(connection, what, mounts)
         return *located, relative
-    preferred = _preferred(mounts)
-    if preferred is None:
-        raise _no_storage(connection, "there is no storage for the workspace", mounts)
-    return (
-        preferred,
-        _within(connection, relative),
-        posixpath.join(mounts[preferred], relative),
-    )
-
-
-async def _named_storage(connection: UnicoreConnection, name: str) -> tuple[str, str]:
-    """Find a storage by name: one request if the name is its id, as it is for shared ones."""
-    try:
-        answer = await read_storage(connection, name)
-    except SiteNotFound:
-        mounts = await read_mounts(connection)
-        found = _named(name, list(mounts))
-        if found is None:
-            raise _no_storage(connection, f"there is no storage {name!r}", mounts) from None
-        return found, mounts[found]
-    return name, mount_of(connection, answer)
+    chosen = _preferred(mounts)
+    if chosen is None:
+        what = f"there is no storage {storage!r}" if storage else "there is no storage"
+        raise _no_storage(connection, what, there)
+    inside = posixpath.normpath(relative)
+    if inside.startswith("..") or inside == ".":
+        raise connection.refusal(f"the workspace {relative!r} lies outside its storage")
+    return chosen, inside, posixpath.join(mounts[chosen], relative)
 
 
 def _named(name: str, storages: list[str]) -> str | None:
@@ -259,13 +250,6 @@ def _preferred(mounts: Mapping[str, str]) -> str | None:
             if word in storage.lower():
                 return storage
     return min(mounts, default=None)
-
-
-def _within(connection: UnicoreConnection, path: str) -> str:
-    normal = posixpath.normpath(path)
-    if normal.startswith("..") or normal == ".":
-        raise connection.refusal(f"the workspace {path!r} lies outside its storage")
-    return normal
 
 
 def _no_storage(

@@ -157,7 +157,6 @@ ABOVE = """
     rule last:
         input: "../results/first.txt"
         output: "../results/last.txt"
-        shadow: "shallow"
         shell: "python3 copy.py ../results/first.txt ../results/last.txt"
 
     rule farther:

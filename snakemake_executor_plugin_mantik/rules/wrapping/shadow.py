@@ -9,12 +9,7 @@ import os
 import shlex
 from dataclasses import dataclass
 
-from snakemake_executor_plugin_mantik.jobs.paths import (
-    SHADOWS,
-    UPS,
-    workspace_below,
-    workspace_root,
-)
+from snakemake_executor_plugin_mantik.jobs.paths import SHADOWS
 from snakemake_executor_plugin_mantik.jobs.script import link_words
 from snakemake_executor_plugin_mantik.jobs.templates import load_template
 from snakemake_executor_plugin_mantik.storage.paths import find_dataset, find_storage_link
@@ -36,16 +31,12 @@ def shadow_payload(
     depth = job.rule.shadow_depth
     if depth is None:
         return payload
-    place = f"{SHADOWS}/{job_identity(job)[:16]}"
-    inputs, outputs, logs = map(_relative, (job.input, job.output, job.log))
-    if any(map(_is_above, (*inputs, *outputs, *logs))):
-        place = workspace_below(place)
     shadow = Shadow(
-        place=place,
+        place=f"{SHADOWS}/{job_identity(job)[:16]}",
         depth=depth,
-        inputs=inputs,
-        outputs=outputs,
-        logs=logs,
+        inputs=_relative(job.input),
+        outputs=_relative(job.output),
+        logs=_relative(job.log),
         also=also,
         storage_link=find_storage_link(job),
     )
@@ -62,13 +53,13 @@ def shadow_payload(
 
 def _relative(paths: object) -> tuple[str, ...]:
     """Return the relative paths. Absolute ones are not moved to the shadow directory."""
-    named = (
-        plain_path(command_text(p))
-        for p in paths  # type: ignore[attr-defined] # Snakemake's Namedlist
-        if find_dataset(p) is None and not os.path.isabs(command_text(p))
+    return tuple(
+        dict.fromkeys(
+            plain_path(command_text(p))
+            for p in paths  # type: ignore[attr-defined] # Snakemake's Namedlist
+            if find_dataset(p) is None and not os.path.isabs(command_text(p))
+        )
     )
-    # Those farther above are not called so at a site.
-    return tuple(dict.fromkeys(p for p in named if not p.startswith("../" * (len(UPS) + 1))))
 
 
 @dataclass(frozen=True)
@@ -76,7 +67,7 @@ class Shadow:
     """A job's shadow directory. All paths are relative to the workspace.
 
     Attributes:
-        place: its path; with files above it as deep in a directory of its own as the workspace.
+        place: its path.
         depth: `minimal`, `copy-minimal`, `shallow` or `full`.
         inputs: the rule's inputs.
         outputs: files that are moved out of it after a success.
@@ -102,17 +93,13 @@ def wrap_shadow(
     `start` is the program and its arguments, quoted. The `first` repetition of a benchmark makes
     the directory, which later ones reuse. The `last` one, or one that fails, removes it.
     """
-    linked, moved = shadow.inputs, (*shadow.outputs, *shadow.logs)
-    if shadow.depth in ("shallow", "full"):  # all of the workspace is linked, but nothing above it
-        linked, moved = tuple(filter(_is_above, linked)), tuple(filter(_is_above, moved))
-    folders = {os.path.dirname(path) for path in (*linked, *moved)}
+    folders = {os.path.dirname(path) for path in (*shadow.inputs, *shadow.outputs, *shadow.logs)}
     return load_template("shadow.sh.j2").render(
         who=shlex.quote(f"rule {rule}"),
         shadow=shlex.quote(shadow.place),
-        whole=shlex.quote(workspace_root(shadow.place)),
         depth=shadow.depth,
         folders=[shlex.quote(folder) for folder in sorted(folders) if folder],
-        inputs=[_linked(path, shadow.place) for path in linked],
+        inputs=[_linked(path, shadow.place) for path in shadow.inputs],
         also=[_linked(path, shadow.place) for path in shadow.also],
         outputs=[shlex.quote(path) for path in shadow.outputs],
         logs=[shlex.quote(path) for path in shadow.logs],
@@ -121,10 +108,6 @@ def wrap_shadow(
         first=first,
         last=last,
     )
-
-
-def _is_above(path: str) -> bool:
-    return path.startswith("../")
 
 
 def _linked(path: str, place: str) -> tuple[str, str]:

@@ -21,6 +21,7 @@ from typing import Final, Literal, cast, get_args
 
 from snakemake_executor_plugin_mantik.common.errors import MantikError
 
+from .paths import UP
 from .tar_reader import MOST_ENTRIES, TarDamaged, read_tar
 
 MARKER_LIMIT: Final = 256 << 20
@@ -280,7 +281,8 @@ def _new_files(data: bytes) -> tuple[OutputEntry, ...]:
         if not _is_number(size) or not _MODE.fullmatch(mode):
             break
         # A hidden or absolute path, or one with `..`, is none of the workflow's.
-        if not any(part.startswith(".") or not part for part in path.split("/")):
+        parts = path.split("/")[3 if path.startswith(f"{UP}/") else 0 :]
+        if parts and not any(part.startswith(".") or not part for part in parts):
             entry = OutputEntry(path, "f", int(size), int(mode, 8), "", "alone", "", _ns(time))
             found.append(entry)
     return tuple(found)

@@ -157,7 +157,7 @@ ABOVE = """
     rule last:
         input: "../results/first.txt"
         output: "../results/last.txt"
-        shell: "python3 copy.py ../results/first.txt ../results/last.txt"
+        shell: "python3 copy.py ../results/first.txt ../results/last.txt; touch ../results/more.txt"
 
     rule farther:
         input: "../../{above}/in.txt"
@@ -184,6 +184,8 @@ def test_a_script_finds_what_is_above_and_clean_removes_it(both: Project) -> Non
 
     assert both.read("../results/last.txt") == "near\n"
     assert (far / "made.txt").read_text() == "far\n"
+    tells(smk_mantik(both, "get", "--undeclared").ok().output, "Brought 1 file")
+    assert both.exists("../results/more.txt")
     above = both.workspace.parent
     assert sorted(os.listdir(above)) == ["data", "results", "workdir"]
     assert os.listdir(above.parent / far.name)

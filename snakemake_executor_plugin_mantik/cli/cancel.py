@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from snakemake_executor_plugin_mantik.common.errors import MantikError, UserError, printable
+from snakemake_executor_plugin_mantik.common.errors import MantikError, UserError
 from snakemake_executor_plugin_mantik.common.humanize import humanize_count, humanize_size
 from snakemake_executor_plugin_mantik.connections.reconnect import (
     ReconnectedSite,
@@ -28,7 +28,7 @@ from snakemake_executor_plugin_mantik.journal import (
 from snakemake_executor_plugin_mantik.storage.copies import is_here
 from snakemake_executor_plugin_mantik.views.workflow import is_meant
 
-from .shared import Sites, Workdir
+from .shared import Sites, Workdir, say
 
 _UNCONFIRMED = 1
 """Exit code if a job may still run."""
@@ -56,7 +56,7 @@ def cancel(
     """
     journal = open_journal(directory)
     if journal.remark:
-        _say(journal.remark)
+        say(journal.remark)
     try:
         records = _chosen(journal, jobs or [], every=every)
     except BaseException:
@@ -64,7 +64,7 @@ def cancel(
         raise
     if not records:
         journal.close()
-        _say("No job is at a site.")
+        say("No job is at a site.")
         return
     if asyncio.run(_cancel(journal, site or [], records, wait)):
         raise typer.Exit(_UNCONFIRMED)
@@ -111,13 +111,13 @@ async def _cancel(
     journal: Journal, given: Sequence[str], records: Sequence[TryRecord], wait_s: float
 ) -> list[TryRecord]:
     names = sorted({record.site for record in records})
-    async with reach_sites(journal, names, given, _say) as there:
-        left = await cancel_tries(there, records, wait_s, _say)
+    async with reach_sites(journal, names, given, say) as there:
+        left = await cancel_tries(there, records, wait_s, say)
         now = {record.id: record for record in read_history(journal.path.parent)}
         unconfirmed = {record.id for record in left}
         for record in records:
             if record.id not in unconfirmed:
-                _say(_ended(record.state, now[record.id]))
+                say(_ended(record.state, now[record.id]))
     return left
 
 
@@ -159,10 +159,6 @@ def _ended(before: TryState, record: TryRecord) -> str:
     return f"{record.name}: it had succeeded at {record.site}; the next run fetches its outputs."
 
 
-def _say(text: str) -> None:
-    typer.echo(printable(text))
-
-
 _LEFT = 1
 """Exit code if something had to stay; a "no" of the user does not count."""
 
@@ -188,7 +184,7 @@ def clean(
     """
     journal = open_journal(directory)
     if journal.remark:
-        typer.echo(printable(journal.remark))
+        say(journal.remark)
     sites = journal.sites()
     if strange := [name for name in names or [] if name not in sites]:
         journal.close()
@@ -211,27 +207,25 @@ async def _clean(
     async with reach_sites(journal, names, given, typer.echo) as there:
         troubled = bool(there.away)
         for why in there.away.values():
-            typer.echo(printable(why))
+            say(why)
         cleared = {}
         for name, clearer in _clearers(there).items():
             where = f"{name}: {there.runners[name].facts.workspace}"
             try:
                 found = await clearer.measure()
             except MantikError as error:
-                typer.echo(printable(f"{where}\n  {error}"))
+                say(f"{where}\n  {error}")
                 troubled = True
                 continue
-            typer.echo(printable("\n".join([where, *_table(found)])))
+            say("\n".join([where, *_table(found)]))
             needed = _needed(journal, name)
             for record in needed:
-                typer.echo(printable(f"  needed: {record.name} ({_why(record)})"))
+                say(f"  needed: {record.name} ({_why(record)})")
             alone = _only_there(there, name)
             for output in alone:
-                typer.echo(
-                    printable(
-                        f"  only there: {display_path(output.path)} ({humanize_size(output.size)},"
-                        f" made by {output.job})"
-                    )
+                say(
+                    f"  only there: {display_path(output.path)} ({humanize_size(output.size)},"
+                    f" made by {output.job})"
                 )
             if needed and not force:
                 typer.echo("  Kept: let snakemake finish these jobs, cancel them, or add --force.")
@@ -273,9 +267,7 @@ async def _clear(there: ReconnectedSite, name: str, clearer: Clearer) -> bool:
     """Cancel the tries in a workspace and empty it; return whether everything was removed."""
     journal = there.journal
     running = [record for record in _needed(journal, name) if record.may_run]
-    if await cancel_tries(
-        there, running, 2 * CANCEL_WAIT_S, lambda text: typer.echo(printable(text))
-    ):
+    if await cancel_tries(there, running, 2 * CANCEL_WAIT_S, say):
         typer.echo(f"{name}: kept, because one of its jobs may still run.")
         return False
     for record in _needed(journal, name):
@@ -286,7 +278,7 @@ async def _clear(there: ReconnectedSite, name: str, clearer: Clearer) -> bool:
     stored = journal.files.stored_at(there.runners[name].place.id)
     left = await clearer.remove(o.path for o in stored if o.path not in alone)
     for path in left:
-        typer.echo(printable(f"{name}: could not be removed: {path}"))
+        say(f"{name}: could not be removed: {path}")
     if not left:
         typer.echo(f"{name}: removed.")
     return not left

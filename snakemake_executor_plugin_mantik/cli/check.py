@@ -23,7 +23,7 @@ from snakemake_executor_plugin_mantik.config.reading import (
 )
 
 from .check_site import Finding, check_connection
-from .shared import WRONG
+from .shared import WRONG, warn
 
 _MARKS = {"ok": "", "note": "", "warning": "(!) "}
 
@@ -129,9 +129,9 @@ def _summary(config: BackendConfig) -> str:
 
 def _notify(report: CheckReport) -> None:
     for warning in report.warnings:
-        typer.echo(printable(f"warning: {warning}"), err=True)
+        warn(f"warning: {warning}")
     for mistake in report.mistakes:
-        typer.echo(printable(str(mistake)), err=True)
+        warn(str(mistake))
     if report.loaded is not None and not report.mistakes:
         typer.echo(f"{report.file}: {_summary(report.loaded.config)}")
     for finding in report.findings:

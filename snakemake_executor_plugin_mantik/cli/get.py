@@ -35,7 +35,7 @@ from snakemake_executor_plugin_mantik.storage.copies import is_here, part_of, re
 from snakemake_executor_plugin_mantik.storage.paths import workspace_path
 
 from . import shared
-from .shared import ALL_TARGETS, NEEDED_BY, Workdir, make_progress, read_files
+from .shared import ALL_TARGETS, NEEDED_BY, Workdir, make_progress, read_files, say, warn
 
 if TYPE_CHECKING:
     from snakemake_executor_plugin_mantik.adapter.workflow_metadata import GraphFiles
@@ -211,7 +211,7 @@ def get(
     here = 0
     files = read_files(context, directory) if targets else None
     directory = directory if files is None else files.workdir
-    with closing(Catalog(directory.resolve(), os.environ, lambda t: typer.echo(printable(t)))) as c:
+    with closing(Catalog(directory.resolve(), os.environ, say)) as c:
         if files is None:
             chosen, names = _chosen(c, paths or []) if not undeclared else ([], [])
             if names or undeclared:
@@ -283,13 +283,10 @@ def _find(catalog: Catalog, paths: Iterable[str]) -> tuple[list[StoredOutput], l
 def _report_unnamed(catalog: Catalog, output: StoredOutput) -> None:
     """Name the files of an output that cannot come."""
     if unnamed := catalog.unnamed(output):
-        typer.echo(
-            printable(
-                f"{display_path(output.path)}: left at {catalog.site(output)}:"
-                f" {humanize_count(len(unnamed), 'file')} with names that are not UTF-8, such as"
-                f" {unnamed[0]!r}. Let the rule pack its files, for example with tar."
-            ),
-            err=True,
+        warn(
+            f"{display_path(output.path)}: left at {catalog.site(output)}:"
+            f" {humanize_count(len(unnamed), 'file')} with names that are not UTF-8, such as"
+            f" {unnamed[0]!r}. Let the rule pack its files, for example with tar."
         )
 
 

@@ -36,7 +36,7 @@ from snakemake_executor_plugin_mantik.staging import sources
 
 from . import shared
 from .check import examine
-from .shared import WRONG
+from .shared import WRONG, warn
 
 _LATER: Final = "follows from files that are still to be made"
 
@@ -79,7 +79,7 @@ def plan(
     else:
         _notify(made, details=details)
     for mistake in made.mistakes:
-        typer.echo(printable(mistake), err=True)
+        warn(mistake)
     if made.mistakes:
         raise typer.Exit(WRONG)
 

@@ -3,8 +3,6 @@
 import asyncio
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -25,19 +23,11 @@ from snakemake_executor_plugin_mantik.rules.paths.job_paths import JobPaths
 from snakemake_executor_plugin_mantik.staging.local import LocalFile
 from snakemake_executor_plugin_mantik.staging.secret_files import SecretFiles
 
-from .shared import Workdir, is_config, make_progress
+from .shared import Workdir, is_config, make_progress, say
 
 _MOST_BUNDLES = 64
 """In how many bundles files are uploaded at most, if none is large: a script names all that it
 needs, and of a bundle all is uploaded again if one of its files changes."""
-
-
-@dataclass(frozen=True)
-class EarlyUpload:
-    """What was uploaded: the number of files and their size in bytes."""
-
-    files: int
-    size: int
 
 
 async def upload_early(
@@ -46,8 +36,10 @@ async def upload_early(
     begin: Callable[[int], Callable[[float], None]],
     *,
     upload_bytes: int,
-) -> EarlyUpload:
+) -> tuple[int, int]:
     """Upload those of `files` that a place lacks, in bundles that stay until a job unpacks them.
+
+    Returns the number of files that were uploaded, and their size in bytes.
 
     `begin` is called with the number of bytes to upload; the function that it returns is called
     with the number of those that have been, again and again. `upload_bytes` is the most that the
@@ -64,15 +56,14 @@ async def upload_early(
     done = 0
     for batch in _split(lacking, max(upload_bytes, size // _MOST_BUNDLES)):
         whole = sum(file.size for file in batch)
-        await stager.keep(batch, partial(_report_share, report, done, whole))
+
+        def meter(share: float, before: int = done, whole: int = whole) -> None:
+            report(before + share * whole)
+
+        await stager.keep(batch, meter)
         done += whole
         report(done)
-    return EarlyUpload(len(lacking), size)
-
-
-def _report_share(report: Callable[[float], None], before: int, size: int, share: float) -> None:
-    """Report the bytes sent so far: those of earlier bundles, and a share of the present one."""
-    report(before + share * size)
+    return len(lacking), size
 
 
 def _split(files: Sequence[LocalFile], size: int) -> Iterator[list[LocalFile]]:
@@ -127,12 +118,10 @@ def put(
     _refuse_outputs(directory, known.outputs, wanted)
     journal = _open(directory, config)
     if journal.remark:
-        typer.echo(printable(journal.remark))
-    sent, left = asyncio.run(_put(journal, name, given, wanted))
+        say(journal.remark)
+    sent, size, left = asyncio.run(_put(journal, name, given, wanted))
     there = f"; {humanize_count(left, 'was', 'were')} there" * bool(left)
-    typer.echo(
-        f"Sent {humanize_count(sent.files, 'file')}, {humanize_size(sent.size)}, to {name}{there}."
-    )
+    typer.echo(f"Sent {humanize_count(sent, 'file')}, {humanize_size(size)}, to {name}{there}.")
 
 
 def _place(directory: Path, path: str) -> str:
@@ -231,8 +220,8 @@ def _refuse_secrets(config: BackendConfig, directory: Path, paths: Iterable[str]
 
 async def _put(
     journal: Journal, name: str, given: Sequence[str], paths: Sequence[str]
-) -> tuple[EarlyUpload, int]:
-    """Send files; return what was sent, and how many were there already."""
+) -> tuple[int, int, int]:
+    """Send files; return how many were sent, their size, and how many were there already."""
     with make_progress() as progress:
 
         def notify(text: str) -> None:
@@ -249,7 +238,7 @@ async def _put(
             runner = there.runners[name]
             _refuse_secrets(runner.planner.config, there.workdir, paths)
             files = await runner.local.look_at([(path, None) for path in paths])
-            sent = await upload_early(
+            sent, size = await upload_early(
                 runner.place.stager, files, begin, upload_bytes=runner.facts.upload_bytes
             )
-    return sent, len(files) - sent.files
+    return sent, size, len(files) - sent

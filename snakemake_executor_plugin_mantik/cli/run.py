@@ -29,7 +29,7 @@ from snakemake_executor_plugin_mantik.runs.functions import (
     write_call,
 )
 
-from .shared import Checkpoint, Segments, run_child
+from .shared import Checkpoint, Segments, run_child, warn
 
 
 def run(
@@ -208,6 +208,6 @@ def _show(result: Path, called: str, *, pickled: bool) -> None:
     """Print the result, unless snakemake was asked for something else than a run."""
     if not result.exists():
         return
-    typer.echo(printable(f"{called} is in {result}."), err=True)
+    warn(f"{called} is in {result}.")
     if not pickled and result.stat().st_size <= _SHOWN_BYTES:
         sys.stdout.write(printable(result.read_text(encoding="utf-8")))

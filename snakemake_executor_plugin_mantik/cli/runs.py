@@ -21,7 +21,7 @@ from snakemake_executor_plugin_mantik.tracking.worker.process import SETTINGS
 
 from . import runtable
 from .cancel import confirm
-from .shared import App, Checkpoint, Segments, make_console
+from .shared import App, Checkpoint, Segments, make_console, say, warn
 
 if TYPE_CHECKING:
     from snakemake_executor_plugin_mantik.runs.listing import FoundRun
@@ -84,14 +84,6 @@ class _Options:
     @property
     def going_on(self) -> ContinueOptions:
         return ContinueOptions(self.segments, self.checkpoint)
-
-
-def _say(text: str) -> None:
-    typer.echo(printable(text))
-
-
-def _warn(text: str) -> None:
-    typer.echo(printable(text), err=True)
 
 
 @runs_app.callback()
@@ -210,7 +202,7 @@ def list_(
         listing.RunFilter(
             experiment, wanted, site, listing.parse_since(since) if since else 0.0, limit
         ),
-        _warn,
+        warn,
     )
     if as_json:
         _print([row.as_json() for row in found])
@@ -264,11 +256,11 @@ def cancel_command(run: _Run) -> None:
     here = _found_here(
         run, "", "Cancel it where it was: smk-mantik cancel in the workflow's directory"
     )
-    local_runs.cancel_run(here, _say)
+    local_runs.cancel_run(here, say)
     run_id = here.request.run_id
     typer.echo(f"Run {run_id}: {controller.run_status(here.directory)}.")
     if (away := _find(run_id).away) is not None:
-        _warn(f"smk-mantik runs list will report this to MLflow. {away}")
+        warn(f"smk-mantik runs list will report this to MLflow. {away}")
 
 
 @runs_app.command("continue")
@@ -333,7 +325,7 @@ def delete(
         raise typer.Exit(_FAILED)
     if own and here is not None:
         if not keep_site:
-            local_runs.clean_run(here, _say)
+            local_runs.clean_run(here, say)
         if found.run is not None:
             found.store.delete(found.run_id)
         local_runs.remove_run(here)
@@ -448,7 +440,7 @@ def _wait(run_id: str, *, as_json: bool) -> None:
         controller.wait_for_controller(directory)
     except KeyboardInterrupt:
         typer.echo("Cancelling it.", err=True)
-        local_runs.cancel_run(local_runs.read_local_run(directory), _warn)
+        local_runs.cancel_run(local_runs.read_local_run(directory), warn)
     found = _find(run_id)
     details: dict[str, Any] = runtable.run_details(found)
     if as_json:

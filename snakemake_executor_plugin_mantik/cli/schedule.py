@@ -23,7 +23,6 @@ from snakemake_executor_plugin_mantik.common.errors import (
     UserError,
     json_text,
     one_line,
-    printable,
 )
 from snakemake_executor_plugin_mantik.common.state_directory import data_home
 from snakemake_executor_plugin_mantik.runs.controller import run_status
@@ -53,7 +52,7 @@ from snakemake_executor_plugin_mantik.schedule.submit import (
     submit_firing,
 )
 
-from .shared import App, print_table
+from .shared import App, print_table, say
 
 schedule_app = App(
     name="schedule",
@@ -192,7 +191,7 @@ def _notify(store: ScheduleStore, schedule: Schedule, *, as_json: bool) -> None:
         return
     when = _next(schedule)
     due = when if when == _OVER else f"next due {when}"
-    typer.echo(printable(f"{schedule.name}: run {schedule.run}, {due}."))
+    say(f"{schedule.name}: run {schedule.run}, {due}.")
     _hint(store)
 
 
@@ -325,7 +324,7 @@ def fire(firing: int) -> None:
         os.environ.setdefault(name, value)
     with _store() as store:
         if line := submit_firing(store, firing, rerun, time.time):
-            typer.echo(printable(line))
+            say(line)
 
 
 @schedule_app.command()

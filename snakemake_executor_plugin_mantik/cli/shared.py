@@ -202,7 +202,18 @@ class Passing(Command):
         return rest
 
 
-# Tables
+# Lines and tables
+
+
+def say(text: str) -> None:
+    """Print a line, without what could change the terminal."""
+    typer.echo(printable(text))
+
+
+def warn(text: str) -> None:
+    """Print a line on the standard error, without what could change the terminal."""
+    typer.echo(printable(text), err=True)
+
 
 ONE_LINE = 10_000
 """Columns without a terminal, so that programs find each row in one line."""

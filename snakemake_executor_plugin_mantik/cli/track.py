@@ -8,7 +8,7 @@ from typing import Any
 
 import typer
 
-from snakemake_executor_plugin_mantik.common.errors import MantikError, UserError, printable
+from snakemake_executor_plugin_mantik.common.errors import MantikError, UserError
 from snakemake_executor_plugin_mantik.common.humanize import humanize_count
 from snakemake_executor_plugin_mantik.common.installing import install_command
 from snakemake_executor_plugin_mantik.common.locks import hold_if_free, is_locked
@@ -21,7 +21,7 @@ from snakemake_executor_plugin_mantik.tracking.outbox import Outbox
 from snakemake_executor_plugin_mantik.tracking.store import DIRECTORY
 from snakemake_executor_plugin_mantik.tracking.worker.process import DRAIN_S, OUTBOX, WORKER_LOCK
 
-from .shared import Workdir
+from .shared import Workdir, say, warn
 
 _IMPORT_S = 60.0
 """Seconds allowed for the import of MLflow, in addition to those for publishing."""
@@ -52,7 +52,7 @@ def track(
         raise MantikError(f"it cannot be used ({error})", where=str(kept / OUTBOX)) from error
     text = f"{humanize_count(max(0, before - left), 'run')} published, {left} left"
     if left:
-        typer.echo(printable(f"{text}: {why or f'see {kept}/worker.log'}"))
+        say(f"{text}: {why or f'see {kept}/worker.log'}")
         raise typer.Exit(1)
     typer.echo(f"{text}.")
 
@@ -67,7 +67,7 @@ def _work(directory: Path, kept: Path) -> str:
         nonlocal why
         why = str(answer.get("down", why))
         if "tell" in answer:
-            typer.echo(printable(answer["tell"]), err=True)
+            warn(answer["tell"])
 
     worker = WorkerPipe(directory, kept / "worker.log", hear)
     return why if worker.close(_IMPORT_S + DRAIN_S) else "publishing continues in the background."

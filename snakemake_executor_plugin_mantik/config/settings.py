@@ -35,18 +35,15 @@ _SCHEDULERS: Final = ("slurm", "pbs", "none")
 _SHARING: Final = ("private", "group")
 
 
-def _scheduler(value: object) -> str:
-    name = parse_text(value).lower()
-    if name not in _SCHEDULERS:
-        raise ValueError(f"has to be slurm, pbs or none, found {describe_value(value)}")
-    return name
+def _one_of(*words: str) -> BeforeValidator:
+    def read(value: object) -> str:
+        name = parse_text(value).lower()
+        if name not in words:
+            allowed = f"{', '.join(words[:-1])} or {words[-1]}"
+            raise ValueError(f"has to be {allowed}, found {describe_value(value)}")
+        return name
 
-
-def _sharing(value: object) -> str:
-    name = parse_text(value).lower()
-    if name not in _SHARING:
-        raise ValueError(f"has to be private or group, found {describe_value(value)}")
-    return name
+    return BeforeValidator(read)
 
 
 def _yes_or_no(value: object) -> bool:
@@ -125,7 +122,7 @@ class SiteSettings(ConfigSection):
             )
 
     scheduler: Annotated[
-        Literal["slurm", "pbs", "none"], BeforeValidator(_scheduler), words_schema(*_SCHEDULERS)
+        Literal["slurm", "pbs", "none"], _one_of(*_SCHEDULERS), words_schema(*_SCHEDULERS)
     ] = config_key(
         "Scheduler",
         "The scheduler behind UNICORE: slurm, pbs (PBS Professional, OpenPBS), or none "
@@ -138,13 +135,13 @@ class SiteSettings(ConfigSection):
         "workflow needs its own, which it has by default; the sites of one workflow may share one.",
         None,
     )
-    sharing: Annotated[
-        Literal["private", "group"], BeforeValidator(_sharing), words_schema(*_SHARING)
-    ] = config_key(
-        "Sharing",
-        "Who may enter the workspace at the site: only you (private), or also the "
-        "group that owns it (group), as in a project directory.",
-        "private",
+    sharing: Annotated[Literal["private", "group"], _one_of(*_SHARING), words_schema(*_SHARING)] = (
+        config_key(
+            "Sharing",
+            "Who may enter the workspace at the site: only you (private), or also the "
+            "group that owns it (group), as in a project directory.",
+            "private",
+        )
     )
     storage: Name | None = config_key(
         "Storage",

@@ -7,6 +7,7 @@ A document's scalars arrive as text, boolean or a number that remembers how it w
 import ipaddress
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from typing import Annotated, Final, TypeVar
 from urllib.parse import urlsplit
@@ -161,26 +162,6 @@ def parse_integer(value: object, lowest: int) -> int:
         most = " and below a billion" if number is not None and number >= 10**9 else ""
         raise not_allowed(f"a whole number of {lowest} or more{most}", value)
     return int(number)
-
-
-def _positive(value: object) -> int:
-    return parse_integer(value, 1)
-
-
-def _count(value: object) -> int:
-    return parse_integer(value, 0)
-
-
-def _duration(value: object) -> int:
-    return _measured(value, units.parse_duration)
-
-
-def _memory(value: object) -> int:
-    return _measured(value, units.parse_memory)
-
-
-def _size(value: object) -> int:
-    return _measured(value, units.parse_size)
 
 
 def _measured(value: object, parse: Callable[[str], int]) -> int:
@@ -387,22 +368,26 @@ Address = Annotated[
 ]
 """The URL of a server that receives credentials: https, or http on this machine."""
 
-Positive = Annotated[int, BeforeValidator(_positive), WithJsonSchema({**_WHOLE, "minimum": 1})]
+Positive = Annotated[
+    int, BeforeValidator(partial(parse_integer, lowest=1)), WithJsonSchema({**_WHOLE, "minimum": 1})
+]
 """A whole number of one or more."""
 
-Count = Annotated[int, BeforeValidator(_count), WithJsonSchema({**_WHOLE, "minimum": 0})]
+Count = Annotated[
+    int, BeforeValidator(partial(parse_integer, lowest=0)), WithJsonSchema({**_WHOLE, "minimum": 0})
+]
 """A whole number of zero or more."""
 
 Duration = Annotated[
     int,
-    BeforeValidator(_duration),
+    BeforeValidator(partial(_measured, parse=units.parse_duration)),
     WithJsonSchema({"type": "string", "pattern": r"^\s*[0-9]+[smhd]\s*$"}),
 ]
 """Seconds, written as a number with a unit."""
 
 Memory = Annotated[
     int,
-    BeforeValidator(_memory),
+    BeforeValidator(partial(_measured, parse=units.parse_memory)),
     WithJsonSchema(
         {
             "type": ["string", "integer"],
@@ -415,7 +400,7 @@ Memory = Annotated[
 
 Size = Annotated[
     int,
-    BeforeValidator(_size),
+    BeforeValidator(partial(_measured, parse=units.parse_size)),
     WithJsonSchema(
         {
             "type": ["string", "integer"],

@@ -7,7 +7,7 @@ from tests.support.trial import NASTY, Trial
 COMMAND = f"""
 echo out > res/out; mkdir -p tree/inner made/deeper; echo of it > tree/inner/file
 echo log > res/log; echo changed > input
-touch -d 2001-01-01 made/deeper/old; echo one > made/one.json
+touch -d 2001-01-01 made/deeper/old made/deeper; echo one > made/one.json
 echo x > .hidden; mkdir .secret made/__pycache__; echo x | tee .secret/x > made/__pycache__/x.pyc
 ln -s made/one.json link
 mkdir -p a/b/c/d/e; echo x > a/b/near; echo x > a/b/c/d/e/far

@@ -164,9 +164,7 @@ def _cells(
 ) -> tuple[str, ...]:
     record = job.record
     running = job.condition is Condition.RUNNING
-    since = job.started if running else job.queued
-    if not job.condition.active:
-        since = record.times.ended or record.finished
+    since = job.started if running else job.queued if job.condition.active else job.ended
     spent = job.ran_words(now)
     if job.condition.active and not running:
         waited = job.waited(now)
@@ -209,7 +207,7 @@ def last_line(log: Path) -> str:
 def _recent(job: JobView) -> float:
     """Return a key that has the latest end first, and otherwise the longest wait or run."""
     if not job.condition.active:
-        return -(job.record.times.ended or job.record.finished or 0.0)
+        return -(job.ended or 0.0)
     return job.started or job.queued or job.record.created
 
 

@@ -14,6 +14,7 @@ from snakemake_executor_plugin_mantik.views import (
     Node,
     NodeState,
     Picture,
+    make_picture,
     render_files,
     render_pipeline,
     render_timeline,
@@ -93,6 +94,14 @@ def test_each_job_is_a_box_with_its_state_in_words() -> None:
     }
     # The edge from prepare to report says nothing that the others do not.
     assert render_pipeline(digits()).count('class="edge"') == 10
+
+
+def test_what_never_ran_was_skipped_once_the_run_is_over() -> None:
+    job = {"id": "a", "name": "a", "rule": "a", "wildcards": {}, "needed": True, "done": False}
+    pipeline = {"jobs": [job], "edges": [], "rule_edges": []}
+    for over, state in ((False, NodeState.WAITING), (True, NodeState.SKIPPED)):
+        [node] = make_picture("p", pipeline, (), T, over=over).nodes
+        assert node.state is state
 
 
 def test_each_try_is_a_bar_at_its_site_from_queue_to_end() -> None:

@@ -23,12 +23,13 @@ from snakemake_executor_plugin_mantik.config.reading import LoadedConfig
 from snakemake_executor_plugin_mantik.engine.forecast import (
     Forecast,
     JobPlan,
+    Preview,
     Total,
     UploadForecast,
+    make_preview,
 )
 from snakemake_executor_plugin_mantik.engine.messages import unchecked_message
 from snakemake_executor_plugin_mantik.engine.plan import Planner
-from snakemake_executor_plugin_mantik.engine.preview import Preview, make_preview
 from snakemake_executor_plugin_mantik.jobs.resources import total_cpus
 from snakemake_executor_plugin_mantik.sites.credentials import find_account
 from snakemake_executor_plugin_mantik.sites.unicore.description import HOOK_FILES

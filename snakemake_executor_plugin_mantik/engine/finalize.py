@@ -40,6 +40,7 @@ from .adopt import is_at
 from .attempt import Attempt, TryEnd, TryEndKind, used_of
 from .cancel import Canceller
 from .compare import LateOutputs
+from .dispatch import Submitter
 from .failure_classifier import FailureClassifier
 from .fetch import Fetcher, log_path
 from .messages import LastWords
@@ -54,7 +55,6 @@ from .segments import (
     without_checkpoint,
 )
 from .stage import Stager
-from .submit import Submitter
 from .undeclared import UndeclaredFiles
 from .workflow_context import WorkflowContext
 

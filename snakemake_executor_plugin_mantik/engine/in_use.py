@@ -1,17 +1,34 @@
-"""What must stay at a place because tries use it, those of earlier runs included.
+"""What tries use at a place, those of earlier runs included: what must stay there, and what yields.
 
 The journal says which paths a try uses (`journal.uses`). Nobody watches a try that this run was not
 asked for: whether it has ended, the site shows.
+
+A job that was submitted days ago may still start, or run. A small input travels in the script of
+the job that needs it, and is unpacked when that job starts. By then, a job of this run may make or
+read another content of the file. And if a rule was renamed, the jobs of the old and the new rule
+make the same files. And a job that still runs may read what a job of this run is about to make
+again: it would go on with what is left of it. A job's own tries show none of this.
 """
 
 import asyncio
-from collections.abc import Iterable
+import os
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
+from itertools import compress
+from pathlib import Path, PurePosixPath
 
-from snakemake_executor_plugin_mantik.journal import Journal, TryRecord
-from snakemake_executor_plugin_mantik.sites.base import Site
+from snakemake_executor_plugin_mantik.common.errors import SiteRejected
+from snakemake_executor_plugin_mantik.jobs.paths import display_path, is_outside, local_path
+from snakemake_executor_plugin_mantik.journal import MADE, FileRecord, Journal, TryRecord
+from snakemake_executor_plugin_mantik.sites.base import Site, is_rest_safe
+from snakemake_executor_plugin_mantik.staging.local import LocalFile
 
+from . import claims
+from .adopt import ended_since_message
 from .claims import ClaimLooks
+from .compare import find_empty
 from .site_retry import SiteRetry
+from .stage import Stager
 
 
 class InUse:
@@ -51,3 +68,212 @@ class InUse:
         for record in (r for r, is_over in zip(running, over, strict=True) if is_over):
             self.journal.uses.end(record.id)
         return [record for record, is_over in zip(running, over, strict=True) if not is_over]
+
+
+class RemoteCleanup:
+    """Remove files from one place that no longer exist here, mostly `temp()` outputs.
+
+    Snakemake removes them here once no job needs them. At the site they would take up space until
+    the end of the run, and a command that lists its directory would see files that are gone. What a
+    job still uses, perhaps one of an earlier run, stays until that has ended.
+    """
+
+    def __init__(self, in_use: InUse, workdir: Path) -> None:
+        self._in_use = in_use
+        self._site = in_use.site
+        self._place = in_use.place
+        self._ledger = in_use.journal.files
+        self._retry = in_use.retry
+        self._workdir = workdir
+        self._used: dict[str, None] = {}
+        self._sweeping = asyncio.Lock()
+
+    def used(self, paths: Iterable[str]) -> None:
+        """Note inputs and outputs of a job that has ended: Snakemake may remove some of them."""
+        self._used.update(dict.fromkeys(paths))
+
+    async def follow(self) -> None:
+        """Remove `used` paths that are gone; return when no other call is removing, either."""
+        async with self._sweeping:
+            if not self._used:
+                return
+            gone = [path for path in self._used if not os.path.lexists(self._here(path))]
+            self._used = {p: None for p in gone if self._in_use.by(p)}
+            known = (self._ledger.remote_file(self._place, path) for path in gone)
+            files = [file for file in known if file is not None]
+            for path in gone:
+                files += self._ledger.remote_files(self._place, below=path)
+            # A failed removal is no reason for a job to fail.
+            with suppress(SiteRejected):
+                await self._retry(lambda: self._remove(files))
+
+    async def finish(self) -> None:
+        """Remove all files that are gone, at the end of a run.
+
+        Raises:
+            SiteError: the site does not answer.
+        """
+        files = self._ledger.remote_files(self._place)
+        users = {r.id: r for file in self._gone(files) for r in self._in_use.by(file.path)}
+        await self._in_use.settle(users.values())
+        await self._remove(files)
+
+    async def _remove(self, files: Iterable[FileRecord]) -> None:
+        """Remove those of `files` that no longer exist here, and directories that become empty.
+
+        What is in use stays, and in the manifest, so that it is removed later.
+        """
+        gone = [file.path for file in self._gone(files) if not self._in_use.by(file.path)]
+        await asyncio.gather(*(self._site.remove(path) for path in gone))
+        self._ledger.forget_remote_files(self._place, gone)
+        # The directories of a temp(directory()) are left.
+        left = {
+            parent.as_posix()
+            for path in gone
+            for parent in PurePosixPath(path).parents
+            if not self._here(f"{parent}/").exists() and not self._in_use.by(parent.as_posix())
+        }
+        for directory in await find_empty(self._site, left):
+            await self._site.remove(directory)
+
+    def _gone(self, files: Iterable[FileRecord]) -> list[FileRecord]:
+        """Return those of `files` that no longer exist here and that may be removed there.
+
+        Sources, files below hidden directories of the working directory, and names that the file
+        API cannot carry stay.
+        """
+        return [
+            file
+            for file in files
+            if not (file.source or file.stored or self._ledger.is_stored(file.path))
+            and not self._here(file.path).exists()
+            and is_rest_safe(file.path)
+            and (not file.path.startswith(".") or is_outside(file.path))
+        ]
+
+    def _here(self, path: str) -> Path:
+        return local_path(path, self._workdir)
+
+
+_LOOK_AGAIN_S = 10.0
+"""Seconds between two looks at jobs of this run that must end first: they are watched anyway."""
+
+
+class WriteConflicts:
+    """End tries of earlier runs that would overwrite files of this run, or read what it makes."""
+
+    def __init__(
+        self,
+        in_use: InUse,
+        stager: Stager,
+        give_up: Callable[[Sequence[TryRecord]], Awaitable[None]],
+        notify: Callable[[str], None],
+    ) -> None:
+        self._in_use = in_use
+        self._site = in_use.site
+        self._journal = in_use.journal
+        self._retry = in_use.retry
+        self._stager = stager
+        self._give_up = give_up
+        self._notify = notify
+        self._own: set[str] = set()
+        # Of many jobs that find the same conflicts, one resolves them.
+        self._clearing = asyncio.Lock()
+
+    def own(self, record: TryRecord) -> None:
+        """Note that a try belongs to this run, so that it is no conflict."""
+        self._own.add(record.id)
+
+    async def make_way(self, files: Iterable[LocalFile], makes: Iterable[str]) -> list[str]:
+        """End tries of earlier runs that conflict with a job to be submitted; return messages.
+
+        The job reads `files`, and makes the files and directories at the paths `makes`.
+
+        Raises:
+            SiteRejected: the site does not allow making certain that a job never starts.
+        """
+        messages: list[str] = []
+        wanted = [(file.path, file.sha256) for file in files if not file.directory]
+        for path, sha256 in [*wanted, *((path, MADE) for path in makes)]:
+            if not self._stager.conflicts(path, sha256):
+                continue
+            if makers := self._among(path, sha256, makes=True):
+                await self._give_up(makers)
+                why = f"since another job of this run uses {display_path(path)}"
+                messages += [ended_since_message(record, why) for record in makers]
+            if self._among(path, sha256, makes=False):
+                async with self._clearing:
+                    late = self._among(path, sha256, makes=False)
+                    never_run = await asyncio.gather(*map(self._keep_from_starting, late))
+                why = f"since these changed: {display_path(path)}"
+                stopped = compress(late, never_run)
+                messages += [ended_since_message(record, why) for record in stopped]
+        return messages
+
+    async def free(
+        self, record: TryRecord, paths: Iterable[str], *, of_this_run: bool = True
+    ) -> None:
+        """Let a try remove or replace what is at some paths: nobody reads it or writes it then.
+
+        Tries of earlier runs that use it are ended, those of this run awaited. With
+        `of_this_run=False` these do not matter, since Snakemake knows in which order they run,
+        except those that were submitted behind a former try of the same job: they are being ended.
+
+        Raises:
+            SiteRejected: the site does not allow making certain that a job never starts.
+        """
+        said = False
+        for path in paths:
+            # A job need not have read a file that nobody knows, in a directory that it reads.
+            above = self._stager.knows(path)
+            while users := await self._in_use.settle(self._others(record, path, above=above)):
+                earlier = [user for user in users if user.id not in self._own]
+                await self._give_up(earlier)
+                why = f"since a job of this run changes {display_path(path)}, which it uses"
+                for user in earlier:
+                    self._notify(ended_since_message(user, why))
+                awaited = [
+                    user
+                    for user in users
+                    if user not in earlier and (of_this_run or self._was_behind(user, record))
+                ]
+                if not awaited and len(earlier) < len(users):
+                    break
+                if not awaited:
+                    continue
+                if not said:
+                    names = ", ".join(dict.fromkeys(user.name for user in awaited))
+                    self._notify(
+                        f"{record.name}: it is submitted when {names} has ended, which uses"
+                        f" {display_path(path)}."
+                    )
+                said = True
+                await asyncio.sleep(_LOOK_AGAIN_S)
+
+    def _was_behind(self, user: TryRecord, record: TryRecord) -> bool:
+        makers = self._journal.tries(user.makers.values())
+        return any(maker.job == record.job for maker in makers)
+
+    def _others(self, record: TryRecord, path: str, *, above: bool) -> list[TryRecord]:
+        """Return the tries of other jobs that use a path, without those that wait for the try."""
+        found = [r for r in self._in_use.by(path, above=above) if r.job != record.job]
+        waiting = {r.id for r in self._journal.all_dependents([record.id])} if found else ()
+        return [user for user in found if user.id not in waiting]
+
+    def _among(self, path: str, sha256: str, *, makes: bool) -> list[TryRecord]:
+        """Return tries of earlier runs that make `path`, or those with another content of it."""
+        conflicts = [r for r in self._stager.conflicts(path, sha256) if not r.bundle]
+        return self._journal.tries(
+            r.id for r in conflicts if r.makes is makes and r.id not in self._own
+        )
+
+    async def _keep_from_starting(self, record: TryRecord) -> bool:
+        """Revoke and give up a try; return False if it runs already.
+
+        Such a try has unpacked its files already, so it no longer conflicts.
+        """
+        if await self._retry.found(lambda: claims.revoke_try(self._site, record)):
+            await self._give_up([record])
+            return True
+        self._journal.files.landed(record.id)
+        return False

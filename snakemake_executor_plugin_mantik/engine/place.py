@@ -29,16 +29,12 @@ from snakemake_executor_plugin_mantik.staging.local import LocalFile, LocalFiles
 from snakemake_executor_plugin_mantik.staging.transfers import stream_file
 
 from .catch_up import PlaceSpare
-from .imports import Importer, Share
-from .in_use import InUse
-from .leadership import Leadership
-from .leases import Lease, Leases
-from .remote_cleanup import RemoteCleanup
+from .in_use import InUse, RemoteCleanup, WriteConflicts
+from .leases import Leadership, Lease, Leases
 from .site_retry import SiteRetry
 from .stage import Stager
-from .upload import Uploader
+from .upload import Importer, Share, Uploader
 from .workflow_context import WorkflowContext
-from .write_conflicts import WriteConflicts
 
 _SHORTEST_WAIT_S = 60
 """Least seconds that a controller has to answer another one's question."""

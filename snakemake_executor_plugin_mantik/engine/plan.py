@@ -33,9 +33,10 @@ from snakemake_executor_plugin_mantik.jobs.resources import (
     slurm_directives,
     with_tasks_of,
 )
+from snakemake_executor_plugin_mantik.jobs.script import render_script
 from snakemake_executor_plugin_mantik.jobs.spec import JobSpec, Predecessor, Resources
 from snakemake_executor_plugin_mantik.journal import TryRecord, encode_identity
-from snakemake_executor_plugin_mantik.sites.base import QueueLimits, SiteFacts
+from snakemake_executor_plugin_mantik.sites.base import QueueLimits, SiteFacts, Submission
 
 from .request import JobRequest
 from .segments import NOTHING, Resumed, plan_segment
@@ -223,6 +224,24 @@ def _of_project(request: JobRequest, workspace: str) -> dict[str, str]:
 
 ACCOUNT: Final = "account"
 """The `Misfit.key` of an account, which is none of the config's Resources."""
+
+
+def make_submission(spec: JobSpec) -> Submission:
+    """Return the submission of a try: its script and resources.
+
+    Raises:
+        UserError: no script can contain some part of it.
+    """
+    return Submission(
+        tag=spec.paths.try_id,
+        name=spec.name,
+        script=render_script(spec),
+        resources=spec.resources,
+        before_on_login=spec.environment.before_on_login,
+        after_on_login=spec.environment.after_on_login,
+        login_shell=bool(spec.environment.modules),
+        slurm_options=spec.environment.slurm_options,
+    )
 
 
 @dataclass(frozen=True)

@@ -22,23 +22,21 @@ from snakemake_executor_plugin_mantik.sites.slurm import explain_pending
 from snakemake_executor_plugin_mantik.staging.bundle import FileChanged
 from snakemake_executor_plugin_mantik.staging.local import LocalFile
 
-from .ahead import AheadJobs
+from .ahead import AheadJobs, NextSegments
 from .attempt import Attempt, TryEnd, TryEndKind
 from .cancel import Canceller
 from .compare import LateOutputs
-from .dispatch import Dispatcher
+from .dispatch import Dispatcher, Submitter
 from .failure_classifier import FailureClassifier
 from .fetch import Fetcher
 from .finalize import Finalizer
 from .live_copies import LiveCopies
-from .next_segments import NextSegments
 from .observer import Observer
 from .place import Place, Places, make_retry
 from .plan import Planner
 from .request import JobRequest, Outcome
 from .segments import GoesOn
 from .site_retry import LONGEST_BUSY_S
-from .submit import Submitter
 from .watch import Watcher
 
 _FULL_FIRST_S = 30.0

@@ -29,7 +29,7 @@ from snakemake_executor_plugin_mantik.config.model import (
     ResourcesConfig,
 )
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
-from snakemake_executor_plugin_mantik.engine.preview import TRY
+from snakemake_executor_plugin_mantik.engine.forecast import TRY
 from snakemake_executor_plugin_mantik.jobs.paths import workspace_below, workspace_root
 from snakemake_executor_plugin_mantik.jobs.script import BASH_OWN
 from tests.support.trial import NASTY

@@ -11,8 +11,8 @@ from pydantic import ValidationError
 from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.config.model import BackendConfig, ResourcesConfig
 from snakemake_executor_plugin_mantik.config.reading import parse_backend_config
+from snakemake_executor_plugin_mantik.engine.forecast import TRY, Preview, make_preview
 from snakemake_executor_plugin_mantik.engine.plan import Planner
-from snakemake_executor_plugin_mantik.engine.preview import TRY, Preview, make_preview
 from snakemake_executor_plugin_mantik.jobs.pbs import pbs_directives
 from snakemake_executor_plugin_mantik.jobs.spec import Resources as Asked
 from website.key_table import COMBINED, RESOURCES, UNSENT, KeyUse

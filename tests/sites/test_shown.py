@@ -18,9 +18,8 @@ from snakemake_executor_plugin_mantik.config.environment import (
     script_limits,
 )
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
-from snakemake_executor_plugin_mantik.engine.plan import Planner
-from snakemake_executor_plugin_mantik.engine.preview import TRY, Preview, make_preview
-from snakemake_executor_plugin_mantik.engine.submit import make_submission
+from snakemake_executor_plugin_mantik.engine.forecast import TRY, Preview, make_preview
+from snakemake_executor_plugin_mantik.engine.plan import Planner, make_submission
 from snakemake_executor_plugin_mantik.jobs.paths import TryPaths
 from snakemake_executor_plugin_mantik.jobs.resources import merge_resources
 from snakemake_executor_plugin_mantik.jobs.spec import JobSpec

@@ -2,11 +2,10 @@
 
 from collections.abc import AsyncGenerator, Callable
 
-from snakemake_executor_plugin_mantik.engine.imports import Importer, Share
 from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
 from snakemake_executor_plugin_mantik.engine.stage import Stager
 from snakemake_executor_plugin_mantik.engine.transfer_meter import TransferMeter
-from snakemake_executor_plugin_mantik.engine.upload import Uploader
+from snakemake_executor_plugin_mantik.engine.upload import Importer, Share, Uploader
 from snakemake_executor_plugin_mantik.journal import Journal
 from snakemake_executor_plugin_mantik.sites.base import SharedFile, Site
 from snakemake_executor_plugin_mantik.staging.bundle import Fetch

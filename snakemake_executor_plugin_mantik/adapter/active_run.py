@@ -17,8 +17,8 @@ from snakemake_executor_plugin_mantik.engine.request import (
     NamedPaths,
     Outcome,
 )
+from snakemake_executor_plugin_mantik.rules.make_request import why_full_job
 from snakemake_executor_plugin_mantik.rules.paths.job_paths import command_text
-from snakemake_executor_plugin_mantik.rules.payload import why_full_job
 from snakemake_executor_plugin_mantik.rules.tracked import is_tracked, make_tracked_run
 from snakemake_executor_plugin_mantik.rules.units import list_members
 from snakemake_executor_plugin_mantik.staging.sources import UNSENT, missed_files, why_left_out

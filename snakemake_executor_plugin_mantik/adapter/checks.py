@@ -31,28 +31,26 @@ from snakemake_executor_plugin_mantik.engine.plan import Planner
 from snakemake_executor_plugin_mantik.engine.request import JobRequest
 from snakemake_executor_plugin_mantik.jobs.segments import CONTINUE, Continuation
 from snakemake_executor_plugin_mantik.mlproject.project import find_bound_entry_point
-from snakemake_executor_plugin_mantik.rules import preflight, resources, tracked
-from snakemake_executor_plugin_mantik.rules.context import RuleContext
-from snakemake_executor_plugin_mantik.rules.kinds import group_resources, groups
-from snakemake_executor_plugin_mantik.rules.kinds.missing_snakemake import MissingSnakemake
-from snakemake_executor_plugin_mantik.rules.make_request import make_request as request_of
-from snakemake_executor_plugin_mantik.rules.options import (
+from snakemake_executor_plugin_mantik.rules import deployment, preflight, resources, tracked
+from snakemake_executor_plugin_mantik.rules.context import (
+    RuleContext,
     capped_options,
     check_conda_here,
     ignored_options,
     read_options,
 )
+from snakemake_executor_plugin_mantik.rules.kinds import groups
+from snakemake_executor_plugin_mantik.rules.kinds.missing_snakemake import MissingSnakemake
+from snakemake_executor_plugin_mantik.rules.make_request import make_request as request_of
+from snakemake_executor_plugin_mantik.rules.make_request import refuse_secret_inputs, why_full_job
+from snakemake_executor_plugin_mantik.rules.mpi import launcher_mistake
 from snakemake_executor_plugin_mantik.rules.paths import storage
-from snakemake_executor_plugin_mantik.rules.payload import why_full_job
 from snakemake_executor_plugin_mantik.rules.preflight import (
     find_obstacles,
     refuse_jobs,
     refuse_obstacles,
 )
-from snakemake_executor_plugin_mantik.rules.secret_uploads import refuse_secret_inputs
 from snakemake_executor_plugin_mantik.rules.units import list_members, list_units, member_title
-from snakemake_executor_plugin_mantik.rules.wrapping import deployment
-from snakemake_executor_plugin_mantik.rules.wrapping.mpi import launcher_mistake
 from snakemake_executor_plugin_mantik.sites.credentials import (
     find_account,
 )
@@ -507,7 +505,7 @@ def check_jobs(
             for member in members:
                 resources.job_retry_reasons(member)
                 tracked.tracking_request(member)
-            site, given, threads, later = group_resources.unit_request(job, planners)
+            site, given, threads, later = groups.unit_request(job, planners)
             going_on = find_continuation(job, planners)
             resources.refuse_misspelt(later)
             if site is None:

@@ -238,8 +238,8 @@ class Executor(RemoteExecutor):
 
         These are the workflow's own, and those of the storage plugins if jobs use the storage.
         """
+        from snakemake_executor_plugin_mantik.rules.make_request import workflow_variables
         from snakemake_executor_plugin_mantik.rules.paths.storage import storage_secrets
-        from snakemake_executor_plugin_mantik.rules.wrapping.environ import workflow_variables
 
         if self._variables is None:
             self._variables = {

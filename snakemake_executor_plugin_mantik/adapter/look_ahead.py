@@ -19,9 +19,9 @@ from snakemake_executor_plugin_mantik.common.errors import MantikError
 from snakemake_executor_plugin_mantik.engine.request import JobRequest
 from snakemake_executor_plugin_mantik.journal import is_utf8
 from snakemake_executor_plugin_mantik.rules import Job, preflight
+from snakemake_executor_plugin_mantik.rules.make_request import why_full_job
 from snakemake_executor_plugin_mantik.rules.paths.job_paths import find_job_paths
 from snakemake_executor_plugin_mantik.rules.paths.storage import jobs_use_storage
-from snakemake_executor_plugin_mantik.rules.payload import why_full_job
 from snakemake_executor_plugin_mantik.rules.resources import choose_site, given_resources
 from snakemake_executor_plugin_mantik.rules.units import job_identity, list_members, member_title
 

@@ -22,13 +22,12 @@ from snakemake_executor_plugin_mantik.engine.forecast import (
 from snakemake_executor_plugin_mantik.engine.plan import find_misfits, unchecked_resources
 from snakemake_executor_plugin_mantik.jobs.paths import display_path
 from snakemake_executor_plugin_mantik.jobs.spec import Environment
-from snakemake_executor_plugin_mantik.rules import Job, preflight
-from snakemake_executor_plugin_mantik.rules.kinds.group_resources import unit_request
+from snakemake_executor_plugin_mantik.rules import Job, deployment, preflight
+from snakemake_executor_plugin_mantik.rules.kinds.groups import unit_request
+from snakemake_executor_plugin_mantik.rules.make_request import workflow_variables
 from snakemake_executor_plugin_mantik.rules.paths.job_paths import JobPaths
 from snakemake_executor_plugin_mantik.rules.resources import choose_environment
 from snakemake_executor_plugin_mantik.rules.units import list_members, unit_name
-from snakemake_executor_plugin_mantik.rules.wrapping import deployment
-from snakemake_executor_plugin_mantik.rules.wrapping.environ import workflow_variables
 from snakemake_executor_plugin_mantik.sites.base import QueueLimits
 from snakemake_executor_plugin_mantik.storage.paths import storable_path
 

@@ -1,21 +1,178 @@
-"""Types that all kinds of rules share: the context of a run, and the payload of a job."""
+"""Types that all kinds of rules share: a run's context and options, and the payload of a job."""
 
-from collections.abc import Callable, Mapping
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
+from snakemake.common import expand_vars_and_user, get_container_image
 from snakemake.logging import logger
+from snakemake.settings.types import PreemptibleRules
 from snakemake_interface_executor_plugins.settings import DeploymentMethod
 
+from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.config.reading import LoadedConfig
 from snakemake_executor_plugin_mantik.engine.forecast import WORKSPACE
 from snakemake_executor_plugin_mantik.engine.request import Upload
 from snakemake_executor_plugin_mantik.jobs.paths import file_path
 from snakemake_executor_plugin_mantik.jobs.script import COMMAND_BYTES
 
-from .options import WorkflowOptions
+from . import Job
+
+
+@dataclass(frozen=True)
+class WorkflowOptions:
+    """Options of the `snakemake` command that apply to each job.
+
+    Attributes:
+        jobname: pattern of a job's name (`--jobname`), or None for the plugin's default.
+        precommand: command that runs before a job's command (`--precommand`), or None.
+        keep_incomplete: whether to download outputs of a failed job (`--keep-incomplete`).
+    """
+
+    jobname: str | None = None
+    precommand: str | None = None
+    keep_incomplete: bool = False
+
+
+def read_options(workflow: Any) -> WorkflowOptions:
+    """Read the options of this run.
+
+    Raises:
+        UserError: an option cannot work with this executor.
+    """
+    remote = workflow.remote_execution_settings
+    if remote.immediate_submit:
+        raise UserError(
+            "--immediate-submit does not work with the mantik executor",
+            do="Remove the option: --mantik-ahead submits jobs before their inputs exist",
+        )
+    if remote.jobscript is not None:
+        raise UserError(
+            "--jobscript does not work with the mantik executor, which writes its own job scripts",
+            do="Remove the option. Use --precommand, or PreRunCommandOnComputeNode in the backend"
+            " config, to run commands before each job",
+        )
+    if remote.preemptible_rules != PreemptibleRules() and remote.preemptible_retries is None:
+        # Snakemake (9.27) uses the number as the rules' retries, and breaks when a job fails.
+        raise UserError(
+            "--preemptible-rules does not work without --preemptible-retries",
+            do="Add --preemptible-retries NUMBER, or use --retries instead of --preemptible-rules",
+        )
+    return WorkflowOptions(
+        jobname=None if remote.jobname.startswith(_JOBNAME) else remote.jobname,
+        precommand=remote.precommand,
+        keep_incomplete=workflow.execution_settings.keep_incomplete,
+    )
+
+
+def check_conda_here(workflow: Any, dag: Any) -> None:
+    """Check that local jobs, `all` among them, find the conda that the user requests.
+
+    Snakemake (9.27, `Workflow.conda_base_path`) looks for conda when the first local job runs, even
+    if that job has no environment, and ends the run without it. If that job is `all`, the run ends
+    after all jobs at the sites.
+
+    Raises:
+        UserError: conda is requested for this machine and missing, and some job runs here.
+    """
+    if DeploymentMethod.CONDA not in workflow.deployment_settings.deployment_method:
+        return
+    if shutil.which("conda") is None and any(job.is_local for job in dag.needrun_jobs()):
+        raise UserError(
+            "nothing submitted: --software-deployment-method conda applies to jobs on this machine,"
+            " which has no conda",
+            do="Use --mantik-software-deployment conda for jobs at sites, and remove this option"
+            " (and --use-conda), or install conda on this machine",
+        )
+
+
+_JOBNAME = "snakejob."
+"""Prefix of Snakemake's default job names (`snakemake/cli.py`, `snakemake/settings/types.py`)."""
+
+_UNUSED: tuple[tuple[str, str, str, tuple[object, ...], str], ...] = (
+    (
+        "--seconds-between-status-checks",
+        "remote_execution_settings",
+        "seconds_between_status_checks",
+        (10,),
+        "set Site: Poll in the backend config instead",
+    ),
+    (
+        "--max-status-checks-per-second",
+        "remote_execution_settings",
+        "max_status_checks_per_second",
+        (10, 100),
+        "one request checks all jobs at a site; set Site: Poll in the backend config instead",
+    ),
+    (
+        "--container-image",
+        "remote_execution_settings",
+        "container_image",
+        (get_container_image(),),
+        "set Environment: Apptainer in the backend config to use an image for all jobs",
+    ),
+    (
+        "--preemptible-rules",
+        "remote_execution_settings",
+        "preemptible_rules",
+        (PreemptibleRules(),),
+        "a site's queue decides whether a job may be preempted; choose one with resources: queue=…"
+        " (--preemptible-retries is used)",
+    ),
+    (
+        "--shadow-prefix",
+        "execution_settings",
+        "shadow_prefix",
+        (None,),
+        "shadow directories are in the workspace; set Site: Workspace in the backend config to move"
+        " it",
+    ),
+    (
+        "--conda-prefix",
+        "deployment_settings",
+        "conda_prefix",
+        (None, os.environ.get("SNAKEMAKE_CONDA_PREFIX")),
+        "conda environments are in the workspace; set Site: Workspace in the backend config to move"
+        " it",
+    ),
+    (
+        "--apptainer-prefix",
+        "deployment_settings",
+        "apptainer_prefix",
+        (None, expand_vars_and_user(os.environ.get("APPTAINER_CACHEDIR"))),
+        "images are in the workspace; set Site: Workspace in the backend config to move it",
+    ),
+)
+"""Ignored options: name, group and name of Snakemake's setting, its defaults, and advice."""
+
+
+def ignored_options(workflow: Any) -> Iterator[str]:
+    """Yield a warning for each given option that this executor ignores."""
+    for option, group, name, defaults, instead in _UNUSED:
+        if getattr(getattr(workflow, group), name) not in defaults:
+            yield f"{option} is not used by the mantik executor: {instead}."
+
+
+def capped_options(workflow: Any, jobs: Iterable[Job]) -> Iterator[str]:
+    """Yield a warning that lists the rules whose jobs at sites get fewer threads than declared.
+
+    Snakemake (9.27, `Rule.expand_resources`) caps the threads of every job at `--cores`, although
+    `--cores` otherwise limits the sum of local jobs only. Threads from functions are not checked.
+    """
+    limit = workflow.global_resources["_cores"].value
+    rules = {job.rule.name: job.rule.resources["_cores"] for job in jobs}
+    more = {name: threads.value for name, threads in rules.items() if not threads.is_evaluable()}
+    over = [f"{name} ({n})" for name, n in sorted(more.items()) if limit is not None and n > limit]
+    if over:
+        yield (
+            f"--cores {limit} limits the threads of jobs at sites, too. These rules request more:"
+            f" {', '.join(over)}. Use --local-cores for jobs on this machine, and remove --cores."
+        )
+
 
 Method: TypeAlias = DeploymentMethod | Literal["venv"]
 """A way to deploy environments at a site: Snakemake's, and virtual environments of projects."""

@@ -31,13 +31,12 @@ from snakemake_executor_plugin_mantik.storage.paths import find_dataset
 from . import Job
 from .context import RuleContext
 from .kinds.groups import group_obstacle
-from .kinds.placeholders import placeholder_in_group
-from .kinds.shell_command import format_resources
+from .kinds.shell_command import format_resources, placeholder_in_group
+from .make_request import make_payload, why_full_job
 from .paths.job_paths import command_text
 from .paths.plain import expand_params
 from .paths.source_files import is_source_file
 from .paths.storage import is_unstaged, jobs_use_storage, local_mistake, stored_mistake
-from .payload import make_payload, why_full_job
 from .resources import given_resources
 from .units import list_members
 

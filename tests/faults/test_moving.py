@@ -26,7 +26,7 @@ pytestmark = pytest.mark.timeout(1800)
 SOURCE = "source"
 SIZES = {"unicore": 16_700_000, "firecrest": 140_000}
 """Bytes of the file, by what the target speaks: five parts, and too few for the servers to move it
-without this machine (`engine.imports.IMPORT_BYTES`)."""
+without this machine (`engine.upload.IMPORT_BYTES`)."""
 PARTS = 5
 DISK = "48m"
 """Size of the target's disk if it is small: for the larger file, and its parts beside it."""

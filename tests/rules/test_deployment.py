@@ -13,13 +13,13 @@ from snakemake_interface_executor_plugins.settings import DeploymentMethod
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.rules.context import Payload, RuleContext
-from snakemake_executor_plugin_mantik.rules.onsite.full_job import one_at_a_time
-from snakemake_executor_plugin_mantik.rules.wrapping.deployment import (
+from snakemake_executor_plugin_mantik.rules.deployment import (
     deployment_files,
     nested_options,
     parse_methods,
     wrap_deployment,
 )
+from snakemake_executor_plugin_mantik.rules.onsite.full_job import one_at_a_time
 from tests.support.trial import NASTY, wait_until
 
 

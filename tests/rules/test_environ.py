@@ -4,7 +4,7 @@ from contextlib import AbstractContextManager
 from io import StringIO
 from types import SimpleNamespace
 
-from snakemake_executor_plugin_mantik.rules.wrapping.environ import workflow_variables
+from snakemake_executor_plugin_mantik.rules.make_request import workflow_variables
 
 SNAKEFILE = """\
 os.environ["SET"] = "1"

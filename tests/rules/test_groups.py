@@ -9,8 +9,11 @@ from snakemake.iocontainers import ResourceList
 from snakemake.resources import Resources
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
-from snakemake_executor_plugin_mantik.rules.kinds.group_resources import group_request, unit_request
-from snakemake_executor_plugin_mantik.rules.kinds.groups import group_obstacle
+from snakemake_executor_plugin_mantik.rules.kinds.groups import (
+    group_obstacle,
+    group_request,
+    unit_request,
+)
 from snakemake_executor_plugin_mantik.rules.units import unit_name
 
 

@@ -25,7 +25,7 @@ from snakemake.iocontainers import (
     Wildcards,
 )
 
-from snakemake_executor_plugin_mantik.rules.kinds.python_object import (
+from snakemake_executor_plugin_mantik.rules.kinds.languages import (
     RUNNER,
     NodeTmpdir,
     encode_object,

@@ -42,7 +42,7 @@ _PRELOADED = (
     "snakemake_executor_plugin_mantik.adapter.progress_line",
     "snakemake_executor_plugin_mantik.adapter.startup",
     "snakemake_executor_plugin_mantik.retry",
-    "snakemake_executor_plugin_mantik.rules.wrapping.environ",
+    "snakemake_executor_plugin_mantik.rules.make_request",
     "snakemake_executor_plugin_mantik.sites.firecrest",
     "snakemake_executor_plugin_mantik.sites.unicore",
     "anyio._backends._asyncio",

@@ -32,6 +32,7 @@ from snakemake_executor_plugin_mantik.jobs.paths import OURS, file_path
 
 from .. import Job
 from ..context import Method
+from ..deployment import deployment_files, nested_options
 from ..onsite import full_job
 from ..paths.source_files import is_source_file
 from ..paths.storage import jobs_use_storage
@@ -44,7 +45,6 @@ from ..paths.workflow_code import (
     resolve_source,
 )
 from ..units import job_identity
-from ..wrapping.deployment import deployment_files, nested_options
 from .shell_command import own_tmpdir
 
 _PACKAGE: Final = "snakemake_executor_plugin_mantik"

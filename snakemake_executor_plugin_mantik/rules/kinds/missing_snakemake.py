@@ -16,8 +16,8 @@ from snakemake import __version__
 from snakemake_executor_plugin_mantik.common.errors import UserError, WorkflowNotRunnable, printable
 
 from .. import Job, resources
+from ..make_request import why_full_job
 from ..onsite.full_job import LACK
-from ..payload import why_full_job
 
 _NAME = "lacks.json"
 """Name of the file in the executor's directory."""

@@ -28,14 +28,15 @@ from .languages import (
     HOME_MARK,
     LANGUAGES,
     TMPDIR,
+    NodeTmpdir,
     ScriptContext,
+    encode_object,
     make_upload,
     quote_for_job,
     runner_upload,
+    syntax_mistake,
     write_preamble,
 )
-from .python_object import NodeTmpdir, encode_object
-from .python_syntax import syntax_mistake
 from .script_file import ScriptFile, find_script_file
 
 

@@ -14,10 +14,10 @@ from snakemake_executor_plugin_mantik.jobs.script import link_words
 from snakemake_executor_plugin_mantik.jobs.templates import load_template
 from snakemake_executor_plugin_mantik.storage.paths import find_dataset, find_storage_link
 
-from .. import Job
-from ..context import Payload, start_words
-from ..paths.job_paths import command_text
-from ..units import job_identity, plain_path
+from . import Job
+from .context import Payload, start_words
+from .paths.job_paths import command_text
+from .units import job_identity, plain_path
 
 
 def shadow_payload(

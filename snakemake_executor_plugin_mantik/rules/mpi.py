@@ -14,10 +14,10 @@ from typing import Final
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
 
-from .. import Job
-from ..context import RuleContext
-from ..resources import config_environment
+from . import Job
+from .context import RuleContext
 from .deployment import read_own
+from .resources import config_environment
 
 _LAUNCHER: Final = re.compile(r"(?<!\{)(?:\{\{)*\{resources(?:\.mpi|\[mpi\])[}:!]")
 

@@ -2,7 +2,6 @@
 
 import gc
 import os
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import CancelledError
 from contextlib import closing
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from snakemake_executor_plugin_mantik.common.errors import JournalError, MantikError, UserError
+from snakemake_executor_plugin_mantik.common.errors import MantikError, UserError
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
 from snakemake_executor_plugin_mantik.config.settings import Timing
 from snakemake_executor_plugin_mantik.engine import core
@@ -112,30 +111,6 @@ def answered(workdir: Path) -> None:
     )
 
 
-def test_each_job_has_its_outcome(start: Start, tmp_path: Path) -> None:
-    engine = start()
-    found = outcomes(engine, *(request(n) for n in range(50)))
-    assert all(outcome.succeeded for outcome in found.values()), found
-    assert {r.state for r in read_history(tmp_path / ".snakemake/mantik")} == {TryState.ENDED}
-    for outcome in found.values():
-        engine.commit(outcome)
-    assert {r.state for r in read_history(tmp_path / ".snakemake/mantik")} == {TryState.DONE}
-
-
-def test_collected_but_not_committed_is_taken_up(
-    start: Start, world: World, tmp_path: Path
-) -> None:
-    engine = start()
-    assert outcomes(engine, request(1))[1].succeeded
-    engine.close(tidy=False)
-    (tmp_path / "out/1").unlink()
-
-    assert outcomes(start(), request(1))[1].succeeded
-
-    assert (tmp_path / "out/1").exists()
-    assert len(world.runs) == 1
-
-
 def refuse_output(method: str, path: str) -> Fault:
     return "rejected" if (method, path) == ("get", "out/1") else ""
 
@@ -172,30 +147,6 @@ def test_what_could_not_be_fetched_is_computed_again_if_forced(
     assert outcomes(start(), replace(request(1), forced=True))[1].succeeded
 
     assert len(world.runs) == 2
-
-
-def test_tidies_up_at_the_end(start: Start, world: World) -> None:
-    engine = start()
-    engine.commit(outcomes(engine, request(1))[1])
-    engine.close()
-    left = [path for path in world.files if path.startswith(".mantik/")]
-    kept = ("/tries", "/work", "/bundles", "/place")
-    assert not [path for path in left if not path.endswith(kept) and "/place/" not in path]
-    engine.close()
-
-
-def test_same_number_may_come_again(start: Start, world: World) -> None:
-    """Snakemake retries a job under its number."""
-    codes = [3, 0]
-    world.code = lambda spec: codes.pop(0)
-    engine = start()
-    first = outcomes(engine, request(1))[1]
-    engine.commit(first)
-    second = outcomes(engine, request(1))[1]
-    engine.commit(second)
-    assert (first.succeeded, second.succeeded) == (False, True)
-    assert "exit code 3" in first.message
-    assert first.try_id != second.try_id
 
 
 def test_bug_in_one_job_does_not_stop_the_others(
@@ -285,49 +236,6 @@ def test_workspace_that_others_use_is_refused(world: World, tmp_path: Path) -> N
             engine.close(tidy=False)
 
 
-def test_second_engine_is_refused(start: Start, world: World, tmp_path: Path) -> None:
-    start()
-    with pytest.raises(JournalError, match="another Snakemake"):
-        make(world, tmp_path)
-
-
-@pytest.mark.parametrize("started", [True, False])
-def test_cancel_ends_all(start: Start, world: World, tmp_path: Path, started: bool) -> None:
-    world.duration = lambda spec: 1000.0
-    world.fate = lambda spec: Fate(starts=(0.0 if started else 1000.0,))
-    engine = start()
-    for number in range(10):
-        engine.submit(request(number))
-    wait_until(lambda: len(world.runs if started else world.jobs) == 10)
-    answered(tmp_path)
-
-    assert engine.cancel() == []
-
-    assert {r.outcome for r in read_history(tmp_path / ".snakemake/mantik")} == {"cancelled"}
-    world.advance(world.now + 2000)
-    assert all(run.how == "exit 143" for run in world.runs)
-    assert len(world.runs) == (10 if started else 0)
-
-
-def test_cancel_leaves_what_has_succeeded(start: Start, world: World, tmp_path: Path) -> None:
-    """It ended just before Ctrl-C, and nobody had looked yet."""
-    engine = start()
-    listed = threading.Event()
-
-    def fault(method: str, about: str) -> Fault:
-        return "" if method != "list" or listed.is_set() else "unreachable"
-
-    sites[tmp_path].fault = fault
-    engine.submit(request(1))
-    wait_until(lambda: any(run.ended for run in world.runs))
-    listed.set()
-    engine.cancel()
-    engine.close()
-
-    assert outcomes(start(), request(1))[1].succeeded
-    assert len(world.runs) == 1
-
-
 def test_cancel_tells_what_does_not_confirm(
     start: Start, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -364,20 +272,6 @@ def test_cancelling_that_is_not_waited_for_ends_with_the_engine(
         waiting.result(0)
     gc.collect()
     assert caplog.messages == []
-
-
-def test_close_with_work_in_flight_leaves_the_jobs(start: Start, world: World) -> None:
-    world.duration = lambda spec: 1.0
-    engine = start()
-    for number in range(5):
-        engine.submit(request(number))
-    wait_until(lambda: len(world.runs) == 5)
-    engine.close(tidy=False)
-
-    found = outcomes(start(), *(request(n) for n in range(5)))
-
-    assert all(outcome.succeeded for outcome in found.values()), found
-    assert len(world.runs) == 5
 
 
 def test_what_nobody_asks_for_any_more_is_told(start: Start, world: World, tmp_path: Path) -> None:
@@ -421,39 +315,6 @@ def test_what_is_left_at_another_site_may_still_run(
     left, _ = read_history(tmp_path / ".snakemake/mantik")
     assert (left.may_run, left.left_where) == (True, "/ws")
     assert any(f"smk-mantik cancel {left.id}" in line for line in said)
-
-
-@pytest.mark.parametrize(("swapped", "between"), [(False, True), (True, False)])
-def test_a_workspace_under_another_name_runs_one_try_at_a_time(
-    start: Start, world: World, tmp_path: Path, between: bool, swapped: bool
-) -> None:
-    """What was its name means another workspace now, or none; with a run `between` that told so."""
-    world.duration = lambda spec: 1000.0
-    engine = start()
-    engine.submit(request(1))
-    wait_until(lambda: world.runs)
-    engine.close(tidy=False)
-
-    elsewhere = World(at_once, lambda spec: 0.1)
-    if between:
-        with closing(Journal(tmp_path / ".snakemake/mantik")) as journal:
-            journal.set_site("sim", CONFIG.api_url, "/else", "else")
-    named = {"new": (world, "/ws")} | ({"sim": (elsewhere, "/else")} if swapped else {})
-    world.duration = lambda spec: 0.1
-    again = Engine(
-        at(named, tmp_path), journal=Journal(tmp_path / ".snakemake/mantik"),
-        workdir=tmp_path, state=tmp_path / ".snakemake/mantik", notify=lambda _: None,
-    )  # fmt: skip
-    again.open(["new"], lambda _: Sources((), 0, ()))
-    try:
-        assert outcomes(again, replace(request(1), site="new"))[1].succeeded
-    finally:
-        again.close()
-
-    first, second = world.runs
-    assert first.ended is not None
-    assert first.ended <= second.begun
-    assert not any(record.may_run for record in read_history(tmp_path / ".snakemake/mantik"))
 
 
 @pytest.mark.parametrize("one_client", [False, True])

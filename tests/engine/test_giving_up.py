@@ -9,51 +9,10 @@ import pytest
 
 from snakemake_executor_plugin_mantik.common.errors import SiteRejected
 from snakemake_executor_plugin_mantik.engine.cancel import ENDED_AT_ONCE
-from snakemake_executor_plugin_mantik.engine.request import Outcome
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.journal import TryRecord
 from tests.support.controller import Controller, killed_when, request, run_one, simulate
 from tests.support.simulated import Fate, Fault, World
-
-DAY_S = 86400.0
-
-
-def test_changed_job_is_given_up_before_another_starts(tmp_path: Path) -> None:
-    world = World(duration=lambda spec: 1000.0)
-    killed_when(tmp_path, world, lambda c: bool(c.world.runs)).forget()
-
-    assert run_one(tmp_path, world, command="another").succeeded
-
-    assert [r.how for r in world.runs] == ["exit 143", "exit 0"]
-    first, second = world.runs
-    assert first.ended is not None
-    assert first.ended <= second.begun
-
-
-def test_changed_job_that_waits_is_revoked(tmp_path: Path) -> None:
-    world = World(lambda spec: Fate(starts=(5000.0,)))
-    killed_when(tmp_path, world, lambda c: c.site.calls["list"] > 9).forget()
-
-    assert run_one(tmp_path, world, command="another").succeeded
-
-    world.advance(world.now + DAY_S)
-    assert len(world.runs) == 1, "the first one never ran, late as it might be"
-
-
-def test_given_up_through_an_outage(tmp_path: Path) -> None:
-    world = World(duration=lambda spec: 1000.0)
-    killed_when(tmp_path, world, lambda c: bool(c.world.runs)).forget()
-
-    async def play(controller: Controller) -> Outcome:
-        begun = world.now
-
-        def fault(method: str, about: str) -> Fault:
-            return "unreachable" if world.now < begun + 3000 else ""
-
-        controller.site.fault = fault
-        return await controller.job(replace(request(1), command="another"))
-
-    assert simulate(tmp_path, world, play).succeeded
 
 
 def test_given_up_though_the_site_only_says_that_it_has_ended_it(tmp_path: Path) -> None:
@@ -76,57 +35,6 @@ def test_given_up_though_the_site_only_says_that_it_has_ended_it(tmp_path: Path)
     assert asked[0] > 2, "and it was"
 
 
-def test_given_up_though_the_site_has_ended_it_and_denies_its_claim_once(tmp_path: Path) -> None:
-    """After a time without an answer: nobody has seen that the job is silent."""
-    world = World(lambda spec: Fate(deaf=True), duration=lambda spec: 1000.0)
-    killed_when(tmp_path, world, lambda c: bool(c.world.runs)).forget()
-
-    async def play(controller: Controller) -> Outcome:
-        begun = world.now
-        denied: list[str] = []
-
-        def fault(method: str, about: str) -> Fault:
-            if begun + 100 < world.now < begun + 300:
-                return "unreachable"
-            if method == "list" and world.now >= begun + 300 and not denied:
-                denied.append(about)
-                return "not found"
-            return ""
-
-        controller.site.fault = fault
-        return await controller.job(replace(request(1), command="another"))
-
-    assert simulate(tmp_path, world, play).succeeded
-    first, second = world.runs
-    assert first.how == "exit 0"
-    assert first.ended is not None
-    assert first.ended <= second.begun
-
-
-@pytest.mark.parametrize("fault", ["halved", "damaged"])
-def test_given_up_though_its_claim_does_not_come_in_whole(tmp_path: Path, fault: Fault) -> None:
-    """The site tells the end of another start, and the one that runs is suspended meanwhile."""
-    fates = [Fate(starts=(0.0, 5.0), stalled=(0.0, 600.0)), Fate()]
-    world = World(lambda spec: fates.pop(0), duration=lambda spec: 2000.0)
-    dead = killed_when(tmp_path, world, lambda c: bool(c.world.runs))
-    dead.forget()
-    begun = world.now
-
-    async def play(controller: Controller) -> Outcome:
-        def hit(method: str, about: str) -> Fault:
-            late = world.now > begun + 200
-            return fault if method == "get" and about.startswith(".mantik/tries") and late else ""
-
-        controller.site.fault = hit
-        return await controller.job(replace(request(1), command="another"))
-
-    assert simulate(tmp_path, world, play).succeeded
-    first, second = world.runs
-    assert first.how == "exit 143", "it has ended by itself before the site was made to forget it"
-    assert first.ended is not None
-    assert first.ended <= second.begun
-
-
 def test_given_up_when_the_site_says_so_and_it_is_silent(tmp_path: Path) -> None:
     """Its node was killed with it: nobody waits for a marker, nor as long as for a lost job."""
     fates = [Fate(killed_after=30.0), Fate()]
@@ -137,18 +45,6 @@ def test_given_up_when_the_site_says_so_and_it_is_silent(tmp_path: Path) -> None
 
     assert run_one(tmp_path, world, command="another").succeeded
     assert world.runs[1].begun - begun < 200.0
-
-
-def test_given_up_though_the_site_denies_it_and_it_never_ends(tmp_path: Path) -> None:
-    """Its node died and the server forgot it: that must not hang the next run for ever."""
-    world = World(duration=lambda spec: 1000.0)
-    dead = killed_when(tmp_path, world, lambda c: bool(c.world.runs))
-    dead.forget()
-    for job_id in list(world.jobs):
-        world.forget(job_id)
-
-    assert run_one(tmp_path, world, command="another").succeeded
-    assert world.now < DAY_S
 
 
 def secrets_at(world: World) -> list[str]:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from snakemake_executor_plugin_mantik.engine.request import JobRequest
-from snakemake_executor_plugin_mantik.journal import FileRecord, Journal, TryState
-from tests.support.controller import Controller, killed_when, request, simulate, states
+from snakemake_executor_plugin_mantik.journal import Journal
+from tests.support.controller import Controller, killed_when, request, simulate
 from tests.support.simulated import Fate, World
 
 LONG_S = 5000.0
@@ -82,64 +82,6 @@ def test_what_a_job_of_an_earlier_run_reads_is_not_made_again_under_it(
     ]
 
 
-def test_one_that_has_ended_reads_nothing_any_more(tmp_path: Path) -> None:
-    """A later run knows that only from the site."""
-    sim = world(job_1=LONG_S)
-    write(tmp_path, "x")
-    left_running(tmp_path, sim, request(1, "x"))
-    sim.advance(sim.now + LONG_S)
-
-    async def play(controller: Controller) -> list[str]:
-        assert (await controller.work.run(request(2, outputs=["x"]))).succeeded
-        return controller.said
-
-    assert simulate(tmp_path, sim, play) == []
-    assert states(tmp_path)[0] is TryState.SUBMITTED, "its result is still wanted"
-
-
-@pytest.mark.parametrize("earlier", [False, True])
-def test_a_directory_is_not_cleared_under_a_reader(tmp_path: Path, earlier: bool) -> None:
-    """A job that reads a directory finds in it what is here; another one still reads the rest."""
-    sim = world(job_1=LONG_S)
-    write(tmp_path, "d/a", "d/b")
-    simulate(tmp_path, sim, lambda controller: controller.job(request(0, "d")))
-    if earlier:
-        left_running(tmp_path, sim, request(1, "d"))
-
-    async def play(controller: Controller) -> None:
-        first = None if earlier else asyncio.ensure_future(controller.work.run(request(1, "d")))
-        while len(sim.runs) < 2:
-            await asyncio.sleep(1)
-        (tmp_path / "d/b").unlink()
-        assert (await controller.job(request(2, "d"))).succeeded
-        assert first is None or (await first).succeeded
-
-    simulate(tmp_path, sim, play)
-    _, ended, began = sim.runs
-    assert ended.ended is not None
-    assert ended.ended <= began.begun
-    assert sim.taken == []
-    assert "d/b" not in sim.files
-
-
-def test_the_directory_that_a_job_is_about_to_write_to_stays(tmp_path: Path) -> None:
-    """It is empty for a moment, and nothing here shows that anybody wants it."""
-    sim = world(job_2=LONG_S)
-
-    async def play(controller: Controller) -> None:
-        assert (await controller.job(request(1, outputs=["tmp/a"]))).succeeded
-        going = asyncio.ensure_future(controller.work.run(request(2, outputs=["tmp/b"])))
-        while len(sim.runs) < 2:
-            await asyncio.sleep(1)
-        shutil.rmtree(tmp_path / "tmp")
-        await controller.place.cleanup.finish()
-        assert "tmp/a" not in sim.files
-        assert "tmp" in sim.files
-        going.cancel()
-
-    simulate(tmp_path, sim, play)
-
-
 def test_a_source_that_a_running_job_names_stays(tmp_path: Path) -> None:
     sim = world(job_1=LONG_S)
     write(tmp_path, "lib.py", "other.py")
@@ -174,22 +116,6 @@ def new_try(journal: Journal, follows: str = "", job: str = "train") -> str:
     return journal.new_try(
         site="sim", job=job, rule=job, name=job, fingerprint="", follows=follows, segments=3
     ).id
-
-
-def test_a_checkpoint_stays_while_its_job_can_go_on(tmp_path: Path) -> None:
-    with closing(Journal(tmp_path)) as journal:
-        journal.set_site("sim", "url", "/ws", "place")
-        first = new_try(journal)
-        journal.uses.begin(first, "place", ["in", "ckpt"], checkpoint=["ckpt"])
-        journal.submitting(first, "batch")
-        journal.segments.keep_checkpoint(first, "listed", [FileRecord("ckpt/1", 1, "sum")])
-        journal.ended(first, "failed: walltime", waited=None, ran=None, log="")
-        journal.done(first)
-        assert [r.id for r in journal.uses.of("place", "ckpt/1")] == [first]
-        assert journal.uses.of("place", "in") == []
-        second = new_try(journal, follows=first)
-        journal.ended(second, "succeeded", waited=None, ran=None, log="")
-        assert journal.uses.of("place") == []
 
 
 def test_a_restored_journal_knows_what_is_used(tmp_path: Path) -> None:

@@ -364,39 +364,6 @@ def test_a_copy_is_refused_while_the_first_one_lives(
     play(scene, World(duration=lambda spec: LONG_S))
 
 
-def test_a_copy_takes_over_when_the_first_one_is_gone(play: Play, tmp_path: Path) -> None:
-    """It knows the first job; the second was sent after the copy was made, and never starts."""
-
-    async def scene(seat: Callable[..., Seat]) -> None:
-        flow = seat("flow")
-        first = await flow.lead()
-        jobs = [asyncio.create_task(flow.job(1))]
-        await asyncio.sleep(50.0)
-        copied(tmp_path / "flow", "copy")
-        jobs.append(asyncio.create_task(flow.job(2)))
-        await asyncio.sleep(50.0)
-        flow.site.fault = lambda method, about: "unreachable"  # its line is cut
-        copy = seat("copy")
-        second = await copy.lead()
-        assert second.id == first.id
-        assert any("this one has taken over" in line for line in copy.said), copy.said
-        assert all(o.succeeded for o in await asyncio.gather(copy.job(1), copy.job(2)))
-
-        flow.site.fault = lambda method, about: ""
-        _, ended = await asyncio.gather(*jobs, return_exceptions=True)
-        assert isinstance(ended, PlaceTaken), "it comes back and finds out"
-        with pytest.raises(PlaceTaken):
-            await flow.job(3)
-        await first.tidy()
-        assert [run.job for run in flow.world.runs] == ["job-1", "job-2"]
-        assert {run.how for run in flow.world.runs} == {"exit 0"}
-
-    def fate(spec: object) -> Fate:
-        return Fate(starts=(1000.0,))
-
-    play(scene, World(fate))
-
-
 @pytest.mark.parametrize("given_up", [False, True])
 @pytest.mark.parametrize("runs", [False, True])
 def test_what_two_copies_have_planned_belongs_to_the_one_that_submits_it(
@@ -483,51 +450,6 @@ def test_claims_of_a_lost_journal_are_not_written_over(play: Play) -> None:
     play(scene, World())
 
 
-def test_swept_place_is_the_same_one(play: Play) -> None:
-    """A centre's broom takes the identity, too."""
-
-    async def scene(seat: Callable[..., Seat]) -> None:
-        flow = seat("flow")
-        place = await flow.lead()
-        job = asyncio.create_task(flow.job(1))
-        await asyncio.sleep(50.0)
-        job.cancel()
-        flow.die()
-        flow.world.purge()
-        again = seat("flow")
-        assert (await again.lead()).id == place.id
-        [record] = again.journal.all_open_tries()
-        assert (record.state, record.place) == (TryState.SUBMITTED, place.id)
-
-    play(scene, World(duration=lambda spec: LONG_S))
-
-
-def test_a_former_controller_reports_no_failure_of_what_the_new_one_has_finished(
-    play: Play, tmp_path: Path
-) -> None:
-    """It finds neither claim nor marker of its job, which the new one has tidied away."""
-
-    async def scene(seat: Callable[..., Seat]) -> None:
-        flow = seat("flow")
-        await flow.lead()
-        flow.tasks[0].cancel()  # its own look at the leases would come too late
-        job = asyncio.create_task(flow.job(1))
-        await asyncio.sleep(100.0)
-        copied(tmp_path / "flow", "copy")
-        flow.site.fault = lambda method, about: "unreachable"
-        copy = seat("copy")
-        second = await copy.lead()
-        assert (await copy.job(1)).succeeded
-        await second.tidy()
-        flow.site.fault = lambda method, about: ""
-        with pytest.raises(PlaceTaken, match="another controller of this workflow leads"):
-            await job
-        [record] = flow.journal.all_open_tries()
-        assert record.state is TryState.SUBMITTED
-
-    play(scene, World(duration=lambda spec: LONG_S))
-
-
 def test_what_another_controller_has_numbered_is_older_after_a_takeover(
     play: Play, tmp_path: Path
 ) -> None:
@@ -547,16 +469,6 @@ def test_what_another_controller_has_numbered_is_older_after_a_takeover(
         await flow.lead()
         assert (await flow.job(2, "data")).succeeded
         assert flow.world.files["data"] == b"mine"
-
-    play(scene, World())
-
-
-def test_a_lease_that_the_site_lost_is_written_again(play: Play) -> None:
-    async def scene(seat: Callable[..., Seat]) -> None:
-        flow = seat("flow")
-        flow.site.fault = lambda method, about: "damaged" if method == "put" else ""  # once
-        await flow.lead()
-        assert len(leases(flow.world)) == 1
 
     play(scene, World())
 
@@ -643,69 +555,6 @@ def test_a_place_is_found_by_any_of_its_sites(play: Play) -> None:
 
 
 STATE = ".snakemake/mantik"
-
-
-@pytest.mark.parametrize("how", ["removed", "restored", "restored from within the run"])
-def test_a_journal_that_knows_less_than_the_place_takes_up_what_runs_there(
-    play: Play, tmp_path: Path, how: str
-) -> None:
-    state, saved = tmp_path / "flow" / STATE, tmp_path / "saved"
-
-    async def scene(seat: Callable[..., Seat]) -> None:
-        flow = seat("flow")
-        await flow.lead()
-        assert (await flow.job(1)).succeeded
-        if how == "restored":
-            flow.die()
-            shutil.copytree(state, saved)
-            flow = seat("flow")
-            await flow.lead()
-        elif how != "removed":
-            shutil.copytree(state, saved)
-        job = asyncio.create_task(flow.job(2))
-        await asyncio.sleep(50.0)
-        job.cancel()
-        flow.die()
-        shutil.rmtree(state)
-        if how != "removed":
-            shutil.copytree(saved, state)
-        flow = seat("flow")
-        await flow.lead()
-        assert any("Their jobs are followed: job-2." in line for line in flow.said), flow.said
-        assert (await flow.job(2)).succeeded
-        assert [run.job for run in flow.world.runs] == ["job-1", "job-2"]
-        flow.die()
-        again = seat("flow")
-        await again.lead()
-        assert not again.said
-
-    play(scene, World(duration=lambda spec: LONG_S))
-
-
-@pytest.mark.parametrize("spare", [False, True])
-def test_a_job_that_waits_and_is_unknown_starts_only_if_the_place_tells_of_it(
-    play: Play, tmp_path: Path, spare: bool
-) -> None:
-    async def scene(seat: Callable[..., Seat]) -> None:
-        flow = seat("flow")
-        place = await flow.lead()
-        job = asyncio.create_task(flow.job(1))
-        await asyncio.sleep(50.0)
-        [before] = flow.journal.all_open_tries()
-        if spare:
-            await place.spare.write()
-        job.cancel()
-        flow.die()
-        shutil.rmtree(tmp_path / "flow" / STATE)
-        flow = seat("flow")
-        await flow.lead()
-        outcome = await flow.job(1)
-        assert outcome.succeeded
-        assert (outcome.try_id == before.id) == spare
-        await asyncio.sleep(LONG_S)
-        assert [run.try_id for run in flow.world.runs] == [outcome.try_id]
-
-    play(scene, World(lambda spec: Fate(starts=(1000.0,))))
 
 
 def test_the_place_tells_a_new_journal_of_the_outputs_that_stay_there(

@@ -1,9 +1,7 @@
 """The life of a job at a simulated site: purges, refusals, full disks and queues."""
 
 import asyncio
-import itertools
 import re
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,33 +12,14 @@ from snakemake_executor_plugin_mantik.engine.request import Outcome
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.jobs.spec import JobSpec
 from snakemake_executor_plugin_mantik.journal import TryState, read_history
-from snakemake_executor_plugin_mantik.staging import bundle
-from snakemake_executor_plugin_mantik.staging.local import LocalFile
 from tests.support.controller import (
     Controller,
-    killed_when,
     request,
     run_one,
     simulate,
     states,
 )
-from tests.support.simulated import Fate, Fault, World, result
-
-DAY_S = 86400.0
-
-
-def test_workspace_purged_while_jobs_wait(tmp_path: Path) -> None:
-    (tmp_path / "data").write_text("x" * 10)
-    world = World(lambda spec: Fate(starts=(1000.0,)))
-
-    async def play(controller: Controller) -> Outcome:
-        world.after(500, world.purge)
-        outcome = await controller.job(request(1, "data"))
-        assert any("lost files" in line for line in controller.said)
-        return outcome
-
-    assert simulate(tmp_path, world, play).succeeded
-    assert [r.how for r in world.runs] == ["exit 0"]
+from tests.support.simulated import Fate, Fault, World
 
 
 def test_each_reason_why_a_job_cannot_start_is_told_once(tmp_path: Path) -> None:
@@ -81,74 +60,6 @@ def test_purged_again_and_again_is_told(tmp_path: Path) -> None:
     world.after(500, purge)
     with pytest.raises(Exception, match="keep disappearing"):
         run_one(tmp_path, world)
-
-
-@pytest.mark.parametrize("first", [None, Fate((), denied=True), Fate((DAY_S,), denied=True)])
-def test_input_that_is_edited_while_it_is_being_sent(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: Fate | None
-) -> None:
-    """Between the look at it and the end of its packing.
-
-    The first time, or after a submission that the site denies: it may come late all the same, and
-    must not run any more then.
-    """
-    (tmp_path / "data").write_text("old!")
-    fates = [first] if first is not None else []
-    world = World(lambda spec: fates.pop() if fates else Fate())
-    packed, edited = bundle.pack, 1 + len(fates)
-    calls = itertools.count(1)
-
-    def pack(files: Sequence[LocalFile]) -> bytes:
-        if next(calls) == edited:
-            (tmp_path / "new").write_text("new!")
-            (tmp_path / "new").replace(tmp_path / "data")
-        return packed(files)
-
-    monkeypatch.setattr("snakemake_executor_plugin_mantik.engine.stage.pack", pack)
-    job = request(1, "data")
-
-    assert run_one(tmp_path, world, inputs=job.inputs).succeeded
-    world.advance(world.now + 2 * DAY_S)
-
-    [run] = world.runs
-    assert run.found == result(job.command, "", {"data": b"new!"})
-    assert [s for s in states(tmp_path) if s is not TryState.ABANDONED] == [TryState.DONE]
-
-
-@pytest.mark.parametrize("seconds", [0.5, 60.0, 1500.0, 2500.0])
-def test_input_that_is_edited_while_a_job_waits_or_runs(tmp_path: Path, seconds: float) -> None:
-    """And goes up with another job: whatever the moment, each has computed with what it says."""
-    (tmp_path / "data").write_text("old!")
-    world = World(
-        lambda spec: Fate(starts=(1000.0 if spec.name == "job-1" else 1.0,)),
-        duration=lambda spec: 1000.0 if spec.name == "job-1" else 1.0,
-    )
-
-    async def play(controller: Controller) -> None:
-        first = asyncio.ensure_future(controller.job(request(1, "data")))
-        await asyncio.sleep(seconds)
-        (tmp_path / "data").write_text("new!")
-        assert (await controller.job(request(2, "data"))).succeeded
-        assert (await first).succeeded
-
-    simulate(tmp_path, world, play)
-
-    content = b"old!" if seconds > 2000.0 else b"new!"
-    last = {run.job: run for run in world.runs if run.how == "exit 0"}
-    assert last["job-1"].found == result("make 1", "", {"data": content})
-    assert last["job-2"].found == result("make 2", "", {"data": b"new!"})
-    assert (tmp_path / "out/1").read_bytes() == result("make 1", "out/1", {"data": content})
-
-
-def test_half_of_a_result_that_was_lost_meanwhile_does_not_stay(tmp_path: Path) -> None:
-    """The run that fetched it was killed, then the site lost it: another try makes it."""
-    world = World(place=lambda path: "alone")
-    controller = killed_when(tmp_path, world, lambda c: any((tmp_path / "out").glob(".*-part")))
-    world.purge()
-    assert run_one(tmp_path, world).succeeded
-    assert not list(tmp_path.rglob("*.mantik-part"))
-    assert len(world.runs) == 2
-    controller.forget()
 
 
 def test_command_that_replaces_its_own_input_is_refused(tmp_path: Path) -> None:

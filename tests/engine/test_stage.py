@@ -10,12 +10,11 @@ from typing import TypeVar
 
 import pytest
 
-from snakemake_executor_plugin_mantik.common.errors import SiteRejected, UserError
 from snakemake_executor_plugin_mantik.engine.compare import same_time
 from snakemake_executor_plugin_mantik.engine.leases import Lease
 from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
 from snakemake_executor_plugin_mantik.engine.stage import Staged
-from snakemake_executor_plugin_mantik.jobs.paths import bundle_done_path, bundle_path
+from snakemake_executor_plugin_mantik.jobs.paths import bundle_done_path
 from snakemake_executor_plugin_mantik.jobs.spec import JobSpec
 from snakemake_executor_plugin_mantik.journal import FileRecord, Journal
 from snakemake_executor_plugin_mantik.staging.local import LocalFile, LocalFiles
@@ -141,43 +140,6 @@ def test_large_files_are_uploaded_once_for_all_who_need_them(play: Player[None])
     play(scenario)
 
 
-def test_jobs_that_need_different_parts(play: Player[None]) -> None:
-    async def scenario(bench: Bench) -> None:
-        a, b, c = (bench.write(name, os.urandom(9000)) for name in "abc")
-        staged = await asyncio.gather(bench.stage(a, b), bench.stage(b, c), bench.stage(c, a))
-        assert bench.site.calls["put"] <= 3
-        for one in reversed(staged):
-            assert bench.job(one) is None, "each script names all that it needs"
-        puts = [p for p in bench.world.files if p.startswith(".mantik/bundles/")]
-        puts = [p for p in puts if p.endswith((".done", ".tar.gz"))]
-        assert len([p for p in puts if p.endswith(".done")]) == len(puts) / 2
-
-    play(scenario)
-
-
-def test_upload_that_fails_is_tried_by_the_next(play: Player[None]) -> None:
-    async def scenario(bench: Bench) -> None:
-        path = bench.write("large", os.urandom(9000))
-        bench.site.fault = lambda method, about: "rejected" if method == "put" else ""
-        failed = await asyncio.gather(
-            *(bench.stage(path) for _ in range(3)), return_exceptions=True
-        )
-        assert {type(error) for error in failed} == {SiteRejected}
-        bench.site.fault = lambda method, about: ""
-        await bench.done(path)
-
-    play(scenario)
-
-
-def test_lost_answers_and_half_uploads_are_repeated(play: Player[None]) -> None:
-    async def scenario(bench: Bench) -> None:
-        faults: list[Fault] = ["lost", "unreachable", "busy", "unauthorized"]
-        bench.site.fault = lambda method, about: faults.pop() if faults else ""
-        await bench.done(bench.write("large", os.urandom(9000)))
-
-    play(scenario)
-
-
 def test_manifest_is_compared_once_per_run_and_directory(play: Player[None]) -> None:
     async def first(bench: Bench) -> None:
         await bench.done(*(bench.write(f"d/{n}", b"x") for n in range(20)))
@@ -250,81 +212,12 @@ def test_touched_but_the_same_is_not_sent(play: Player[None]) -> None:
     play(second)
 
 
-def test_purged_before_the_job_started(play: Player[None]) -> None:
-    async def scenario(bench: Bench) -> None:
-        path = bench.write("a", b"x")
-        await bench.done(path)
-        staged = await bench.stage(path)
-        bench.world.remove(path)
-        failed = bench.job(staged)
-        assert failed == ("inputs", (path,))
-        bench.stager.lost(failed[1])
-        await bench.done(path)
-
-    play(scenario)
-
-
-def test_purged_though_its_bundle_was_unpacked_and_never_confirmed(play: Player[None]) -> None:
-    """The job that unpacked it was killed by the scheduler."""
-
-    async def scenario(bench: Bench) -> None:
-        path = bench.write("large", os.urandom(9000))
-        assert bench.job(await bench.stage(path)) is None
-        bench.world.remove(path)
-        again = await bench.stage(path)
-        assert bench.job(again) == ("inputs", (path,))
-        bench.stager.lost([path])
-        await bench.done(path)
-
-    play(scenario)
-
-
-def test_bundle_is_gone(play: Player[None]) -> None:
-    async def scenario(bench: Bench) -> None:
-        path = bench.write("large", os.urandom(9000))
-        staged = await bench.stage(path)
-        bench.world.remove(bundle_path(staged.bundles[0]))
-        assert bench.job(staged) == ("bundles", ())
-        bench.stager.gone(staged.bundles)
-        await bench.done(path)
-
-    play(scenario)
-
-
 @pytest.mark.parametrize(
     ("later_s", "same"),
     [(0, True), (1, True), (3600, True), (-3601, True), (60, False), (7200, False)],
 )
 def test_a_change_of_summer_time_is_no_change_of_a_file(later_s: float, same: bool) -> None:
     assert same_time(1e9, 1e9 + later_s) == same
-
-
-def test_whole_workspace_purged(play: Player[None]) -> None:
-    async def scenario(bench: Bench) -> None:
-        source, path = bench.write("train.py", b"1"), bench.write("d/a", b"x")
-        await bench.stager.send_sources(await bench.look(source, source=True))
-        await bench.done(path)
-        bench.world.purge()
-        bench.world.make_directory(".mantik")
-        bench.stager.purged()
-        await bench.done(path)
-        assert bench.world.files[source] == b"1"
-
-    play(scenario)
-
-
-def test_sources_lost_on_their_way_are_sent_again(play: Player[None]) -> None:
-    async def scenario(bench: Bench) -> None:
-        source = bench.write("train.py", b"1")
-        await bench.stager.send_sources(await bench.look(source, source=True))
-        staged = await bench.stage()
-        bench.world.remove(".mantik/bundles")
-        assert bench.job(staged) == ("bundles", ())
-        bench.stager.gone(staged.bundles)
-        await bench.done()
-        assert bench.world.files[source] == b"1"
-
-    play(scenario)
 
 
 @pytest.mark.parametrize("round_", range(2))
@@ -348,21 +241,6 @@ def test_edited_source_is_never_covered_by_its_old_version(play: Player[None], r
         assert bench.world.files["train.py"] == b"new"
 
     waiting: list[Staged] = []
-    play(first)
-    play(second)
-
-
-def test_changed_input_is_never_covered_by_its_old_version(play: Player[None]) -> None:
-    async def first(bench: Bench) -> None:
-        a, b = bench.write("a", b"1" * 9000), bench.write("b", os.urandom(9000))
-        await bench.stage(a, b)
-
-    async def second(bench: Bench) -> None:
-        bench.write("a", b"2" * 9000)
-        await bench.done("a")
-        await bench.done("b")
-        assert bench.world.files["a"] == b"2" * 9000
-
     play(first)
     play(second)
 
@@ -409,14 +287,6 @@ def test_empty_directory(play: Player[None]) -> None:
     play(scenario)
 
 
-def test_missing_input_is_told(play: Player[None]) -> None:
-    async def scenario(bench: Bench) -> None:
-        with pytest.raises(UserError, match="cannot be read"):
-            await bench.stage("nowhere")
-
-    play(scenario)
-
-
 def test_outputs_of_jobs_are_there(play: Player[None]) -> None:
     async def scenario(bench: Bench) -> None:
         path = bench.write("out", b"made")
@@ -448,29 +318,6 @@ def test_cost_of_confirming_does_not_grow_with_what_is_on_its_way(play: Player[N
         assert bundle_done_path(staged[0].bundles[0]) not in bench.world.files
 
     play(scenario)
-
-
-@pytest.mark.parametrize("how", ["made at the site", "to be made", "to be made below"])
-def test_old_bundle_is_not_unpacked_over_what_a_job_makes(play: Player[None], how: str) -> None:
-    """An earlier run uploaded it for a job that still waits."""
-
-    async def first(bench: Bench) -> None:
-        assert (await bench.stage(bench.write("d/a", os.urandom(9000)))).bundles
-
-    async def second(bench: Bench) -> None:
-        [file] = await bench.look(bench.write("d/a", os.urandom(9000)))
-        if how == "made at the site":
-            bench.stager.made([file.record])
-            bench.world.write("d/a", bytes(9000))
-            [again] = (await bench.stage("d/a")).bundles
-            assert bench.world.files.pop(bundle_path(again)), "the old one may have been unpacked"
-        else:
-            made = ["d/a" if how == "to be made" else "d"]
-            await bench.stager.stage([], [], made, inline_limit=LIMIT)
-        assert not [p for p in bench.world.files if p.endswith(".tar.gz")]
-
-    play(first)
-    play(second)
 
 
 def test_what_lay_in_a_directory_is_not_known_once_a_job_may_have_changed_it(

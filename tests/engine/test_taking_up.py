@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from snakemake_executor_plugin_mantik.engine.request import Outcome
-from snakemake_executor_plugin_mantik.jobs.spec import JobSpec, OutputFile
+from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
 from snakemake_executor_plugin_mantik.journal import Journal, TryState, read_history
 from tests.support.controller import (
     Controller,
@@ -22,40 +22,9 @@ from tests.support.controller import (
     simulate,
     states,
 )
-from tests.support.simulated import Fate, World
+from tests.support.simulated import World
 
-LARGE = 3_000_000
 """Bytes that fit into no script."""
-DEATHS: dict[TryState, Callable[[Controller], bool]] = {
-    TryState.PLANNED: lambda c: bool(c.journal.all_open_tries()),
-    TryState.SUBMITTING: lambda c: bool(c.world.jobs),
-    TryState.SUBMITTED: lambda c: bool(c.world.runs),
-    TryState.ENDED: lambda c: any(r.state is TryState.ENDED for r in c.journal.all_open_tries()),
-}
-
-
-@pytest.mark.parametrize("state", [*DEATHS])
-def test_taken_up_in_every_state(tmp_path: Path, state: TryState) -> None:
-    world = World()
-    if state is TryState.ENDED:
-        # The first call of the site after its end is that of another job.
-        other = asyncio.Event()
-
-        async def play(controller: Controller) -> None:
-            await controller.work.run(request(1))
-            other.set()
-
-        simulate(tmp_path, world, play)
-        (tmp_path / "out/1").unlink()
-    else:
-        killed_when(tmp_path, world, DEATHS[state]).forget()
-    assert states(tmp_path) == [state]
-
-    assert run_one(tmp_path, world).succeeded
-
-    assert [r.how for r in world.runs] == ["exit 0"]
-    assert states(tmp_path) == [TryState.DONE]
-    assert (tmp_path / "out/1").exists()
 
 
 Play = Callable[[Controller], Coroutine[Any, Any, Outcome]]
@@ -108,19 +77,6 @@ def test_what_somebody_else_has_changed_is_updated_anew(
     assert simulate(tmp_path, world, lambda controller: controller.job(UPDATES)).succeeded
 
     assert len(world.runs) == 2
-
-
-def test_where_an_update_began_tells_one_try_from_another(tmp_path: Path) -> None:
-    world = World(duration=lambda spec: 1000.0)
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out/1").write_text("before")
-
-    left_running(tmp_path, world, lambda controller: controller.job(UPDATES))
-    (tmp_path / "out/1").write_text("by somebody")
-
-    assert simulate(tmp_path, world, lambda controller: controller.job(UPDATES)).succeeded
-
-    assert [r.how for r in world.runs] == ["exit 143", "exit 0"]
 
 
 def with_sources(sources: dict[str, str], **values: Any) -> Play:
@@ -253,123 +209,3 @@ def test_leftover_of_a_claim_is_no_end(tmp_path: Path) -> None:
     first, second = world.runs
     assert first.ended is not None
     assert first.ended <= second.begun
-
-
-def test_failed_try_of_a_killed_run_is_not_waited_for(tmp_path: Path) -> None:
-    """Its end was written down, then the controller died; the site knows nothing of it now."""
-    world = World(lambda spec: fates.pop(0))
-    fates = [Fate(killed_after=5.0), Fate()]
-
-    async def play(controller: Controller) -> None:
-        assert not (await controller.work.run(request(1))).succeeded
-
-    simulate(tmp_path, world, play)
-    for job_id in list(world.jobs):
-        world.forget(job_id)
-    begun = world.now
-
-    assert run_one(tmp_path, world).succeeded
-    assert world.now < begun + 200
-
-
-def test_results_that_are_gone_are_made_again(tmp_path: Path) -> None:
-    world = World()
-
-    async def play(controller: Controller) -> None:
-        assert (await controller.work.run(request(1))).succeeded
-
-    simulate(tmp_path, world, play)
-    assert states(tmp_path) == [TryState.ENDED]
-    world.purge()
-
-    assert run_one(tmp_path, world).succeeded
-    assert [r.how for r in world.runs] == ["exit 0", "exit 0"]
-
-
-def test_revoked_but_not_written_down(tmp_path: Path) -> None:
-    """A second Ctrl-C in the middle of the first: nobody wants the revoked try any more."""
-    world = World(lambda spec: Fate(starts=(5000.0,)))
-    killed_when(tmp_path, world, lambda c: c.site.calls["list"] > 3).forget()
-    (record,) = read_history(tmp_path / ".snakemake/mantik")
-    world.make_directory(record.paths.claim)
-
-    assert run_one(tmp_path, world).succeeded
-    assert len(world.runs) == 1
-
-
-def test_uploads_that_an_earlier_run_lost_cost_one_more_try(tmp_path: Path) -> None:
-    """What the script of a try that is taken up names is not known: all that is on its way goes."""
-    (tmp_path / "large").write_bytes(os.urandom(600_000))
-    (tmp_path / "larger").write_bytes(os.urandom(700_000))
-    world = World()
-
-    def job(controller: Controller) -> Coroutine[Any, Any, Outcome]:
-        return controller.job(request(1, "large", "larger"))
-
-    async def play() -> Outcome:
-        await controller.open()
-        controller.site.fault = lambda method, _: "damaged" if method == "put" else ""
-        return await job(controller)
-
-    controller = Controller(world, tmp_path)
-    controller.site.called = lambda: controller.kill() if controller.world.jobs else None
-    with pytest.raises(Killed):
-        controller.run(play())
-    controller.bury()
-    controller.forget()
-
-    assert simulate(tmp_path, world, job).succeeded
-    assert len(read_history(tmp_path / ".snakemake/mantik")) == 2
-
-
-STAYS = replace(request(1), outputs=(OutputFile("out/1", stored=True),))
-
-
-@pytest.mark.parametrize("how", ["removed", "changed", "left alone"])
-def test_what_was_to_stay_is_made_again_if_it_is_lost(tmp_path: Path, how: str) -> None:
-    """Its job ended long before anybody looked."""
-    world = World()
-    killed_when(tmp_path, world, lambda c: bool(c.world.runs), STAYS).forget()
-    world.advance(world.now + 5000.0)
-    if how == "removed":
-        world.remove("out/1")
-    elif how == "changed":
-        world.write("out/1", b"another")
-
-    outcome = simulate(tmp_path, world, lambda controller: controller.job(STAYS))
-
-    assert outcome.succeeded
-    assert len(world.runs) == (1 if how == "left alone" else 2)
-    assert world.files["out/1"] == world.runs[-1].made["out/1"]
-
-
-def test_an_earlier_submission_that_lacks_its_bundle_is_no_failure(tmp_path: Path) -> None:
-    """It starts late, when an edit of what another job needs has had the bundle replaced."""
-
-    def fate(spec: JobSpec) -> Fate:
-        starts = 1.0 if spec.name == "job-1" and len(world.jobs) >= len(jobs) else 400.0
-        return Fate(starts=(starts,), denied=spec.name == "job-2")
-
-    world = World(fate, duration=lambda spec: 1.0)
-    (tmp_path / "small").write_bytes(b"1")
-    (tmp_path / "large").write_bytes(os.urandom(LARGE))
-    jobs = (request(1, "small", "large"), request(2, "small"))
-
-    async def play(controller: Controller) -> list[Outcome]:
-        return await asyncio.gather(*map(controller.job, jobs))
-
-    async def opened() -> None:
-        await controller.open()
-        await play(controller)
-
-    controller = Controller(world, tmp_path)
-    controller.site.called = lambda: controller.kill() if len(world.jobs) == len(jobs) else None
-    with pytest.raises(Killed):
-        controller.run(opened())
-    controller.bury()
-    controller.forget()
-    (tmp_path / "large").write_bytes(os.urandom(LARGE))
-
-    outcomes = simulate(tmp_path, world, play)
-
-    assert [outcome.message for outcome in outcomes if not outcome.succeeded] == []

@@ -16,14 +16,14 @@ from snakemake_executor_plugin_mantik.common.errors import (
 )
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
 from snakemake_executor_plugin_mantik.engine.attempt import TryEnd, TryEndKind
-from snakemake_executor_plugin_mantik.engine.scheduler_poller import LOOK, LOST_S, SPACING_S
+from snakemake_executor_plugin_mantik.engine.scheduler_poller import LOOK, SPACING_S
 from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
 from snakemake_executor_plugin_mantik.engine.watch import INTERRUPTED_WAIT_S, Watcher
 from snakemake_executor_plugin_mantik.jobs.paths import parse_marker_name
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.jobs.spec import JobSpec, Resources
 from snakemake_executor_plugin_mantik.journal import Journal, TryRecord
-from snakemake_executor_plugin_mantik.sites.base import Entry, JobState, Phase, Submission
+from snakemake_executor_plugin_mantik.sites.base import Entry, JobState, Submission
 from tests.support import virtualtime
 from tests.support.simulated import Fate, Fault, SimulatedSite, World
 
@@ -105,12 +105,6 @@ async def end_of(bench: Bench) -> TryEnd:
     return await bench.watcher.watch(record, [site_job])
 
 
-def test_marker_ends_a_try(play: Player) -> None:
-    end = play(fated(Fate()), end_of)
-
-    assert (end.kind, end.exit_code, end.claimed) == (TryEndKind.MARKER, 0, True)
-
-
 def test_an_end_that_the_last_listing_showed_is_known_at_once(play: Player) -> None:
     async def scenario(bench: Bench) -> TryEnd:
         (early, job), (late, other) = bench.sent("early"), bench.sent("late")
@@ -138,29 +132,10 @@ def test_an_end_that_was_seen_long_ago_is_looked_for_again(play: Player) -> None
     assert play(fated(Fate()), scenario).exit_code == 0
 
 
-def test_exit_code_comes_from_the_marker(play: Player) -> None:
-    end = play(World(code=lambda spec: 42), end_of)
-
-    assert (end.kind, end.exit_code) == (TryEndKind.MARKER, 42)
-
-
 def test_waits_for_days_in_the_queue_and_runs_for_days(play: Player) -> None:
     end = play(fated(Fate(starts=(3 * DAY_S,)), 10 * DAY_S), end_of)
 
     assert end.exit_code == 0, "the site was told to keep it longer than a day"
-
-
-def test_one_answer_that_denies_a_job_is_not_enough(play: Player) -> None:
-    async def scenario(bench: Bench) -> TryEnd:
-        def fault(method: str, about: str) -> Fault:
-            return "not found" if bench.site.calls["states"] == 7 else ""
-
-        bench.site.fault = fault
-        return await end_of(bench)
-
-    end = play(fated(Fate(starts=(20_000.0,))), scenario)
-
-    assert end.kind is TryEndKind.MARKER, "it waits in the queue, and that was known"
 
 
 def test_second_submission_whose_answer_was_lost_is_kept_alive(play: Player) -> None:
@@ -206,51 +181,6 @@ def test_killed_soon_after_a_long_wait_is_known_as_soon(play: Player) -> None:
     assert play(fated(Fate((3 * DAY_S,), killed_after=50), 3000), scenario).claimed
 
 
-def test_refused_by_the_scheduler(play: Player) -> None:
-    async def scenario(bench: Bench) -> TryEnd:
-        record, site_job = bench.sent()
-        end = await bench.watcher.watch(record, [site_job])
-        assert record.paths.claim in bench.world.files, "it is revoked before that is believed"
-        return end
-
-    end = play(fated(Fate(refused=True)), scenario)
-
-    assert (end.kind, end.claimed) == (TryEndKind.SCHEDULER, False)
-    assert end.state is not None
-    assert end.state.detail == "Invalid account"
-
-
-def test_late_marker_wins_over_the_scheduler(play: Player) -> None:
-    async def scenario(bench: Bench) -> TryEnd:
-        record, site_job = bench.sent()
-        marker = record.paths.marker(0)
-
-        def hidden() -> None:
-            # A slow file system: seen by others half a minute later.
-            content = bench.world.files.pop(marker, None)
-            if content is not None and marker not in shown:
-                shown.append(marker)
-                bench.world.after(25, lambda: bench.world.write(marker, content))
-
-        shown: list[str] = []
-        bench.site.called = hidden
-        bench.world.jobs[site_job].fate.killed_after = None
-        return await bench.watcher.watch(record, [site_job])
-
-    assert play(fated(Fate(), 2.0), scenario).kind is TryEndKind.MARKER
-
-
-def test_unknown_submission_is_found_by_its_tag(play: Player) -> None:
-    async def scenario(bench: Bench) -> TryEnd:
-        record, site_job = bench.sent()
-        end = await bench.watcher.watch(record, [])
-        assert end.ids == (site_job,)
-        assert bench.journal.open_tries("job")[0].site_jobs == (site_job,)
-        return end
-
-    assert play(fated(Fate(starts=(1000.0,))), scenario).exit_code == 0
-
-
 def test_try_without_a_trace_vanishes_later_each_time(play: Player) -> None:
     async def scenario(bench: Bench) -> TryEnd:
         waits = []
@@ -264,107 +194,6 @@ def test_try_without_a_trace_vanishes_later_each_time(play: Player) -> None:
         return end
 
     play(World(), scenario)
-
-
-def test_job_that_the_site_denies_runs_to_its_end(play: Player) -> None:
-    end = play(fated(Fate(denied=True), 20 * LOST_S), end_of)
-
-    assert end.exit_code == 0, "a heartbeat is worth more than a 404"
-
-
-def test_directory_denied_between_answers_is_no_silence(play: Player) -> None:
-    async def scenario(bench: Bench) -> TryEnd:
-        denied = [0.0]
-
-        def fault(method: str, about: str) -> Fault:
-            # Whenever a minute has passed the directory of claims is denied, and once only.
-            if method != "list" or bench.now < denied[-1] + 60:
-                return ""
-            denied.append(bench.now)
-            return "not found"
-
-        bench.site.fault = fault
-        record, site_job = bench.sent()
-        bench.world.jobs[site_job].fate.denied = True
-        return await bench.watcher.watch(record, [site_job])
-
-    end = play(fated(Fate(), 3 * LOST_S), scenario)
-
-    assert end.exit_code == 0, "it gives signs of life all the time"
-
-
-def test_silence_during_an_outage_does_not_count(play: Player) -> None:
-    async def scenario(bench: Bench) -> TryEnd:
-        record, site_job = bench.sent()
-        bench.world.jobs[site_job].fate.denied = True
-
-        def fault(method: str, about: str) -> Fault:
-            return "unreachable" if 100 < bench.now < 100 + 5 * LOST_S else ""
-
-        bench.site.fault = fault
-        # The node was suspended meanwhile: no heartbeat, but it goes on afterwards.
-        end = asyncio.ensure_future(bench.watcher.watch(record, [site_job]))
-        await asyncio.sleep(99)
-        beats = bench.world.files[record.paths.claim]
-        await asyncio.sleep(5 * LOST_S)
-        bench.world.files[record.paths.claim] = beats
-        await asyncio.sleep(100)
-        assert not end.done(), "the site was back for two minutes only"
-        return await end
-
-    assert play(fated(Fate(), 7 * LOST_S), scenario).exit_code == 0
-
-
-def test_lost_after_long_silence(play: Player) -> None:
-    async def scenario(bench: Bench) -> TryEnd:
-        record, site_job = bench.sent()
-        waiting = asyncio.ensure_future(bench.watcher.watch(record, [site_job]))
-        await asyncio.sleep(20)
-        bench.world.forget(site_job)
-        return await waiting
-
-    end = play(fated(Fate(), 10 * LOST_S), scenario)
-
-    assert (end.kind, end.claimed) == (TryEndKind.SCHEDULER, True)
-
-
-def test_end_of_a_loser_does_not_count(play: Player) -> None:
-    """The answer was lost, the job starts all the same, and so does what was sent again."""
-
-    async def scenario(bench: Bench) -> TryEnd:
-        record, first = bench.sent()
-        second = bench.world.submit(Submission(record.id, "job", "", Resources()))
-        waiting = asyncio.ensure_future(bench.watcher.watch(record, [second]))
-        await asyncio.sleep(100)
-        assert bench.world.state(second).phase is Phase.ENDED
-        # Its file system hangs: it runs, but nobody sees it.
-        beats = bench.world.files[record.paths.claim]
-        for _ in range(100):
-            bench.world.files[record.paths.claim] = beats
-            await asyncio.sleep(10)
-        assert not waiting.done()
-        assert first in bench.world.jobs
-        return await waiting
-
-    assert play(fated(Fate(), 2000), scenario).exit_code == 0
-
-
-def test_last_of_three_starts_does_not_count(play: Player) -> None:
-    """A slow sbatch: the server knows the third job only, the first one runs."""
-
-    async def scenario(bench: Bench) -> TryEnd:
-        record, site_job = bench.sent()
-        waiting = asyncio.ensure_future(bench.watcher.watch(record, [site_job]))
-        await asyncio.sleep(30)
-        assert bench.world.state(site_job).phase is Phase.ENDED
-        beats = bench.world.files[record.paths.claim]
-        for _ in range(100):
-            bench.world.files[record.paths.claim] = beats
-            await asyncio.sleep(10)
-        assert not waiting.done()
-        return await waiting
-
-    assert play(fated(Fate(starts=(2.0, 5.0, 9.0)), 2000), scenario).exit_code == 0
 
 
 @pytest.mark.parametrize("error", [SiteUnreachable("no list", status=500), SiteRejected("no")])
@@ -399,23 +228,6 @@ def test_unknown_waits_for_a_site_that_does_not_answer(play: Player) -> None:
         return await waiting
 
     assert play(World(), scenario).kind is TryEndKind.VANISHED
-
-
-def test_one_refused_one_unknown_ends(play: Player) -> None:
-    async def scenario(bench: Bench) -> TryEnd:
-        record, refused = bench.sent()
-        return await bench.watcher.watch(record, ["denied-for-ever", refused])
-
-    assert play(fated(Fate(refused=True)), scenario).kind is TryEndKind.SCHEDULER
-
-
-def test_revoked_by_somebody_else(play: Player) -> None:
-    async def scenario(bench: Bench) -> TryEnd:
-        record, site_job = bench.sent()
-        bench.world.make_directory(record.paths.claim)
-        return await bench.watcher.watch(record, [site_job])
-
-    assert play(fated(Fate()), scenario).kind is TryEndKind.REVOKED
 
 
 def test_what_cannot_be_revoked_is_not_given_up(play: Player) -> None:

@@ -2,20 +2,17 @@
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from snakemake_executor_plugin_mantik.engine.request import JobRequest
 from snakemake_executor_plugin_mantik.engine.site_runner import SiteRunner
-from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
 from snakemake_executor_plugin_mantik.journal import TryState
 from tests.support.controller import Controller, killed_when, request, simulate, states
 from tests.support.simulated import Fate, World, result
 
 LATE_S = 1000.0
-LOG = OutputFile("logs/x.log", "log")
 OLD, NEW = b"old!", b"new!"
 """Of the same size: a job that checks its inputs does not see which it is."""
 
@@ -71,20 +68,6 @@ def test_reader_of_a_file_is_not_sent_while_an_older_one_is_on_its_way(tmp_path:
     assert states(tmp_path) == [TryState.ABANDONED, TryState.DONE]
 
 
-@pytest.mark.parametrize("output", ["data/x", "data"])
-def test_maker_of_a_file_is_not_sent_while_an_older_one_is_on_its_way(
-    tmp_path: Path, output: str
-) -> None:
-    world = World(late(job_1=LATE_S), duration=lambda spec: 2 * LATE_S)
-    write(tmp_path, OLD)
-    left_waiting(tmp_path, world, request(1, "data/x"))
-
-    maker = request(2, outputs=[output])
-    simulate(tmp_path, world, lambda controller: controller.work.run(maker))
-
-    assert [run.job for run in world.runs] == ["job-2"]
-
-
 @pytest.mark.parametrize("runs", [False, True])
 @pytest.mark.parametrize(("old", "new"), [("out/1", "out/1"), ("out", "out/1"), ("out/1", "out")])
 def test_two_rules_do_not_make_the_same_file_at_once(
@@ -113,69 +96,6 @@ def test_two_rules_do_not_make_the_same_file_at_once(
         "job-1: the job that an earlier run submitted to sim is ended and its outputs are not used,"
         f" since another job of this run uses {new}."
     ]
-
-
-def test_what_one_reads_is_not_made_by_another(tmp_path: Path) -> None:
-    """A rule is gone, and what it made is a file of the user's now."""
-    world = World(late(job_1=LATE_S), duration=lambda spec: 2 * LATE_S)
-    left_waiting(tmp_path, world, request(1, outputs=["data/x"]))
-    write(tmp_path, NEW)
-
-    simulate(tmp_path, world, lambda controller: controller.job(request(2, "data/x")))
-
-    assert contents(world) == {"job-2": found(request(2), data_x=NEW)}
-
-
-def test_logs_may_have_the_same_name(tmp_path: Path) -> None:
-    world = World(late(job_1=LATE_S), duration=lambda spec: 2 * LATE_S)
-    both = [replace(request(n), outputs=(*request(n).outputs, LOG)) for n in (1, 2)]
-    left_waiting(tmp_path, world, both[0])
-
-    async def play(controller: Controller) -> None:
-        assert all(o.succeeded for o in [await controller.job(job) for job in reversed(both)])
-
-    simulate(tmp_path, world, play)
-
-    assert states(tmp_path) == [TryState.DONE] * 2, "the first is taken up"
-
-
-def test_one_that_runs_goes_on_and_what_it_brought_is_not_trusted(tmp_path: Path) -> None:
-    """The site's copy was the new one, then a job that was sent with the old one started."""
-    world = World(late(job_1=LATE_S), duration=lambda spec: 3 * LATE_S)
-    write(tmp_path, NEW)
-    simulate(tmp_path, world, lambda controller: controller.job(request(0, "data/x")))
-    write(tmp_path, OLD)
-    left_waiting(tmp_path, world, request(1, "data/x"))
-    write(tmp_path, NEW)
-    world.advance(world.now + 2 * LATE_S)
-    assert world.files["data/x"] == OLD
-
-    async def play(controller: Controller) -> list[str]:
-        for number in (2, 3):
-            assert (await controller.job(request(number, "data/x"))).succeeded
-        assert controller.site.calls["stat"] == 1, "that it has started need not be asked again"
-        return controller.said
-
-    assert simulate(tmp_path, world, play) == []
-    assert contents(world)["job-2"] == found(request(2), data_x=NEW)
-    ends = {run.job: run.how for run in world.runs}
-    assert ends == {f"job-{n}": "exit 1" if n == 1 else "exit 0" for n in range(4)}, (
-        "the first one's input was another in the end: nobody knows which it has read"
-    )
-
-
-def test_same_file_is_no_rival(tmp_path: Path) -> None:
-    world = World(late(job_1=LATE_S))
-    write(tmp_path, OLD)
-    left_waiting(tmp_path, world, request(1, "data/x"))
-
-    async def play(controller: Controller) -> list[str]:
-        jobs = [controller.job(request(n, "data/x")) for n in (2, 1)]
-        assert [o.succeeded for o in await asyncio.gather(*jobs)] == [True, True]
-        return controller.said
-
-    assert simulate(tmp_path, world, play) == []
-    assert sorted(run.job for run in world.runs) == ["job-1", "job-2"]
 
 
 @pytest.mark.parametrize("taken_up", [False, True])

@@ -16,7 +16,7 @@ from snakemake_executor_plugin_mantik.common.errors import (
 )
 from snakemake_executor_plugin_mantik.common.humanize import humanize_duration
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
-from snakemake_executor_plugin_mantik.jobs.paths import MAX_PATH_DEPTH, parse_marker_name
+from snakemake_executor_plugin_mantik.jobs.paths import MAX_PATH_DEPTH
 from snakemake_executor_plugin_mantik.journal import UNTIMED, Times, TryRecord, TryState
 from snakemake_executor_plugin_mantik.sites.base import Phase, Site, is_rest_safe
 
@@ -310,12 +310,11 @@ class Canceller:
 
     async def _succeeded(self, records: Sequence[TryRecord]) -> set[str]:
         """Return the ids of tries whose markers report success."""
-        found = set()
+        found = set[str]()
         for directory in {record.paths.tries for record in records}:
             with suppress(SiteNotFound):
-                for name in await self._site.list(directory):
-                    if (marker := parse_marker_name(name)) is not None and marker[1] == 0:
-                        found.add(marker[0])
+                codes = claims.exit_codes(await self._site.list(directory))
+                found |= {try_id for try_id, code in codes.items() if code == 0}
         return found
 
     async def _stop(self, record: TryRecord) -> tuple[int | None, Times]:

@@ -24,7 +24,6 @@ from snakemake_executor_plugin_mantik.jobs.paths import (
     TRIES,
     TryPaths,
     is_try_id,
-    parse_marker_name,
 )
 from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, TryState
 from snakemake_executor_plugin_mantik.sites.base import Entry, Site
@@ -84,7 +83,7 @@ class CatchingUp:
         found: dict[TryPaths, int | None] = {}
         for bucket in sorted(int(name) for name in buckets if name.isdecimal()):
             entries = await look(f"{TRIES}/{bucket}")
-            codes = dict(filter(None, map(parse_marker_name, entries)))
+            codes = claims.exit_codes(entries)
             started = {n for n, e in entries.items() if is_try_id(n) and not e.directory}
             known = {record.id for record in self._journal.tries(started | codes.keys())}
             for try_id in sorted((started | codes.keys()) - known):

@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,6 +65,11 @@ async def list_claims(site: Site, retry: SiteRetry, directory: str) -> dict[str,
     return {}
 
 
+def exit_codes(names: Iterable[str]) -> dict[str, int]:
+    """Return the exit codes of the tries whose markers are among the names in a directory."""
+    return dict(filter(None, map(parse_marker_name, names)))
+
+
 @dataclass(frozen=True)
 class ClaimSeen:
     """A listing of a directory of claims.
@@ -104,8 +109,7 @@ class ClaimLooks:
 
     async def _list(self, directory: str, now: float) -> ClaimSeen:
         found = await list_claims(self._site, self._retry, directory)
-        markers = filter(None, map(parse_marker_name, found))
-        return ClaimSeen(now, found, dict(markers))
+        return ClaimSeen(now, found, exit_codes(found))
 
 
 def _failed(task: asyncio.Task[ClaimSeen]) -> bool:

@@ -297,7 +297,7 @@ class Dispatcher:
         before = None if choice.adopted or makers else self._goes_on_from(request, made_of)
         record = choice.adopted or self._new_try(request, made_of(), makers, before)
         for one in (record, *self._journal.segments.waiting_after(record.id)):
-            self._place.conflicts.own(one)
+            self._place.in_use.own(one)
         return record
 
     def _is_already_updated(self, request: JobRequest, files: list[LocalFile]) -> bool:
@@ -341,7 +341,7 @@ class Dispatcher:
             logs=before.log_files, follows=before.id, segment=before.segment + 1,
             segments=before.segments,
         )  # fmt: skip
-        self._place.conflicts.own(record)
+        self._place.in_use.own(record)
         return record
 
     def _goes_on_from(
@@ -416,7 +416,7 @@ class Dispatcher:
             SiteRejected: the site refuses it.
         """
         await self._place.lead.assure()
-        await self._place.cleanup.follow()
+        await self._place.in_use.follow()
         outputs = [output.path for output in request.outputs]
         made = [output.path for output in request.outputs if output.kind == "output"]
         if attempt.record.follows:  # what the job updates lies there, as the segment before left it
@@ -424,15 +424,15 @@ class Dispatcher:
             files = [f for f in files if not any(is_at(f.path, path) for path in updated)]
         code = self._code(request, {file.path for file in files})
         files = [*files, *self._place.stager.code(code)]
-        for message in await self._place.conflicts.make_way(files, made):
+        for message in await self._place.in_use.make_way(files, made):
             self._notify(message)
-        await self._place.conflicts.free(attempt.record, made, of_this_run=False)
+        await self._place.in_use.free(attempt.record, made, of_this_run=False)
         limit = self._planner.config.site.timing.inline_limit_bytes
         unmade = {path for one in after for path in one.makes}
         named = [path for path in request.inputs if path not in unmade]
         staged = await self._place.stager.stage(
             files, named, outputs, own, inline_limit=limit,
-            free=partial(self._place.conflicts.free, attempt.record),
+            free=partial(self._place.in_use.free, attempt.record),
         )  # fmt: skip
         spec = self._planner.spec(
             request, attempt.record, self._facts, staged, term=self._place.lead.term, after=after,

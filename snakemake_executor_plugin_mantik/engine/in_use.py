@@ -12,14 +12,14 @@ again: it would go on with what is left of it. A job's own tries show none of th
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from itertools import compress
 from pathlib import Path, PurePosixPath
 
 from snakemake_executor_plugin_mantik.common.errors import SiteRejected
 from snakemake_executor_plugin_mantik.jobs.paths import display_path, is_outside, local_path
-from snakemake_executor_plugin_mantik.journal import MADE, FileRecord, Journal, TryRecord
+from snakemake_executor_plugin_mantik.journal import MADE, FileRecord, TryRecord
 from snakemake_executor_plugin_mantik.sites.base import Site, is_rest_safe
 from snakemake_executor_plugin_mantik.staging.local import LocalFile
 
@@ -29,64 +29,65 @@ from .claims import ClaimLooks
 from .compare import find_empty
 from .site_retry import SiteRetry
 from .stage import Stager
+from .workflow_context import WorkflowContext
+
+_LOOK_AGAIN_S = 10.0
+"""Seconds between two looks at jobs of this run that must end first: they are watched anyway."""
 
 
 class InUse:
-    """The uses of one place, compared with the site.
+    """What tries use at one place, compared with the site.
 
-    Attributes:
-        site: a site that sees the place.
-        place: its identity.
-        journal: the workflow's journal.
-        retry: repeats requests to the site.
+    Files that no longer exist here, mostly `temp()` outputs, are removed there once no try uses
+    them. Tries of earlier runs end that would overwrite files of this run, or read what it makes.
     """
 
-    def __init__(self, site: Site, place: str, journal: Journal, retry: SiteRetry) -> None:
-        self.site = site
-        self.place = place
-        self.journal = journal
-        self.retry = retry
+    def __init__(
+        self,
+        site: Site,
+        place: str,
+        workflow: WorkflowContext,
+        stager: Stager,
+        retry: SiteRetry,
+    ) -> None:
+        """Make it; `place` is the identity of the place, and `site` a site that sees it."""
+        self._site = site
+        self._place = place
+        self._journal = workflow.journal
+        self._ledger = workflow.journal.files
+        self._workdir = workflow.workdir
+        self._give_up = workflow.give_up
+        self._notify = workflow.notify
+        self._stager = stager
+        self._retry = retry
         self._looks = ClaimLooks(site, retry)
+        self._used: dict[str, None] = {}
+        self._sweeping = asyncio.Lock()
+        self._own: set[str] = set()
+        # Of many jobs that find the same conflicts, one resolves them.
+        self._clearing = asyncio.Lock()
 
-    def by(self, path: str, *, above: bool = True) -> list[TryRecord]:
+    def _by(self, path: str, *, above: bool = True) -> list[TryRecord]:
         """Return the tries because of which a path must stay; see `UseLedger.of`."""
-        return self.journal.uses.of(self.place, path, above=above)
+        return self._journal.uses.of(self._place, path, above=above)
 
-    async def settle(self, records: Iterable[TryRecord]) -> list[TryRecord]:
+    async def _settle(self, records: Iterable[TryRecord]) -> list[TryRecord]:
         """Return those tries that may still run; what the others have used is free from now on.
 
         Raises:
             SiteError: the site does not answer.
         """
+        open_tries = []
         running = [record for record in records if record.may_run]
+        looks = (self._retry(lambda r=r: self._looks.look(r.paths.tries)) for r in running)  # type: ignore[misc]
+        for record, seen in zip(running, await asyncio.gather(*looks), strict=True):
+            if record.id in seen.codes:
+                self._journal.uses.end(record.id)
+            else:
+                open_tries.append(record)
+        return open_tries
 
-        async def ended(record: TryRecord) -> bool:
-            seen = await self.retry(lambda: self._looks.look(record.paths.tries))
-            return record.id in seen.codes
-
-        over = await asyncio.gather(*map(ended, running))
-        for record in (r for r, is_over in zip(running, over, strict=True) if is_over):
-            self.journal.uses.end(record.id)
-        return [record for record, is_over in zip(running, over, strict=True) if not is_over]
-
-
-class RemoteCleanup:
-    """Remove files from one place that no longer exist here, mostly `temp()` outputs.
-
-    Snakemake removes them here once no job needs them. At the site they would take up space until
-    the end of the run, and a command that lists its directory would see files that are gone. What a
-    job still uses, perhaps one of an earlier run, stays until that has ended.
-    """
-
-    def __init__(self, in_use: InUse, workdir: Path) -> None:
-        self._in_use = in_use
-        self._site = in_use.site
-        self._place = in_use.place
-        self._ledger = in_use.journal.files
-        self._retry = in_use.retry
-        self._workdir = workdir
-        self._used: dict[str, None] = {}
-        self._sweeping = asyncio.Lock()
+    # Removing what is gone here
 
     def used(self, paths: Iterable[str]) -> None:
         """Note inputs and outputs of a job that has ended: Snakemake may remove some of them."""
@@ -98,7 +99,7 @@ class RemoteCleanup:
             if not self._used:
                 return
             gone = [path for path in self._used if not os.path.lexists(self._here(path))]
-            self._used = {p: None for p in gone if self._in_use.by(p)}
+            self._used = {p: None for p in gone if self._by(p)}
             known = (self._ledger.remote_file(self._place, path) for path in gone)
             files = [file for file in known if file is not None]
             for path in gone:
@@ -114,8 +115,8 @@ class RemoteCleanup:
             SiteError: the site does not answer.
         """
         files = self._ledger.remote_files(self._place)
-        users = {r.id: r for file in self._gone(files) for r in self._in_use.by(file.path)}
-        await self._in_use.settle(users.values())
+        users = {r.id: r for file in self._gone(files) for r in self._by(file.path)}
+        await self._settle(users.values())
         await self._remove(files)
 
     async def _remove(self, files: Iterable[FileRecord]) -> None:
@@ -123,7 +124,7 @@ class RemoteCleanup:
 
         What is in use stays, and in the manifest, so that it is removed later.
         """
-        gone = [file.path for file in self._gone(files) if not self._in_use.by(file.path)]
+        gone = [file.path for file in self._gone(files) if not self._by(file.path)]
         await asyncio.gather(*(self._site.remove(path) for path in gone))
         self._ledger.forget_remote_files(self._place, gone)
         # The directories of a temp(directory()) are left.
@@ -131,7 +132,7 @@ class RemoteCleanup:
             parent.as_posix()
             for path in gone
             for parent in PurePosixPath(path).parents
-            if not self._here(f"{parent}/").exists() and not self._in_use.by(parent.as_posix())
+            if not self._here(f"{parent}/").exists() and not self._by(parent.as_posix())
         }
         for directory in await find_empty(self._site, left):
             await self._site.remove(directory)
@@ -154,31 +155,7 @@ class RemoteCleanup:
     def _here(self, path: str) -> Path:
         return local_path(path, self._workdir)
 
-
-_LOOK_AGAIN_S = 10.0
-"""Seconds between two looks at jobs of this run that must end first: they are watched anyway."""
-
-
-class WriteConflicts:
-    """End tries of earlier runs that would overwrite files of this run, or read what it makes."""
-
-    def __init__(
-        self,
-        in_use: InUse,
-        stager: Stager,
-        give_up: Callable[[Sequence[TryRecord]], Awaitable[None]],
-        notify: Callable[[str], None],
-    ) -> None:
-        self._in_use = in_use
-        self._site = in_use.site
-        self._journal = in_use.journal
-        self._retry = in_use.retry
-        self._stager = stager
-        self._give_up = give_up
-        self._notify = notify
-        self._own: set[str] = set()
-        # Of many jobs that find the same conflicts, one resolves them.
-        self._clearing = asyncio.Lock()
+    # Ending conflicts
 
     def own(self, record: TryRecord) -> None:
         """Note that a try belongs to this run, so that it is no conflict."""
@@ -226,7 +203,7 @@ class WriteConflicts:
         for path in paths:
             # A job need not have read a file that nobody knows, in a directory that it reads.
             above = self._stager.knows(path)
-            while users := await self._in_use.settle(self._others(record, path, above=above)):
+            while users := await self._settle(self._others(record, path, above=above)):
                 earlier = [user for user in users if user.id not in self._own]
                 await self._give_up(earlier)
                 why = f"since a job of this run changes {display_path(path)}, which it uses"
@@ -256,7 +233,7 @@ class WriteConflicts:
 
     def _others(self, record: TryRecord, path: str, *, above: bool) -> list[TryRecord]:
         """Return the tries of other jobs that use a path, without those that wait for the try."""
-        found = [r for r in self._in_use.by(path, above=above) if r.job != record.job]
+        found = [r for r in self._by(path, above=above) if r.job != record.job]
         waiting = {r.id for r in self._journal.all_dependents([record.id])} if found else ()
         return [user for user in found if user.id not in waiting]
 

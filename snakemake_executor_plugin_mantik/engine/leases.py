@@ -38,13 +38,13 @@ from snakemake_executor_plugin_mantik.jobs.paths import (
     PLACE,
     TRIES,
     is_try_id,
-    parse_marker_name,
 )
 from snakemake_executor_plugin_mantik.journal import Journal
 from snakemake_executor_plugin_mantik.sites.base import Entry, Site
 from snakemake_executor_plugin_mantik.staging.transfers import read_file
 
 from .catch_up import CatchingUp, number_of_spare
+from .claims import exit_codes
 from .site_retry import SiteRetry
 
 ASK_PREFIX, HERE_PREFIX = "ask.", "here."
@@ -392,7 +392,7 @@ class Leases:
         given it up.
         """
         entries = await self._list(directory)
-        over = {marker[0] for name in entries if (marker := parse_marker_name(name)) is not None}
+        over = exit_codes(entries)
         names = [
             n for n, e in entries.items() if is_try_id(n) and not e.directory and n not in over
         ]

@@ -29,7 +29,7 @@ from snakemake_executor_plugin_mantik.staging.local import LocalFile, LocalFiles
 from snakemake_executor_plugin_mantik.staging.transfers import stream_file
 
 from .catch_up import PlaceSpare
-from .in_use import InUse, RemoteCleanup, WriteConflicts
+from .in_use import InUse
 from .leases import Leadership, Lease, Leases
 from .site_retry import SiteRetry
 from .stage import Stager
@@ -57,9 +57,8 @@ class Place:
         scratch: a local directory for archives of outputs.
         lead: this controller's lead of it.
         stager: uploads missing files.
-        cleanup: removes files there that no longer exist here.
+        in_use: what tries use there: it stays, and other files go; conflicting tries end.
         spare: what a lost journal knew of it.
-        conflicts: ends tries of earlier runs that could overwrite files of this run.
         sources: checksums of the uploaded sources, by path.
         leftovers: an observer's directories there, removed at the end of the run.
     """
@@ -105,12 +104,10 @@ class Place:
             notify=workflow.notify, meter=workflow.meter, fetch=fetch, importer=importer,
             limit=upload_bytes,
         )  # fmt: skip
-        in_use = InUse(site, self.id, journal, retry)
         self.stager = Stager(
             site, self.id, journal, retry, uploader, term=lease.term, notify=workflow.notify
         )
-        self.cleanup = RemoteCleanup(in_use, workflow.workdir)
-        self.conflicts = WriteConflicts(in_use, self.stager, workflow.give_up, workflow.notify)
+        self.in_use = InUse(site, self.id, workflow, self.stager, retry)
 
     # Sources
 
@@ -142,7 +139,7 @@ class Place:
             return
         with suppress(TimeoutError, SiteError):
             async with asyncio.timeout(_TIDY_WAIT_S):
-                await self.cleanup.finish()
+                await self.in_use.finish()
                 opened = any(r.place == self.id for r in self._journal.all_open_tries())
                 unused = not opened and not any(r.may_run for r in self._journal.uses.of(self.id))
                 left = self.leftovers

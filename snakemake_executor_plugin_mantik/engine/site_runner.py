@@ -391,7 +391,7 @@ class SiteRunner:
             self._journal.spoiled(outcome.try_id)
             [record] = self._journal.tries([outcome.try_id])
             self.ahead.ended(request, record, succeeded=False)
-        self.place.cleanup.used([*request.inputs, *(output.path for output in request.outputs)])
+        self.place.in_use.used([*request.inputs, *(output.path for output in request.outputs)])
         if outcome.succeeded:
             self.local.touched(self._made(request))
             if taken:

@@ -11,8 +11,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from snakemake_executor_plugin_mantik.common.humanize import (
     humanize_count,
@@ -148,7 +147,7 @@ class Way(StrEnum):
 _DIRECTIONS: Final = {Way.STREAM: Direction.MOVE, Way.IMPORT: Direction.IMPORT}
 
 
-class TransferProgress:
+class TransferProgress(ExitStack):
     """Reports a transfer of files, all of this machine or all of one other place.
 
     Use it as a context, which is as long as the transfer.
@@ -163,6 +162,7 @@ class TransferProgress:
         way: Way,
     ) -> None:
         """Make it; `way` is that of files of another place."""
+        super().__init__()
         self._size = sum(file.size for file in files)
         more = f" and {humanize_count(len(files) - 1, 'more file')}" if len(files) > 1 else ""
         largest = display_path(max(files, key=lambda file: file.size).path) if files else ""
@@ -174,7 +174,6 @@ class TransferProgress:
         self._way = f", {way}" if moved else ""
         self._direction = _DIRECTIONS[way] if moved else Direction.UPLOAD
         self._meter = meter
-        self._stack = ExitStack()
         self._transfer: Transfer | None = None
         reported = moved or self._size >= _REPORTED_BYTES
         self._notify = notify if reported else lambda _: None
@@ -182,22 +181,11 @@ class TransferProgress:
         self._began = self._next = 0.0
         self._from = 0.0
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._stack.close()
-
     def begin(self, share: float = 0.0) -> None:
         """Report the beginning; `share` is what an earlier attempt has moved, from 0 to 1."""
         moved = round(share * self._size)
         measured = self._meter.measure(self._direction, self._site, self._name, self._size, moved)
-        self._transfer = self._stack.enter_context(measured)
+        self._transfer = self.enter_context(measured)
         self._began, self._from = self._clock(), share
         self._next = self._began + _REPORT_S
         there = f"; {share:.0%} of it is there already" if share else ""

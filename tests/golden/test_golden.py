@@ -167,10 +167,15 @@ def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RecordingSandbox]:
         yield box
 
 
-_FULL = pytest.param("full", marks=pytest.mark.software("Snakemake at a site"))
+MARKS = {
+    "full": pytest.mark.software("Snakemake at a site"),
+    **dict.fromkeys(("thin", "checkpoint", "group"), pytest.mark.nightly),  # as script and chain
+}
 
 
-@pytest.mark.parametrize("name", [*sorted(WORKFLOWS.keys() - {"full"}), _FULL])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=MARKS.get(name, ())) for name in WORKFLOWS]
+)
 def test_workflow_leaves_what_was_recorded(
     name: str, box: RecordingSandbox, tmp_path: Path
 ) -> None:

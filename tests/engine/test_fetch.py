@@ -6,10 +6,11 @@ import itertools
 import os
 import resource
 import tarfile
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -63,19 +64,20 @@ class Bench:
         )  # fmt: skip
         self.world.write(RECORD.paths.marker(0), content)
 
-    def fetch(self) -> Fetched:
+    def fetch(self, record: TryRecord = RECORD, **marked: Any) -> Fetched:
+        """Fetch what a try has made, with other values in its marker."""
+
         async def fetched() -> Fetched:
-            retry = SiteRetry("sim", lambda _: None, asyncio.get_running_loop().time)
             fetcher = Fetcher(
                 self.site,
-                retry,
+                SiteRetry("sim", lambda _: None, asyncio.get_running_loop().time),
                 self.workdir,
                 self.scratch,
                 on_links=self.links.extend,
                 meter=TransferMeter(),
             )
-            marker = await fetcher.marker(RECORD, TryEnd(TryEndKind.MARKER, 0))
-            return await fetcher.outputs(RECORD, marker, self.declared)
+            marker = await fetcher.marker(record, TryEnd(TryEndKind.MARKER, 0))
+            return await fetcher.outputs(record, replace(marker, **marked), self.declared)
 
         return virtualtime.run(fetched())
 
@@ -135,11 +137,6 @@ def test_a_refusal_that_lasts_does_not_lose_the_outputs(bench: Bench, path: str)
     refused(bench, SiteRejected, "no")
 
 
-def test_what_the_site_itself_calls_shorter_is_lost(bench: Bench) -> None:
-    bench.world.files["alone"] = b"x"
-    refused(bench, OutputsLost, "1 bytes at the site")
-
-
 def test_broken_transfer_does_not_begin_anew(bench: Bench) -> None:
     asked: list[int] = []
     get = bench.site.get
@@ -168,10 +165,26 @@ def refused(bench: Bench, kind: type[MantikError], text: str) -> None:
     assert bench.here() == set(FILES), "nothing half is left"
 
 
+Change = Callable[[bytes], bytes | None]
+
+
 @pytest.mark.parametrize("path", ["alone", RECORD.paths.archive])
-def test_content_changed_at_the_site(bench: Bench, path: str) -> None:
-    bench.world.files[path] = b"x" * len(bench.world.files[path] or b"")
-    refused(bench, OutputsLost, "checksum differs")
+@pytest.mark.parametrize(
+    ("change", "kind", "told"),
+    [
+        (lambda content: b"x" * len(content), OutputsLost, "checksum differs"),
+        (lambda content: content[:100], TransferError, "100 bytes at the site"),
+        (lambda content: None, TransferError, "no longer there"),
+    ],
+    ids=["changed", "shorter", "gone"],
+)
+def test_what_is_not_at_the_site_as_it_was_made(
+    bench: Bench, path: str, change: Change, kind: type[MantikError], told: str
+) -> None:
+    content = change(bench.world.files.pop(path) or b"")
+    if content is not None:
+        bench.world.files[path] = content
+    refused(bench, kind, told)
 
 
 @pytest.mark.parametrize("path", ["alone", RECORD.paths.archive])
@@ -194,21 +207,9 @@ def test_content_that_is_damaged_on_its_way_is_not_lost(bench: Bench, path: str)
     assert not isinstance(raised.value, OutputsLost)
 
 
-@pytest.mark.parametrize("path", ["alone", RECORD.paths.archive])
-def test_file_became_shorter_at_the_site(bench: Bench, path: str) -> None:
-    bench.world.files[path] = (bench.world.files[path] or b"")[:100]
-    refused(bench, TransferError, "100 bytes at the site")
-
-
 def test_file_grew_at_the_site(bench: Bench) -> None:
     bench.world.files["alone"] = FILES["alone"] + b"x" * 1_000_000
     refused(bench, TransferError, "checksum differs")
-
-
-@pytest.mark.parametrize("path", ["alone", RECORD.paths.archive])
-def test_file_is_gone_at_the_site(bench: Bench, path: str) -> None:
-    del bench.world.files[path]
-    refused(bench, TransferError, "no longer there")
 
 
 def test_archive_that_is_none(bench: Bench) -> None:
@@ -218,22 +219,8 @@ def test_archive_that_is_none(bench: Bench) -> None:
     content = make_marker(RECORD.id, 0, FILES, place=PLACES.__getitem__)
     bench.world.write(RECORD.paths.marker(0), content)
 
-    async def fetched() -> None:
-        retry = SiteRetry("sim", lambda _: None)
-        fetcher = Fetcher(
-            bench.site,
-            retry,
-            bench.workdir,
-            bench.scratch,
-            on_links=bench.links.extend,
-            meter=TransferMeter(),
-        )
-        marker = await fetcher.marker(RECORD, TryEnd(TryEndKind.MARKER, 0))
-        marker = replace(marker, archive_size=5000, archive_sha256=digest)
-        await fetcher.outputs(RECORD, marker, bench.declared)
-
     with pytest.raises(TransferError, match="damaged"):
-        virtualtime.run(fetched())
+        bench.fetch(archive_size=5000, archive_sha256=digest)
     assert bench.here() == set()
 
 
@@ -338,23 +325,10 @@ def test_marker_of_the_real_script(trial: Trial, tmp_path: Path) -> None:
     for path in trial.workspace.rglob("*"):
         if path.is_file():
             bench.world.write(path.relative_to(trial.workspace).as_posix(), path.read_bytes())
-    record = replace(RECORD, id=spec.paths.try_id, bucket=3)
-
-    async def fetched() -> None:
-        fetcher = Fetcher(
-            bench.site,
-            SiteRetry("sim", print),
-            bench.workdir,
-            bench.scratch,
-            on_links=bench.links.extend,
-            meter=TransferMeter(),
-        )
-        marker = await fetcher.marker(record, TryEnd(TryEndKind.MARKER, 0))
-        (bench.workdir / "d").mkdir()
-        (bench.workdir / "d/old").write_text("of an earlier run")
-        await fetcher.outputs(record, marker, outputs)
-
-    virtualtime.run(fetched())
+    (bench.workdir / "d").mkdir()
+    (bench.workdir / "d/old").write_text("of an earlier run")
+    bench.declared = [*outputs]
+    bench.fetch(replace(RECORD, id=spec.paths.try_id, bucket=3))
     assert bench.here() == {"d/e/x", "d/link", NASTY, "big"}
     assert (bench.workdir / "d/link").readlink() == Path("e/x")
     assert bench.links == [("d/link", "e/x")]
@@ -369,17 +343,5 @@ def quoted(path: str) -> str:
 def test_entry_that_the_file_api_cannot_carry(bench: Bench) -> None:
     entry = OutputEntry(NASTY, "f", 1, 0o644, "", "alone")
 
-    async def fetched() -> None:
-        fetcher = Fetcher(
-            bench.site,
-            SiteRetry("sim", print),
-            bench.workdir,
-            bench.scratch,
-            on_links=bench.links.extend,
-            meter=TransferMeter(),
-        )
-        marker = await fetcher.marker(RECORD, TryEnd(TryEndKind.MARKER, 0))
-        await fetcher.outputs(RECORD, replace(marker, files=(entry,)), bench.declared)
-
     with pytest.raises(TransferError, match="cannot carry"):
-        virtualtime.run(fetched())
+        bench.fetch(files=(entry,))

@@ -1,4 +1,4 @@
-"""HTTP clients that bound the size of an answer, certificates, and meanings of error answers.
+"""Answers of bounded size, certificates of servers, and meanings of error answers.
 
 HTTPX reads and unpacks an answer to its end, however long it is. A broken or hostile server must
 not fill the memory of the machine that watches jobs. The callers bound how long a site's answer may
@@ -10,7 +10,7 @@ import logging
 import re
 import ssl
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from enum import Enum
@@ -97,38 +97,17 @@ class _Body:
         )
 
 
-class HttpClient(httpx.AsyncClient):
-    """An HTTP client that bounds answers and checks each before it is returned."""
+async def read_answer(response: httpx.Response) -> httpx.Response:
+    """Return a streamed answer with its body, and close the stream.
 
-    def __init__(self, *, look: Callable[[httpx.Response], None], **named: Any) -> None:
-        """Make a client with the arguments of `httpx.AsyncClient`.
-
-        `look` is called with each answer; a streamed one has no body yet if its status is 2xx.
-        """
-        super().__init__(**named)
-        self._look = look
-
-    async def send(
-        self, request: httpx.Request, *, stream: bool = False, **named: Any
-    ) -> httpx.Response:
-        """Like `httpx.AsyncClient.send`, which every request passes through.
-
-        Raises:
-            httpx.RemoteProtocolError: the answer is too long or has an unknown encoding.
-        """
-        response = await super().send(request, stream=True, **named)
-        try:
-            if not stream or not response.is_success:
-                body = _Body(response)
-                async for part in response.aiter_bytes():
-                    body.add(part)
-                await response.aclose()
-                response = body.answer()
-            self._look(response)
-        except BaseException:
-            await response.aclose()
-            raise
-        return response
+    Raises:
+        httpx.RemoteProtocolError: the answer is too long or has an unknown encoding.
+    """
+    body = _Body(response)
+    async for part in response.aiter_bytes():
+        body.add(part)
+    await response.aclose()
+    return body.answer()
 
 
 def post_form(

@@ -33,7 +33,6 @@ from .authentication import Credential
 from .base import Entry, JobState, Phase
 from .http import (
     MALFORMED,
-    HttpClient,
     Meaning,
     Pattern,
     check_url,
@@ -42,6 +41,7 @@ from .http import (
     is_web_page,
     judge,
     make_error,
+    read_answer,
     server_time,
     tls_context,
 )
@@ -133,8 +133,7 @@ class Connection(ABC):
         self._site = site
         self._timeout_s = timing.timeout_s
         self._credential = credential
-        self._client = HttpClient(
-            look=self._look,
+        self._client = httpx.AsyncClient(
             verify=tls_context(base / settings.ca_file if settings.ca_file else None, site),
             proxy=settings.proxy,
             trust_env=not is_loopback(self.base),
@@ -267,8 +266,17 @@ class Connection(ABC):
     async def _exchange(
         self, method: str, url: str, headers: dict[str, str], *, stream: bool, **arguments: Any
     ) -> httpx.Response:
+        """Make one request; a streamed answer has no body yet if it is a success."""
         request = self._client.build_request(method, url, headers=headers, **arguments)
-        return await self._client.send(request, stream=stream)
+        response = await self._client.send(request, stream=True)
+        try:
+            if not stream or not response.is_success:
+                response = await read_answer(response)
+            self._look(response)
+        except BaseException:
+            await response.aclose()
+            raise
+        return response
 
     def _renewable(self, error: SiteUnauthorized) -> bool:  # noqa: ARG002 - a hook
         """Check whether a new token may be accepted after this refusal."""

@@ -17,6 +17,7 @@ from snakemake_executor_plugin_mantik.sites.base import Site
 from snakemake_executor_plugin_mantik.sites.firecrest import FirecrestSite
 from snakemake_executor_plugin_mantik.sites.issuers import ClientCredentials
 from snakemake_executor_plugin_mantik.sites.unicore import UnicoreSite
+from tests.support.benches import site_at
 from tests.support.parrot import Parrot, Say
 
 MIB = 1 << 20
@@ -89,8 +90,11 @@ def test_answers_of_issuers(parrot: Parrot, monkeypatch: pytest.MonkeyPatch, tro
 
 def asked(parrot: Parrot) -> httpx.Response:
     async def get() -> httpx.Response:
-        async with http.HttpClient(look=lambda _: None, trust_env=False) as client:
-            return await client.get(parrot.url)
+        site = site_at(parrot.url, Bearer("t"))
+        try:
+            return await site._connection.once("x", "GET", "")
+        finally:
+            await site.close()
 
     return asyncio.run(get())
 

@@ -33,8 +33,14 @@ from snakemake_executor_plugin_mantik.journal import (
 )
 from snakemake_executor_plugin_mantik.sites.base import Entry
 
-from .access import Access, Datasets, Finding, as_output, find_workspace_files
-from .comparison import Comparison
+from .access import (
+    Access,
+    Comparison,
+    Datasets,
+    Finding,
+    as_output,
+    find_workspace_files,
+)
 from .copies import copy_by_link, fetch_copy, link_copy, put_in_place, remove_path
 from .paths import Dataset
 

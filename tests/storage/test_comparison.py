@@ -9,8 +9,7 @@ import pytest
 from snakemake_executor_plugin_mantik.engine.compare import Sight
 from snakemake_executor_plugin_mantik.journal import FileRecord, StoredOutput
 from snakemake_executor_plugin_mantik.sites.base import Entry
-from snakemake_executor_plugin_mantik.storage.access import Access
-from snakemake_executor_plugin_mantik.storage.comparison import Change, Comparison
+from snakemake_executor_plugin_mantik.storage.access import Access, Change, Comparison
 
 MADE_AT, SIZE, SUM = 1000.0, 4, "a" * 64
 FILE = FileRecord("out/model", SIZE, SUM, modified=MADE_AT, mode=0o644)

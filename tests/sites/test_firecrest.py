@@ -25,21 +25,13 @@ from snakemake_executor_plugin_mantik.jobs.spec import Resources
 from snakemake_executor_plugin_mantik.sites.base import Phase, Submission
 from snakemake_executor_plugin_mantik.sites.firecrest import FirecrestSite
 from snakemake_executor_plugin_mantik.sites.firecrest.jobs import name_lists
-from tests.support.benches import firecrest_site
+from tests.support.benches import firecrest_site, opened
 
 SUBMIT = {"method": "POST", "path": "/compute/hpc2/jobs$"}
 
 
 def run(box: Sandbox, scenario: Callable[[FirecrestSite], Awaitable[None]]) -> None:
-    async def with_site() -> None:
-        site = firecrest_site(box, f"ws-{uuid.uuid4()}")
-        try:
-            await site.open()
-            await scenario(site)
-        finally:
-            await site.close()
-
-    asyncio.run(with_site())
+    opened(lambda: firecrest_site(box, f"ws-{uuid.uuid4()}"), lambda site, _: scenario(site))
 
 
 def a_job(script: str = "exit 0") -> Submission:
@@ -224,8 +216,8 @@ class TestStates:
         run(faulty, scenario)
 
 
-class TestTokens:
-    def test_that_expired_behind_our_back_are_renewed(self, faulty: Sandbox) -> None:
+class TestFiles:
+    def test_with_tokens_that_expired_behind_our_back(self, faulty: Sandbox) -> None:
         async def scenario(site: FirecrestSite) -> None:
             served(faulty).tokens.change_key()
             await asyncio.gather(*(site.put(f"d/{n}", b"1") for n in range(10)))
@@ -233,8 +225,6 @@ class TestTokens:
 
         run(faulty, scenario)
 
-
-class TestFiles:
     def test_directory_that_somebody_removed_is_made_again(self, sandbox: Sandbox) -> None:
         async def scenario(site: FirecrestSite) -> None:
             await site.put("d/e/one", b"1")

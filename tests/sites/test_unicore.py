@@ -33,7 +33,7 @@ from snakemake_executor_plugin_mantik.sites.unicore.connection import (
     SESSION_EXPIRED,
     parse_server_time,
 )
-from tests.support.benches import Bench, site_at, unicore_site
+from tests.support.benches import Bench, opened, site_at, unicore_site
 from tests.support.unicoreserver import KEY_USER, PASSWORD, USER, UnicoreX
 
 Scenario = Callable[[UnicoreSite, SiteFacts], Awaitable[None]]
@@ -45,13 +45,7 @@ def workspace() -> str:
 
 
 def run(site: UnicoreSite, scenario: Scenario) -> None:
-    async def opened() -> None:
-        try:
-            await scenario(site, await site.open())
-        finally:
-            await site.close()
-
-    asyncio.run(opened())
+    opened(lambda: site, scenario)
 
 
 async def nothing(site: UnicoreSite, facts: SiteFacts) -> None:

@@ -148,6 +148,10 @@ class LocalScheduler(BatchScheduler):
             job.verdict = BatchState.NODE_FAIL
             processes.signal_job(job.pid, signal.SIGKILL)
 
+    async def expire(self, number: int) -> None:
+        """End a job as if its walltime were over."""
+        self._end(number, BatchState.TIMEOUT)
+
     async def script(self, number: int) -> str:
         copy = self.jobs[number].copy
         return copy.read_text() if copy.is_file() else ""

@@ -106,6 +106,10 @@ class Sandbox:
     def fail_node(self, name: str, scheduler_id: int) -> None:
         self._wait(self.site(name).scheduler.fail_node(scheduler_id))
 
+    def expire_job(self, name: str, scheduler_id: int) -> None:
+        """Let a job's walltime be over now."""
+        self._wait(self.local_scheduler(name).expire(scheduler_id))
+
     def limit_jobs(self, name: str, most: int | None) -> None:
         """Make a site's local scheduler refuse more waiting and running jobs than `most`."""
         self.local_scheduler(name).max_submit_jobs = most

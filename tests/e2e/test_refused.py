@@ -585,44 +585,25 @@ def test_no_config(project: Project) -> None:
     assert "Nothing to be done" in said
 
 
-def test_missing_credentials_are_told_with_the_names_looked_for(project: Project) -> None:
+def test_what_keeps_a_run_from_its_site(project: Project) -> None:
+    """Missing credentials, a wrong password, a server that is not there, an option."""
     project.write("Snakefile", GOOD)
-    unset = {name: "" for name in project.place.environment if name.startswith("MANTIK_HPC1")}
-    project.extra |= unset
-
-    said = project.run().failed()
-
-    tells(said, "each also as MANTIK_HPC1_…", "MANTIK_UNICORE_USERNAME", "MANTIK_UNICORE_TOKEN")
-    tells(said, "hpc1")
-
-
-def test_wrong_password(project: Project) -> None:
-    project.write("Snakefile", GOOD)
+    said = project.run("--immediate-submit", "--notemp").failed()
+    tells(said, "--immediate-submit does not work with the mantik executor", "Remove the option")
     project.extra["MANTIK_HPC1_PASSWORD"] = "a wrong guess"
-
     said = project.run().failed()
-
     tells(said, "hpc1", "403", "Check MANTIK_HPC1_USERNAME, MANTIK_HPC1_PASSWORD.")
     assert "a wrong guess" not in said
-
-
-def test_a_server_that_is_not_there(project: Project) -> None:
-    project.write("Snakefile", GOOD)
+    names = [name for name in project.place.environment if name.startswith("MANTIK_HPC1")]
+    project.extra |= dict.fromkeys(names, "")
+    said = project.run().failed()
+    tells(said, "each also as MANTIK_HPC1_…", "MANTIK_UNICORE_USERNAME", "MANTIK_UNICORE_TOKEN")
+    for name in names:
+        del project.extra[name]
     project.config.write_text(
         f"UnicoreApiUrl: http://127.0.0.1:{free_port()}/rest/core\nResources: {{Queue: batch}}\n"
     )
-
-    said = project.run().failed()
-
-    tells(said, "hpc1", "127.0.0.1")
-
-
-def test_immediate_submit(project: Project) -> None:
-    project.write("Snakefile", GOOD)
-
-    said = project.run("--immediate-submit", "--notemp").failed()
-
-    tells(said, "--immediate-submit does not work with the mantik executor", "Remove the option")
+    tells(project.run().failed(), "hpc1", "127.0.0.1")
 
 
 def test_conda_for_jobs_here_without_a_conda_here(project: Project) -> None:

@@ -9,7 +9,7 @@ from hpc_sandbox.server import Sandbox
 from hpc_sandbox.settings import SiteOption
 from snakemake_executor_plugin_mantik.jobs.spec import ScriptLimits
 from tests.support.places import PATIENT
-from tests.support.workflows import SHORT, UNTRACKED, Project, place_in, tells
+from tests.support.workflows import SHORT, UNTRACKED, Project, place_in, tells, until
 
 SNAKEFILE = """
     from snakemake_executor_plugin_mantik.retry import grows, last_failure
@@ -39,16 +39,12 @@ SNAKEFILE = """
 """
 
 
-def _hurry(project: Project, grace_s: float = 1) -> None:
-    """Let jobs have seconds, and let them be asked about soon after they fell silent."""
+def test_a_retry_asks_for_more_of_what_was_lacking_and_of_nothing_else(project: Project) -> None:
     text = project.config.read_text()
     project.config.write_text(text.replace("Resources:\n", "Resources:\n  Runtime: 4s\n"))
-    timing = replace(SHORT, marker_grace_s=grace_s, script=ScriptLimits(heartbeat_s=1))
+    # They are asked about soon after they fell silent.
+    timing = replace(SHORT, marker_grace_s=1, script=ScriptLimits(heartbeat_s=1))
     project.place = project.place.timed(timing)
-
-
-def test_a_retry_asks_for_more_of_what_was_lacking_and_of_nothing_else(project: Project) -> None:
-    _hurry(project)
     project.write("Snakefile", SNAKEFILE)
 
     said = project.run("--retries", "2").ok().output
@@ -71,7 +67,9 @@ def test_children_are_told_to_end_before_their_parents(api: str, tmp_path: Path)
     settings = replace(PATIENT, timing=replace(PATIENT.timing, signal_gap=0.02))
     with Sandbox(tmp_path / "sandbox", [SiteOption("hpc1", api)], settings) as box:
         project = Project(tmp_path / "project", place_in(box, "hpc1"), dict(UNTRACKED))
-        _hurry(project, grace_s=60)  # for the scheduler's answer, which a busy machine delays
+        # Patient with the scheduler's answer, which a busy machine delays.
+        timing = replace(SHORT, marker_grace_s=60, script=ScriptLimits(heartbeat_s=1))
+        project.place = project.place.timed(timing)
         project.write(
             "Snakefile",
             r"""
@@ -80,16 +78,20 @@ def test_children_are_told_to_end_before_their_parents(api: str, tmp_path: Path)
 
             rule ends:
                 output: "ends.txt"
-                shell: "sleep 60; touch {output}"
+                shell: "touch begun.ends; sleep 600; touch {output}"
 
             rule speaks:
                 output: "speaks.txt"
                 shell:
                     "trap 'trap \"\" TERM; sleep 1; touch late.txt; exit 1' TERM; "
-                    "while :; do sleep 0.1 || :; done"
+                    "touch begun.speaks; while :; do sleep 0.1 || :; done"
             """,
         )
-        said = project.run("--keep-going").failed()
+        running = project.start("--keep-going")
+        until(lambda: len([*project.workspace.glob("begun.*")]) == 2, "the jobs")
+        for run in box.record("hpc1")["runs"]:
+            box.expire_job("hpc1", run["scheduler_id"])
+        said = running.end().failed()
         found = {record.rule: record.reason for record in project.tries}
         assert found == {"ends": "time_limit", "speaks": "time_limit"}, said
         assert (project.workspace / "late.txt").exists(), said

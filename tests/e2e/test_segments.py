@@ -47,7 +47,7 @@ SNAKEFILE = """
 """
 
 
-def written(project: Project, runtime: str = "25s") -> Project:
+def written(project: Project, runtime: str = "45s") -> Project:
     text = project.config.read_text()
     assert "Resources:\n" in text
     project.config.write_text(text.replace("Resources:\n", f"Resources:\n  Runtime: {runtime}\n"))
@@ -69,7 +69,7 @@ def is_trained(project: Project, segments: int = 4) -> None:
 
 def test_a_training_goes_on_past_its_walltime(firecrest: Project) -> None:
     """The walltime ends the first segment, the others end themselves early."""
-    said = written(firecrest, "25s").run("score.txt").ok().output
+    said = written(firecrest).run("score.txt").ok().output
     is_trained(firecrest)
     tells(said, "segment 1 of 10 has ended (time limit)", "segment 2 of 10 has ended (it asked")
     assert "taken up again" not in said, "this run submitted all of them"

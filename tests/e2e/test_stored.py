@@ -60,6 +60,10 @@ PIPELINE = """
         output: "results/score.txt"
         shell: "cat {input[0]} {input[1]}/2 {input[1]}/one > {output}; echo s >> ran.txt"
 """
+TARGETS = """
+    rule all:
+        input: "report.txt", "results/steps", "results/score.txt"
+"""
 REPORT = "set\nmodel\n2\n1\nraw\n"
 
 
@@ -100,7 +104,8 @@ def run(project: Project, *arguments: str) -> str:
     return project.run(*FILES_STAY, *arguments).ok().output
 
 
-def test_outputs_stay(pipeline: Project) -> None:
+def test_outputs_stay_and_ls_and_get_know_them(pipeline: Project) -> None:
+    pipeline.write("Snakefile", TARGETS + PIPELINE)
     run(pipeline)
 
     assert pipeline.read("report.txt") == REPORT
@@ -111,21 +116,39 @@ def test_outputs_stay(pipeline: Project) -> None:
     assert ran(pipeline) == "pts"
     assert (pipeline.workspace / "results/model.txt").read_text() == "set\nmodel\n"
 
-    listed = smk_mantik(pipeline, "ls").ok().output
-    assert [line.split()[:2] for line in listed.splitlines()[1:5]] == [
-        [path, pipeline.place.name]
-        for path in ("results/model.txt", "results/score.txt", "results/set.txt", "results/steps/")
-    ]
-    smk_mantik(pipeline, "get", "results/steps", "results/model.txt").ok()
-    assert pipeline.read("results/model.txt") == "set\nmodel\n"
+    said = smk_mantik(pipeline, "ls", "--needed-by", "--json", "--", *FILES_STAY).ok().output
+    found = {each["file"]: each for each in json.loads(said[said.index("[\n") :])}
+    assert {file: (each["needed_by"], each["target"]) for file, each in found.items()} == {
+        "results/model.txt": (["score"], False),
+        "results/score.txt": (["all", "report"], True),
+        "results/set.txt": (["train"], False),
+        "results/steps": (["all", "score"], True),
+    }
+    model = found["results/model.txt"]
+    assert (model["site"], model["size"], model["job"]) == (pipeline.place.name, 10, "train")
+
+    said = smk_mantik(pipeline, "get", "--all-targets", "--", *FILES_STAY).ok().output
+    tells(said, "Brought 2 outputs")
+    assert pipeline.read("results/score.txt") == "set\nmodel\n2\n1\n"
     steps = pipeline.directory / "results/steps"
     assert (steps / "one").readlink() == Path("a/1")
     assert (steps / "empty").is_dir()
     assert os.access(steps / "2", os.X_OK)
-    assert not pipeline.exists("results/set.txt")
-    tells(smk_mantik(pipeline, "get", "--all").ok().output, "Brought 2 outputs", "2 were here")
+    assert not pipeline.exists("results/model.txt")
+    words = ["get", "--all-targets", "--", *FILES_STAY, "--", "results/model.txt"]
+    tells(smk_mantik(pipeline, *words).ok().output, "Brought 1 output")
+    assert pipeline.read("results/model.txt") == "set\nmodel\n"
+    tells(smk_mantik(pipeline, "get", "--all").ok().output, "Brought 1 output,", "3 were here")
     tells(run(pipeline), "Nothing to be done")
     assert ran(pipeline) == "pts"
+
+    (pipeline.directory / "Snakefile").unlink()
+    plain = smk_mantik(pipeline, "ls").ok().output
+    assert [line.split()[:2] for line in plain.splitlines()[1:5]] == [
+        [path, pipeline.place.name]
+        for path in ("results/model.txt", "results/score.txt", "results/set.txt", "results/steps/")
+    ]
+    assert smk_mantik(pipeline, "ls", "--needed-by").code != 0
 
 
 TEXTS = """
@@ -476,45 +499,6 @@ def test_get_plan_and_clean_know_what_lies_where(one: Project, firecrest_place: 
     tells(smk_mantik(one, "ls").ok().output, "No output stays at a site")
     run(one, "--forcerun", "report")
     assert one.read("report.txt") == REPORT
-
-
-TARGETS = """
-    rule all:
-        input: "report.txt", "results/steps", "results/score.txt"
-"""
-
-
-def test_ls_shows_which_rules_need_an_output_and_get_brings_the_targets(pipeline: Project) -> None:
-    pipeline.write("Snakefile", TARGETS + PIPELINE)
-    run(pipeline)
-
-    said = smk_mantik(pipeline, "ls", "--needed-by", "--json", "--", *FILES_STAY).ok().output
-    found = {each["file"]: each for each in json.loads(said[said.index("[\n") :])}
-    assert {file: (each["needed_by"], each["target"]) for file, each in found.items()} == {
-        "results/model.txt": (["score"], False),
-        "results/score.txt": (["all", "report"], True),
-        "results/set.txt": (["train"], False),
-        "results/steps": (["all", "score"], True),
-    }
-    model = found["results/model.txt"]
-    assert (model["site"], model["size"], model["job"]) == (pipeline.place.name, 10, "train")
-
-    said = smk_mantik(pipeline, "get", "--all-targets", "--", *FILES_STAY).ok().output
-
-    tells(said, "Brought 2 outputs")
-    assert pipeline.read("results/score.txt") == "set\nmodel\n2\n1\n"
-    assert (pipeline.directory / "results/steps/one").readlink() == Path("a/1")
-    assert not pipeline.exists("results/model.txt")
-    assert ran(pipeline) == "pts"
-    words = ["get", "--all-targets", "--", *FILES_STAY, "--", "results/model.txt", "prepare"]
-    tells(smk_mantik(pipeline, *words).ok().output, "Brought 2 outputs")
-    assert pipeline.read("results/model.txt") == "set\nmodel\n"
-    assert pipeline.read("results/set.txt") == "set\n"
-
-    (pipeline.directory / "Snakefile").unlink()
-    plain = smk_mantik(pipeline, "ls", "--json").ok().output
-    assert {each["file"] for each in json.loads(plain)} == set(found)
-    assert smk_mantik(pipeline, "ls", "--needed-by").code != 0
 
 
 @pytest.mark.nightly

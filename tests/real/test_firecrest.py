@@ -74,25 +74,17 @@ async def checksum(site: FirecrestSite, size: int | None) -> str:
 
 
 class TestDownloads:
-    @pytest.mark.parametrize("size", [*SIZES, 300_000_000])
-    def test_of_any_size(self, at_site: AtSite, size: int) -> None:
-        async def scenario(site: FirecrestSite, facts: SiteFacts) -> None:
-            await fetched_by_one_request(site, size, write(facts, size))
+    def test_of_any_size(self, at_site: AtSite) -> None:
+        """Also where the size is unknown, or that of a file that has grown since."""
 
-        at_site(scenario)
-
-    def test_without_knowing_the_size(self, at_site: AtSite) -> None:
         async def scenario(site: FirecrestSite, facts: SiteFacts) -> None:
+            for size in (*SIZES, 300_000_000):
+                await fetched_by_one_request(site, size, write(facts, size))
             for size in (10, DIRECT + 3, 5_600_000):
                 await fetched_by_one_request(site, None, write(facts, size))
-
-        at_site(scenario)
-
-    @pytest.mark.parametrize("size", [DIRECT + 3, 5_600_000, 30_000_000])
-    def test_of_a_file_that_has_grown_since(self, at_site: AtSite, size: int) -> None:
-        async def scenario(site: FirecrestSite, facts: SiteFacts) -> None:
-            made = write(facts, size)
-            assert await checksum(site, 10) == made
+            for size in (DIRECT + 3, 5_600_000, 30_000_000):
+                made = write(facts, size)
+                assert await checksum(site, 10) == made
 
         at_site(scenario)
 

@@ -69,13 +69,17 @@ def test_exit_codes(tmp_path: Path) -> None:
 
 def test_walltime_is_enforced_with_term_first(tmp_path: Path) -> None:
     async def test(scheduler: LocalScheduler) -> None:
-        body = "trap 'echo caught > caught; exit 5' TERM; sleep 60 & wait"
-        job = await scheduler.submit(script(body, "--time=0:03"), tmp_path)
-        await end(job)
+        limited = await scheduler.submit(script("sleep 600", "--time=0:01"), tmp_path)
+        body = "trap 'echo caught > caught; exit 5' TERM; touch ready; sleep 600 & wait"
+        job = await scheduler.submit(script(body), tmp_path)
+        await until((tmp_path / "ready").exists)
+        await scheduler.expire(job.id)
+        await asyncio.gather(end(limited), end(job))
+        assert limited.state is BatchState.TIMEOUT
         assert (job.state, job.reason, job.exit_text) == (BatchState.TIMEOUT, "TimeLimit", "5:0")
         assert (tmp_path / "caught").exists()
 
-    # However busy the machine is, the script has a trap by then, and time for its last words.
+    # However busy the machine is, the script has time for its last words.
     play(tmp_path, test, replace(SETTINGS, timing=replace(SETTINGS.timing, kill_wait=30.0)))
 
 

@@ -26,8 +26,13 @@ Site:
 """
 
 
-PATIENT = replace(FAST, timing=replace(FAST.timing, kill_wait=15.0))
-"""As a real scheduler the sandbox gives a job more time to end than the job gives its command."""
+PATIENT = replace(
+    FAST,
+    timing=replace(FAST.timing, kill_wait=15.0),
+    firecrest=replace(FAST.firecrest, command_timeout=15.0),
+)
+"""As a real scheduler the sandbox gives a job more time to end than the job gives its command. On a
+busy machine its commands may take long."""
 
 
 @pytest.fixture(scope="session")

@@ -82,16 +82,16 @@ def test_full_jobs_need_no_credentials(s3: S3, project: Project) -> None:
 
 @full
 @at_a_real_one
-def test_jobs_reach_the_storage_themselves(s3: S3, either: Project) -> None:
-    bucket = f"none-{either.place.name}"
+def test_jobs_reach_the_storage_themselves(s3: S3, firecrest: Project) -> None:
+    bucket = "none"
     client = s3.client()
     client.create_bucket(Bucket=bucket)
     for name in ("a b", "c'd"):
         client.put_object(Bucket=bucket, Key=f"w/in/{name}.txt", Body=f"{name}\n".encode())
     secret, plain = new_secret()
     project = Project(
-        either.directory,
-        with_snakemake(either.place),
+        firecrest.directory,
+        with_snakemake(firecrest.place),
         {"MY_TOKEN": secret, **UNTRACKED, **s3.environment},
     )
     project.write(
@@ -192,12 +192,12 @@ def _in_bucket(bucket: str) -> list[str]:
 
 
 @full
-def test_what_jobs_store_in_a_directory(either: Project, tmp_path: Path) -> None:
+def test_what_jobs_store_in_a_directory(project: Project, tmp_path: Path) -> None:
     """The fs plugin, whose directory both machines see; a failure, and what follows it."""
     store = tmp_path / "store"
     (store / "in").mkdir(parents=True)
     (store / "in" / "x").write_text("1\n")
-    project = Project(either.directory, with_snakemake(either.place), dict(UNTRACKED))
+    project = Project(project.directory, with_snakemake(project.place), dict(UNTRACKED))
     project.write(
         "Snakefile",
         """

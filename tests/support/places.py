@@ -111,10 +111,3 @@ def firecrest(firecrest_place: Place, tmp_path: Path) -> Iterator[Project]:
     made = Project(tmp_path / "project", firecrest_place)
     yield made
     made.close()
-
-
-@pytest.fixture(params=["project", "firecrest"])
-def either(request: pytest.FixtureRequest) -> Project:
-    """A project at the sandbox's site of each API."""
-    made: Project = request.getfixturevalue(request.param)
-    return made

@@ -14,8 +14,11 @@ from snakemake_executor_plugin_mantik.common.installing import install_command
 from snakemake_executor_plugin_mantik.common.state_directory import data_home
 from snakemake_executor_plugin_mantik.mlproject.command_line import CommandMistakes, ContinueOptions
 from snakemake_executor_plugin_mantik.runs import controller, local_runs
-from snakemake_executor_plugin_mantik.runs.configs import config_of_file
-from snakemake_executor_plugin_mantik.runs.directories import RunDirectory, runs_home
+from snakemake_executor_plugin_mantik.runs.directories import (
+    RunDirectory,
+    config_of_file,
+    runs_home,
+)
 from snakemake_executor_plugin_mantik.schedule.store import repeated_by
 from snakemake_executor_plugin_mantik.tracking.worker.process import SETTINGS
 

@@ -51,7 +51,7 @@ def rerun(
     """
     import os
 
-    from .configs import config_of_file
+    from .directories import config_of_file
     from .submit import resubmit_run
 
     return resubmit_run(

@@ -21,9 +21,8 @@ from snakemake_executor_plugin_mantik.common.errors import MantikError
 from snakemake_executor_plugin_mantik.tracking.run import tracking_target, without_user
 
 from . import controller, local_runs
-from .configs import config_of_values
 from .controller import run_status, settle_run
-from .directories import RunDirectory, runs_home
+from .directories import RunDirectory, config_of_values, runs_home
 from .local_runs import cancel_run
 from .store import RunStore
 from .submit import SubmitRequest, submit_run

@@ -33,11 +33,11 @@ from snakemake_executor_plugin_mantik.sites.credentials import find_account
 from snakemake_executor_plugin_mantik.tracking.run import user_name
 
 from . import controller, local_runs
-from .configs import ChosenConfig
 from .directories import (
     CONFIGS,
     NEW_PREFIX,
     RUNS_VARIABLE,
+    ChosenConfig,
     RunDirectory,
     RunRequest,
     make_runs_home,

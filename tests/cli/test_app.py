@@ -6,12 +6,14 @@ import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from snakemake_executor_plugin_mantik import cli
 from snakemake_executor_plugin_mantik.cli import _app
+from snakemake_executor_plugin_mantik.cli.bootstrap import platforms
 
 
 def test_the_version() -> None:
@@ -101,3 +103,47 @@ def test_bash_completes_commands_and_options(tmp_path: Path) -> None:
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stdout, done.stderr) == (0, "track\n--checkpoint\n", "")
+
+
+HEARS = """
+import os, signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from snakemake_executor_plugin_mantik import cli
+cli._app = lambda: os.kill(os.getpid(), signal.SIGINT)  # while it is about to be imported
+cli.main()
+"""
+TYPED = 'mkdir gone && cd gone && rmdir ../gone && exec "$@"'
+
+
+@pytest.mark.parametrize("words", [("runs", "submit", "x", "--site", "a.yaml"), ("check", "x")])
+def test_the_working_directory_is_gone(tmp_path: Path, words: tuple[str, ...]) -> None:
+    ended = subprocess.run(
+        ["sh", "-c", TYPED, "sh", sys.executable, "-P", "-m", "snakemake_executor_plugin_mantik",
+         *words],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+    assert ended.returncode == 2
+    assert ended.stderr == (
+        "smk-mantik: the directory that you are in was removed."
+        " Change into an existing one, and run the command again.\n"
+    )
+
+
+def test_ctrl_c_before_anything_is_begun() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", HEARS], capture_output=True, text=True, check=False
+    )
+
+    assert (ended.returncode, ended.stderr) == (130, "")
+
+
+@pytest.mark.parametrize(
+    ("libc", "newest"), [(["glibc", "2.28"], 28), (["glibc", "2.17"], 17), (["", ""], 17)]
+)
+def test_wheels_for_the_c_library_of_a_site(libc: list[str], newest: int) -> None:
+    there: dict[str, Any] = {"machine": "aarch64", "libc": libc, "python": "3.12.1"}
+    tags = platforms(there)
+    assert tags[0] == f"manylinux_2_{newest}_aarch64"
+    assert "manylinux_2_17_aarch64" in tags
+    assert tags[-1] == "linux_aarch64"

@@ -8,8 +8,9 @@ import pytest
 
 from snakemake_executor_plugin_mantik.common.errors import MantikError, UserError
 from snakemake_executor_plugin_mantik.runs import local_runs
-from snakemake_executor_plugin_mantik.runs.configs import config_of_file, config_of_values
 from snakemake_executor_plugin_mantik.runs.directories import (
+    config_of_file,
+    config_of_values,
     make_runs_home,
     runs_home,
 )

@@ -1,7 +1,8 @@
-"""Submissions that are killed: what they have left in MLflow is ended, once they are no more."""
+"""Submissions that are killed, and Ctrl-C while one is not to be left half done."""
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -15,7 +16,7 @@ from snakemake_executor_plugin_mantik.runs import submit
 from snakemake_executor_plugin_mantik.runs.directories import NEW_PREFIX, runs_home
 from snakemake_executor_plugin_mantik.runs.listing import RunFilter, list_rows
 from snakemake_executor_plugin_mantik.runs.store import RunStore
-from snakemake_executor_plugin_mantik.runs.submit import remove_aborted
+from snakemake_executor_plugin_mantik.runs.submit import delay_signals, remove_aborted
 
 SUBMITS = """
 import sys, time
@@ -122,3 +123,31 @@ def test_mlflow_that_is_away_is_asked_another_time(
     monkeypatch.setattr(submit, "ARRIVES_S", 0.0)
     remove_aborted()
     assert not stage.exists()
+
+
+def press() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_ctrl_c_comes_afterwards_and_the_second_one_at_once() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    done = []
+    with pytest.raises(KeyboardInterrupt):  # noqa: PT012 - where it comes is what is looked at
+        with delay_signals():
+            press()
+            done.append("first")
+        done.append("after it")
+    with pytest.raises(KeyboardInterrupt), delay_signals():  # noqa: PT012
+        press()
+        press()
+        done.append("second")
+    assert done == ["first"]
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_an_error_is_told_before_ctrl_c() -> None:
+    with pytest.raises(ValueError, match="wrong"), delay_signals():  # noqa: PT012
+        press()
+        raise ValueError("wrong")
+    with delay_signals():
+        pass

@@ -1,4 +1,10 @@
-"""Submit runs: check everything, create the run in MLflow, start its controller."""
+"""Submit runs: check everything, create the run in MLflow, start its controller.
+
+A submission prepares a directory of its own, and its process holds a lock in it. The directory is
+renamed once the run exists in MLflow. Before the submission creates the run, it writes the request
+there, with a tag that only this submission's run has. So the directory of a dead process identifies
+the run, if any, that no process will continue, and `remove_aborted` ends it.
+"""
 
 import os
 import shutil

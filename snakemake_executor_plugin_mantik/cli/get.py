@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.progress import Progress
 
-from snakemake_executor_plugin_mantik.common.errors import UserError, json_text, printable
+from snakemake_executor_plugin_mantik.common.errors import UserError, printable
 from snakemake_executor_plugin_mantik.common.humanize import (
     humanize_count,
     humanize_duration,
@@ -206,9 +206,7 @@ def get(
             where="smk-mantik get",
             do=f"Name files, or add --all, {ALL_TARGETS} or --undeclared",
         )
-    lacking: list[str] = []
-    others: list[StoredOutput] = []
-    here = 0
+    lacking, others, here = list[str](), list[StoredOutput](), 0
     files = read_files(context, directory) if targets else None
     directory = directory if files is None else files.workdir
     with closing(Catalog(directory.resolve(), os.environ, say)) as c:
@@ -373,7 +371,7 @@ def ls(
         return
     outputs = [output for output in known.outputs if not output.here]
     if as_json:
-        typer.echo(json_text([_as_json(output, names, directory, files) for output in outputs]))
+        shared.print_json([_as_json(output, names, directory, files) for output in outputs])
         return
     if not outputs:
         typer.echo("No output stays at a site.")
@@ -402,7 +400,7 @@ def _show_undeclared(
     ]
     if as_json:
         keys = ("file", "site", "size", "job", "here")
-        typer.echo(json_text([dict(zip(keys, row, strict=True)) for row in rows]))
+        shared.print_json([dict(zip(keys, row, strict=True)) for row in rows])
     elif not rows:
         typer.echo("No job has left a new file that no rule declares.")
     else:

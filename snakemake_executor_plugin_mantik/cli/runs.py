@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from snakemake_executor_plugin_mantik.common.errors import UserError, json_text, one_line, printable
+from snakemake_executor_plugin_mantik.common.errors import UserError, one_line, printable
 from snakemake_executor_plugin_mantik.common.installing import install_command
 from snakemake_executor_plugin_mantik.common.state_directory import data_home
 from snakemake_executor_plugin_mantik.mlproject.command_line import CommandMistakes, ContinueOptions
@@ -24,7 +24,7 @@ from snakemake_executor_plugin_mantik.tracking.worker.process import SETTINGS
 
 from . import runtable
 from .cancel import confirm
-from .shared import App, Checkpoint, Segments, make_console, say, warn
+from .shared import App, Checkpoint, Segments, make_console, print_json, say, warn
 
 if TYPE_CHECKING:
     from snakemake_executor_plugin_mantik.runs.listing import FoundRun
@@ -208,7 +208,7 @@ def list_(
         warn,
     )
     if as_json:
-        _print([row.as_json() for row in found])
+        print_json([row.as_json() for row in found])
     elif found:
         make_console().print(runtable.runs_table(found))
     else:
@@ -220,7 +220,7 @@ def show_run(run: _Run, *, as_json: _AsJson = False) -> None:
     """Show a run's state, results, and how it was submitted."""
     found = runtable.run_details(_find(run))
     if as_json:
-        _print(found)
+        print_json(found)
     else:
         for line in runtable.run_lines(found):
             typer.echo(one_line(line))
@@ -357,7 +357,7 @@ def register(
     found = _in_mlflow(run)
     made = store.register_model(found.store, found.run, name, model, new_version=new_version)
     if as_json:
-        _print({"name": made.name, "version": made.number, "run_id": found.run_id})
+        print_json({"name": made.name, "version": made.number, "run_id": found.run_id})
     else:
         how = "registered" if made.new else "is registered already"
         typer.echo(f"Run {found.run_id}: {how} as {made.name}, version {made.number}.")
@@ -379,7 +379,7 @@ def unregister(
     found = _in_mlflow(run)
     gone = store.unregister_model(found.store, found.run, name, force=force)
     if as_json:
-        _print([{"name": v.name, "version": v.number} for v in gone])
+        print_json([{"name": v.name, "version": v.number} for v in gone])
     for version in [] if as_json else gone:
         typer.echo(f"Run {found.run_id}: {version.name}, version {version.number}, removed.")
 
@@ -425,7 +425,9 @@ def _pairs(option: str, given: Sequence[str] | None) -> dict[str, str]:
 def _told_of(run_id: str, *, wait: bool, as_json: bool) -> None:
     run = local_runs.read_local_run(RunDirectory(runs_home() / run_id))
     if as_json and not wait:
-        _print({"run_id": run_id, "name": run.request.name, "directory": str(run.directory.path)})
+        print_json(
+            {"run_id": run_id, "name": run.request.name, "directory": str(run.directory.path)}
+        )
     elif not as_json:
         typer.echo(
             one_line(
@@ -447,13 +449,9 @@ def _wait(run_id: str, *, as_json: bool) -> None:
     found = _find(run_id)
     details: dict[str, Any] = runtable.run_details(found)
     if as_json:
-        _print(details)
+        print_json(details)
     else:
         note = f" ({details['note']})" if details["note"] else ""
         typer.echo(one_line(f"Run {run_id}: {details['state']}{note}."))
     if found.here is None or found.here.end is None or found.here.end["exit_code"] != 0:
         raise typer.Exit(_FAILED)
-
-
-def _print(value: object) -> None:
-    typer.echo(json_text(value))

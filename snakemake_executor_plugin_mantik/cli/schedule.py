@@ -21,7 +21,6 @@ import typer
 from snakemake_executor_plugin_mantik.common.errors import (
     MantikError,
     UserError,
-    json_text,
     one_line,
 )
 from snakemake_executor_plugin_mantik.common.state_directory import data_home
@@ -52,7 +51,7 @@ from snakemake_executor_plugin_mantik.schedule.submit import (
     submit_firing,
 )
 
-from .shared import App, print_table, say
+from .shared import App, print_json, print_table, say
 
 schedule_app = App(
     name="schedule",
@@ -187,7 +186,7 @@ def remove(name: _Name) -> None:
 
 def _notify(store: ScheduleStore, schedule: Schedule, *, as_json: bool) -> None:
     if as_json:
-        _print_json(_schedule_as_json(store, schedule))
+        print_json(_schedule_as_json(store, schedule))
         return
     when = _next(schedule)
     due = when if when == _OVER else f"next due {when}"
@@ -212,7 +211,7 @@ def list_schedules(as_json: _AsJson = False) -> None:
     with _store() as store:
         schedules = store.all()
         if as_json:
-            _print_json([_schedule_as_json(store, schedule) for schedule in schedules])
+            print_json([_schedule_as_json(store, schedule) for schedule in schedules])
             return
         if not schedules:
             typer.echo("There are no schedules. Add one: smk-mantik schedule add")
@@ -237,7 +236,7 @@ def show_schedule(name: _Name, as_json: _AsJson = False) -> None:
         history = store.history(schedule.id)
         if as_json:
             each = [_firing_as_json(schedule, firing) for firing in history]
-            _print_json(_schedule_as_json(store, schedule) | {"history": each})
+            print_json(_schedule_as_json(store, schedule) | {"history": each})
             return
         facts = {
             "run": schedule.run,
@@ -270,7 +269,7 @@ def next_times(
     found = [(due, s) for s in schedules for due in islice(s.due(now), number)]
     found = sorted(found, key=lambda each: each[0])[:number]
     if as_json:
-        _print_json([{"name": s.name, "due": due.isoformat()} for due, s in found])
+        print_json([{"name": s.name, "due": due.isoformat()} for due, s in found])
         return
     rows = ((format_moment(due), schedule.name, schedule.tz) for due, schedule in found)
     print_table(["due", "schedule", "time zone"], rows)
@@ -416,10 +415,6 @@ def _firing_as_json(schedule: Schedule, firing: Firing) -> dict[str, Any]:
         "reason": firing.told or None,
         "retry": datetime.fromtimestamp(firing.retry, zone).isoformat() if waits else None,
     }
-
-
-def _print_json(value: object) -> None:
-    typer.echo(json_text(value))
 
 
 _SERVICE: Final = "mantik-schedule.service"

@@ -21,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 from typer.core import TyperCommand, TyperGroup
 
-from snakemake_executor_plugin_mantik.common.errors import printable
+from snakemake_executor_plugin_mantik.common.errors import json_text, printable
 
 if TYPE_CHECKING:
     from snakemake_executor_plugin_mantik.adapter.workflow_metadata import GraphFiles
@@ -213,6 +213,11 @@ def say(text: str) -> None:
 def warn(text: str) -> None:
     """Print a line on the standard error, without what could change the terminal."""
     typer.echo(printable(text), err=True)
+
+
+def print_json(value: object) -> None:
+    """Print a value as JSON."""
+    typer.echo(json_text(value))
 
 
 ONE_LINE = 10_000

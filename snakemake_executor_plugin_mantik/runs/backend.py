@@ -8,6 +8,7 @@ environment: the backend config describes the job's environment at the site.
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import click
@@ -138,8 +139,6 @@ def _name() -> str:
 
 def _absolute(uri: str) -> str:
     """Remove user and password from a tracking URI, and make a relative SQLite file absolute."""
-    from pathlib import Path
-
     return tracking_target({"MLFLOW_TRACKING_URI": without_user(uri)}, Path.cwd()).uri
 
 

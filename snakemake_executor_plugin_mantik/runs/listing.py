@@ -7,10 +7,12 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from datetime import datetime
 from functools import cached_property
 from typing import Any, Final
 
 from snakemake_executor_plugin_mantik.common.errors import MantikError, UserError
+from snakemake_executor_plugin_mantik.config.units import parse_duration
 from snakemake_executor_plugin_mantik.tracking.run import WAITING_REASON
 
 from . import local_runs
@@ -306,10 +308,6 @@ def parse_since(text: str) -> float:
     Raises:
         UserError: the text is neither.
     """
-    from datetime import datetime
-
-    from snakemake_executor_plugin_mantik.config.units import parse_duration
-
     try:
         return datetime.fromisoformat(text).timestamp()
     except ValueError:

@@ -53,6 +53,8 @@ class Executor(RemoteExecutor):
             ApiError: the configuration, the credentials or the workflow have mistakes, or a site
                 cannot be used. Nothing has been submitted.
         """
+        from snakemake_executor_plugin_mantik.rules.units import keep_groups_current
+
         snakemake_errors.cancel_hint()
         try:
             check_snakemake_version()
@@ -67,6 +69,7 @@ class Executor(RemoteExecutor):
         choice = self.workflow.executor_settings.on_interrupt
         self._interruption = Interruption(choice)
         self._notices = self._make_notices()
+        keep_groups_current(self.dag)
         units = (self.dag.get_job_group(job) or job for job in self.dag.needrun_jobs())
         if any(not unit.is_local for unit in units):
             self._start()
@@ -160,15 +163,13 @@ class Executor(RemoteExecutor):
         from snakemake_executor_plugin_mantik.engine.messages import describe_os_error
         from snakemake_executor_plugin_mantik.engine.request import Outcome
         from snakemake_executor_plugin_mantik.rules.paths import storage
-        from snakemake_executor_plugin_mantik.rules.units import list_members, renew_layers
+        from snakemake_executor_plugin_mantik.rules.units import list_members
 
         from . import job_files
 
         self._interruption.handle()
         # After a local checkpoint, this may be the first job that is not local.
         run = self._run or self._start()
-        if job.is_group():
-            renew_layers(job)
         info = SubmittedJobInfo(job)
         self.report_job_submission(info)
         try:

@@ -56,12 +56,33 @@ def list_layers(group: Job) -> list[list[Job]]:
             for layer in group.toposorted]  # fmt: skip
 
 
-def renew_layers(group: Job) -> None:
-    """Replace members of a group that Snakemake has evaluated again, before the group runs.
+def keep_groups_current(dag: Any) -> None:
+    """Have Snakemake ask the present members of a group whether it is ready, from now on.
 
-    When a checkpoint has ended, Snakemake (9.27) evaluates the jobs that read it again, but leaves
-    their old selves in the layers, with placeholders as inputs. The new ones are in no group, or in
-    this one. Other jobs in `group.jobs` belong to groups that it was merged with once.
+    When it makes its DAG, and when a checkpoint has ended, Snakemake (9.27) evaluates the jobs that
+    read the checkpoint again, but leaves their old selves in the layers of their groups, with
+    placeholders as inputs and without dependencies. Depending on the order of a set, it took such a
+    group for ready while the checkpoint ran.
+    """
+    update = dag.update_groups
+
+    def update_groups() -> None:
+        update()
+        for group in filter(None, map(dag.get_job_group, dag.needrun_jobs())):
+            _renew_layers(group)
+
+    dag.update_groups = update_groups
+    update_groups()
+    dag._ready_jobs = {
+        job for job in dag.ready_jobs if not job.is_group() or all(map(dag._ready, job))
+    }
+
+
+def _renew_layers(group: Job) -> None:
+    """Replace members of a group that Snakemake has evaluated again.
+
+    The new ones are in no group, or in this one. Other jobs in `group.jobs` belong to groups that
+    it was merged with once.
     """
     dag = group.dag
     layered = {job for layer in group.toposorted for job in layer}

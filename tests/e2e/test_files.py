@@ -273,3 +273,39 @@ def test_a_rules_own_directory_for_temporary_files(project: Project) -> None:
         assert os.path.isdir(made)
     assert (project.workspace / "own/there/1/x").exists()
     assert (project.workspace / "own/there/member").exists()
+
+
+def test_groups_wait_for_the_checkpoint_that_they_read(project: Project) -> None:
+    """Snakemake takes such a group for ready at once, depending on the order of a set."""
+    project.write(
+        "Snakefile",
+        """
+        import os
+
+        SAMPLES = range(6)
+
+        rule all:
+            input: expand("read/{s}", s=SAMPLES)
+
+        checkpoint split:
+            output: directory("parts")
+            shell: "mkdir {output}; echo 1 > {output}/1; echo 2 > {output}/2"
+
+        def parts(_):
+            folder = checkpoints.split.get().output[0]
+            return sorted(f"{folder}/{n}" for n in os.listdir(folder) if n.isdigit())
+
+        rule make:
+            output: "made/{s}"
+            group: "g"
+            shell: "echo {wildcards.s} > {output}"
+
+        rule read:
+            input: "made/{s}", parts
+            output: "read/{s}"
+            group: "g"
+            shell: "cat {input} > {output}"
+        """,
+    )
+    project.run().ok()
+    assert [project.read(f"read/{s}") for s in range(6)] == [f"{s}\n1\n2\n" for s in range(6)]

@@ -73,7 +73,7 @@ def refuse_placeholders(job: Job) -> None:
             raise UserError(
                 f"its input {path} stands for the files of a checkpoint that has not ended",
                 where=f"rule {job.rule.name}",
-                do="Take the rule and the checkpoint out of their group",
+                do="Start again when the checkpoint has ended, or take the rule out of its group",
             )
 
 

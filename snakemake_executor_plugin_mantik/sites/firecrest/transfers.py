@@ -32,11 +32,6 @@ from .script import JOBS, TRANSFERS, is_transferable, job_body
 _DIGITS: Final = 6
 _LEAST_SHARE: Final = 0.5
 """Share of a URL's life that it must have left when another server is to use it, maybe later."""
-_ATTEMPTS: Final = 5
-"""How often the job connects; each attempt goes on where the one before broke off."""
-_STALLED_S: Final = 120
-"""Seconds of next to no bytes after which an attempt ends."""
-
 _SAFE: Final = re.compile(r"https?://[!#-\[\]-~]+")
 """URLs that are one option of curl's, in quotes: ASCII without blanks, quotes and backslashes."""
 
@@ -44,13 +39,14 @@ _FETCH: Final = """\
 config={config}
 trap 'rm -f -- "$config"' EXIT
 umask 077
-for attempt in {attempts}; do
+for attempt in 1 2 3 4 5; do
   curl --config "$config" --fail --silent --show-error --location --continue-at - \\
-    --connect-timeout 60 --speed-limit 1000 --speed-time {stalled} --output {target} && exit
+    --connect-timeout 60 --speed-limit 1000 --speed-time 120 --output {target} && exit
   sleep "$attempt"
 done
 exit 1
 """
+"""Each attempt goes on where the one before broke off, and ends after 120 s of next to no bytes."""
 
 
 @dataclass
@@ -240,8 +236,6 @@ class FirecrestTransfers(FirecrestFiles):
         commands = _FETCH.format(
             config=shlex.quote(self._absolute(config)),
             target=shlex.quote(self._absolute(path)),
-            attempts=" ".join(map(str, range(1, _ATTEMPTS + 1))),
-            stalled=_STALLED_S,
         )
         await self.make_directory(TRANSFERS, private=True)
         scheme = source.url.partition(":")[0]

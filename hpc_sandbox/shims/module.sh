@@ -1,8 +1,13 @@
 # `module` for the sandbox; read by every bash of a job through BASH_ENV.
 if [ -n "${MANTIK_SANDBOX_MODULE_INIT-}" ]; then
-    # shellcheck disable=SC1090
-    . "$MANTIK_SANDBOX_MODULE_INIT"
-    module use --append "$MANTIK_SANDBOX_MODULES"
+    # The real one takes half a second to start, in each bash: only what calls `module` waits for it.
+    module() {
+        unset -f module
+        # shellcheck disable=SC1090
+        . "$MANTIK_SANDBOX_MODULE_INIT"
+        module use --append "$MANTIK_SANDBOX_MODULES"
+        module "$@"
+    }
     return
 fi
 module() {

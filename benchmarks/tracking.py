@@ -27,6 +27,7 @@ from pathlib import Path, PurePosixPath
 from statistics import median
 
 from benchmarks.engine import cpu_seconds, opened, request
+from snakemake_executor_plugin_mantik.common.state_directory import STATE
 from snakemake_executor_plugin_mantik.config.settings import Timing
 from snakemake_executor_plugin_mantik.engine.core import Engine
 from snakemake_executor_plugin_mantik.engine.observer import JobExtras, Observer, Observers
@@ -35,11 +36,14 @@ from snakemake_executor_plugin_mantik.journal import Journal, TryRecord
 from snakemake_executor_plugin_mantik.mlproject.entry import Call
 from snakemake_executor_plugin_mantik.staging.sources import Sources
 from snakemake_executor_plugin_mantik.tracking import store
-from snakemake_executor_plugin_mantik.tracking.controller.tracker import Tracker
-from snakemake_executor_plugin_mantik.tracking.outbox import Outbox
-from snakemake_executor_plugin_mantik.tracking.run import TrackedRun, TrackingTarget
-from snakemake_executor_plugin_mantik.tracking.worker.process import OUTBOX, SETTINGS
-from snakemake_executor_plugin_mantik.tracking.workflow import TrackedWorkflow
+from snakemake_executor_plugin_mantik.tracking.cursor import Cursor, open_log
+from snakemake_executor_plugin_mantik.tracking.process import SETTINGS
+from snakemake_executor_plugin_mantik.tracking.run import (
+    TrackedRun,
+    TrackedWorkflow,
+    TrackingTarget,
+)
+from snakemake_executor_plugin_mantik.tracking.tracker import Tracker
 
 SITE = "hpc1"
 END_S = 600.0
@@ -98,17 +102,19 @@ class Ran:
 def run(requests: Sequence[JobRequest], workdir: Path, uri: str, pace: int) -> Ran:
     """Run jobs, `pace` submissions a second at most; tracked if there is a server."""
     (workdir / "out").mkdir(parents=True)
+    journal = Journal(workdir / STATE)
+    journal.begin_run({}, {})
     tracker = Tracker(
-        workdir, TrackingTarget(uri), {SITE: ""}, mask=str, notify=print,
+        workdir, journal, TrackingTarget(uri), {SITE: ""}, mask=str, notify=print,
         workflow=TrackedWorkflow("Snakefile"),
         pace=pace,
     )  # fmt: skip
     begun, watch = cpu_seconds(), Stopwatch()
-    tracker.start(tracked=bool(uri), open_tries=())
+    tracker.start(tracked=bool(uri))
     site = opened(SITE, len(requests), workdir, Timing(submissions_per_second=pace))
     engine = Engine(
-        {SITE: site}, journal=Journal(workdir / ".state"), workdir=workdir,
-        state=workdir / ".state", notify=lambda _: None, observer=Observers(watch, tracker),
+        {SITE: site}, journal=journal, workdir=workdir, state=workdir / STATE,
+        notify=lambda _: None, observer=Observers(watch, tracker),
     )  # fmt: skip
     engine.open([SITE], lambda _: Sources((), 0, ()))
     handed_over = time.monotonic()
@@ -122,20 +128,21 @@ def run(requests: Sequence[JobRequest], workdir: Path, uri: str, pace: int) -> R
             done += 1
         time.sleep(0.02)
     seconds = time.monotonic() - handed_over
-    engine.close()
-    tracker.end("finished")
+    engine.close(ending="finished", pipeline={})
     tracker.close(END_S)
     used = cpu_seconds() - begun
-    own_ids = _own_ids(workdir / store.DIRECTORY / OUTBOX) if uri else 0
+    own_ids = _own_ids(workdir) if uri else 0
     submitted = [at - handed_over for at in watch.submitted_at.values()]
     return Ran(used, children_seconds(), seconds, submitted, own_ids)
 
 
-def _own_ids(path: Path) -> int:
-    outbox = Outbox(path)
-    found = outbox.db.execute("SELECT COUNT(*) FROM runs WHERE own_id != ''").fetchone()[0]
-    outbox.close()
-    return int(found)
+def _own_ids(workdir: Path) -> int:
+    cursor = Cursor(workdir)
+    with open_log(workdir) as log:
+        rows = log.db.execute("SELECT try, json_extract(given, '$.run_id') FROM tracked")
+        found = sum(bool(cursor.run(try_id).run_id != given) for try_id, given in rows)
+    cursor.close()
+    return found
 
 
 def lay_out_stores(number: int, directory: Path) -> None:

@@ -110,7 +110,7 @@ print(seconds, [name for name in heavy if name in sys.modules])
 def test_the_process_that_tells_mlflow_imports_nothing_that_talks_to_sites(tmp_path: Path) -> None:
     code = f"""
 import sys
-import {PACKAGE}.tracking.worker.process, {PACKAGE}.tracking.worker.publishing
+import {PACKAGE}.tracking.process, {PACKAGE}.tracking.publishing
 print([name for name in sys.modules if name.startswith(("{PACKAGE}.sites", "{PACKAGE}.config"))])
 """
     assert python("-c", code, at=tmp_path).strip() == "[]"

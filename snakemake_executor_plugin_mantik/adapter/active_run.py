@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from snakemake_executor_plugin_mantik.common.files import read_end
 from snakemake_executor_plugin_mantik.config.exclude import Exclude, Include
@@ -24,15 +24,16 @@ from snakemake_executor_plugin_mantik.rules.units import list_members
 from snakemake_executor_plugin_mantik.staging.sources import UNSENT, missed_files, why_left_out
 from snakemake_executor_plugin_mantik.storage.catalog import catalog_of
 from snakemake_executor_plugin_mantik.storage.paths import uses_provider
-from snakemake_executor_plugin_mantik.tracking.controller.invocation import Ending
-from snakemake_executor_plugin_mantik.tracking.controller.tracker import Tracker
 from snakemake_executor_plugin_mantik.tracking.run import TrackedRun
+from snakemake_executor_plugin_mantik.tracking.tracker import Tracker
 
 from .checks import CheckedWorkflow, find_products
 from .job_log import JobLog
 from .look_ahead import LookAhead
 from .workflow_metadata import describe_pipeline
 
+Ending = Literal["finished", "failed", "killed", "detached"]
+"""How Snakemake ended; detached: its jobs continue, and the next Snakemake takes them up."""
 _LOG_END_BYTES = 64 << 10
 """Bytes at the end of a failed job's output in which files are looked for that it missed."""
 
@@ -101,8 +102,6 @@ class ActiveRun:
     def _subject(self, members: list[Any]) -> TrackedRun | None:
         if not is_tracked(members, self.checked.settings.tracked):
             return None
-        if self.tracker.wants_pipeline:
-            self.tracker.set_pipeline(describe_pipeline(self.dag))
         return make_tracked_run(members)
 
     def _report_full_job(self, rule: str, directive: str, site: str) -> None:
@@ -151,9 +150,5 @@ class ActiveRun:
         """Close the engine, then the tracker. Skip work that a later run can do unless `tidy`."""
         if uses_provider(self.dag.workflow):
             catalog_of(self.checked.workdir).attach(None)
-        pipeline = describe_pipeline(self.dag)
-        self.engine.close(tidy=tidy, ending=how, pipeline=pipeline)
-        if self.tracker.shows_pipeline:
-            self.tracker.set_pipeline(pipeline)
-        self.tracker.end(how)
+        self.engine.close(tidy=tidy, ending=how, pipeline=describe_pipeline(self.dag))
         self.tracker.close(*(() if tidy else (0.0,)))

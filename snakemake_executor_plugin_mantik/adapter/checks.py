@@ -62,7 +62,7 @@ from snakemake_executor_plugin_mantik.storage.paths import (
     uses_provider,
     workspace_path,
 )
-from snakemake_executor_plugin_mantik.tracking.controller import direct
+from snakemake_executor_plugin_mantik.tracking.run import sent_variables
 
 from .job_files import refuse_future_inputs
 
@@ -253,9 +253,7 @@ def _read_settings(workflow: Any, options: Any, deployed_here: Collection[Any]) 
         tuple(deployed_here),
         DeploymentMethod.CONDA in workflow.deployment_settings.deployment_method,
         options.track,
-        direct.sent_variables(os.environ)
-        if options.track_direct and options.track != "none"
-        else {},
+        sent_variables(os.environ) if options.track_direct and options.track != "none" else {},
         bool(workflow.dag_settings.forceall),
         frozenset(map(str, workflow.dag_settings.forcerun)),
     )

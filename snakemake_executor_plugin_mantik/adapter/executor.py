@@ -21,9 +21,8 @@ from .snakemake_errors import check_snakemake_version
 if TYPE_CHECKING:
     from snakemake_executor_plugin_mantik.engine.request import JobNumber, JobRequest, Outcome
     from snakemake_executor_plugin_mantik.engine.transfer_meter import TransferMeter
-    from snakemake_executor_plugin_mantik.tracking.controller.invocation import Ending
 
-    from .active_run import ActiveRun
+    from .active_run import ActiveRun, Ending
     from .progress_line import BottomLine
     from .run_notices import RunNotices
 

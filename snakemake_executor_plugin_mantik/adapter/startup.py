@@ -23,7 +23,7 @@ from snakemake_executor_plugin_mantik.engine.observer import Observers
 from snakemake_executor_plugin_mantik.engine.plan import Planner
 from snakemake_executor_plugin_mantik.engine.transfer_meter import TransferMeter
 from snakemake_executor_plugin_mantik.engine.undeclared import list_brought
-from snakemake_executor_plugin_mantik.journal import Journal, read_undeclared, sent_try_ids
+from snakemake_executor_plugin_mantik.journal import Journal, read_undeclared
 from snakemake_executor_plugin_mantik.rules import preflight
 from snakemake_executor_plugin_mantik.rules.resources import SITE_RESOURCE
 from snakemake_executor_plugin_mantik.rules.tracked import (
@@ -34,7 +34,7 @@ from snakemake_executor_plugin_mantik.sites.base import Site, SiteFacts
 from snakemake_executor_plugin_mantik.staging import sources
 from snakemake_executor_plugin_mantik.storage.catalog import catalog_of
 from snakemake_executor_plugin_mantik.storage.paths import uses_provider
-from snakemake_executor_plugin_mantik.tracking.controller.direct import direct_remark
+from snakemake_executor_plugin_mantik.tracking.run import direct_remark
 
 from .active_run import ActiveRun
 from .checks import CheckedWorkflow, check_jobs, check_workflow, find_products, look_up_datasets
@@ -75,7 +75,7 @@ def start_run(workflow: Any, dag: Any, logger: Any, meter: TransferMeter) -> Act
     about = describe_run(described, workdir, find_secrets(configs, credentials))
     direct = checked.settings.direct
     tracker = make_tracker(
-        configs, credentials, workdir, logger.info,
+        configs, credentials, workdir, journal, logger.info,
         workflow=described, direct=direct,
     )  # fmt: skip
     which = checked.settings.tracked
@@ -83,7 +83,7 @@ def start_run(workflow: Any, dag: Any, logger: Any, meter: TransferMeter) -> Act
         tracked = any(is_tracked(list_members(unit), which) for unit in units)
         if direct and tracked:
             logger.warning(direct_remark(os.environ))
-        tracker.start(tracked=tracked, open_tries=sent_try_ids(journal.all_open_tries()))
+        tracker.start(tracked=tracked)
     states = JobLog(logger.info, workdir)
     journal.begin_run(about, describe_pipeline(dag))
     engine = Engine(

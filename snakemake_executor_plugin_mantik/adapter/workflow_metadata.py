@@ -13,8 +13,12 @@ import snakemake
 from snakemake_executor_plugin_mantik.jobs.paths import at_or_above
 from snakemake_executor_plugin_mantik.rules.units import job_display_name, job_identity
 from snakemake_executor_plugin_mantik.storage.paths import storable_path, workspace_path
-from snakemake_executor_plugin_mantik.tracking.run import user_name, without_user
-from snakemake_executor_plugin_mantik.tracking.workflow import TrackedWorkflow, mask_command
+from snakemake_executor_plugin_mantik.tracking.run import (
+    TrackedWorkflow,
+    mask_command,
+    user_name,
+    without_user,
+)
 from snakemake_executor_plugin_mantik.views.picture import MAX_LISTED_JOBS
 
 

@@ -20,7 +20,7 @@ from snakemake_executor_plugin_mantik.runs.directories import (
     runs_home,
 )
 from snakemake_executor_plugin_mantik.schedule.store import repeated_by
-from snakemake_executor_plugin_mantik.tracking.worker.process import SETTINGS
+from snakemake_executor_plugin_mantik.tracking.process import SETTINGS
 
 from . import runtable
 from .cancel import confirm

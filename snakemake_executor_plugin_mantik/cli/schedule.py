@@ -317,7 +317,7 @@ def fire(firing: int) -> None:
     """Submit a due time that a scheduler has claimed."""
     signal.alarm(FIRING_S)  # kills this process if it takes longer
     from snakemake_executor_plugin_mantik.runs import rerun
-    from snakemake_executor_plugin_mantik.tracking.worker.process import SETTINGS
+    from snakemake_executor_plugin_mantik.tracking.process import SETTINGS
 
     for name, value in {**SETTINGS, "MLFLOW_LOGGING_LEVEL": "WARNING"}.items():
         os.environ.setdefault(name, value)

@@ -3,23 +3,22 @@
 import importlib.util
 import sqlite3
 from collections.abc import Mapping
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
 import typer
 
-from snakemake_executor_plugin_mantik.common.errors import MantikError, UserError
+from snakemake_executor_plugin_mantik.common.errors import JournalLocked, MantikError, UserError
 from snakemake_executor_plugin_mantik.common.humanize import humanize_count
 from snakemake_executor_plugin_mantik.common.installing import install_command
-from snakemake_executor_plugin_mantik.common.locks import hold_if_free, is_locked
+from snakemake_executor_plugin_mantik.common.locks import is_locked
 from snakemake_executor_plugin_mantik.common.state_directory import STATE
-from snakemake_executor_plugin_mantik.journal import JOURNAL_FILE, read_history, sent_try_ids
-from snakemake_executor_plugin_mantik.journal.database import JOURNAL_LOCK
-from snakemake_executor_plugin_mantik.tracking.controller.invocation import settle_invocations
-from snakemake_executor_plugin_mantik.tracking.controller.worker_client import WorkerPipe
-from snakemake_executor_plugin_mantik.tracking.outbox import Outbox
+from snakemake_executor_plugin_mantik.journal import JOURNAL_FILE, Journal
+from snakemake_executor_plugin_mantik.tracking.cursor import count_unpublished
+from snakemake_executor_plugin_mantik.tracking.process import DRAIN_S, WORKER_LOCK
 from snakemake_executor_plugin_mantik.tracking.store import DIRECTORY
-from snakemake_executor_plugin_mantik.tracking.worker.process import DRAIN_S, OUTBOX, WORKER_LOCK
+from snakemake_executor_plugin_mantik.tracking.worker_client import WorkerPipe
 
 from .shared import Workdir, say, warn
 
@@ -32,7 +31,7 @@ def track(
 ) -> None:
     """Publish to MLflow what it has missed of a workflow's jobs, for example while down."""
     kept = directory / DIRECTORY
-    if not (kept / OUTBOX).exists():
+    if not kept.exists() or not (directory / STATE / JOURNAL_FILE).exists():
         raise UserError(
             "no run has been tracked", where=str(directory), do="Set the working directory with -d"
         )
@@ -42,14 +41,12 @@ def track(
             do=f"Install it with: {install_command('mlflow')}",
         )
     try:
-        outbox = Outbox(kept / OUTBOX)
-        _settle(directory, outbox)
-        before = outbox.pending()
+        _settle(directory)
+        before = count_unpublished(directory)
         why = _work(directory, kept) if before else ""
-        left = outbox.pending()
-        outbox.close()
+        left = count_unpublished(directory)
     except (OSError, sqlite3.Error) as error:
-        raise MantikError(f"it cannot be used ({error})", where=str(kept / OUTBOX)) from error
+        raise MantikError(f"it cannot be used ({error})", where=str(kept)) from error
     text = f"{humanize_count(max(0, before - left), 'run')} published, {left} left"
     if left:
         say(f"{text}: {why or f'see {kept}/worker.log'}")
@@ -69,16 +66,14 @@ def _work(directory: Path, kept: Path) -> str:
         if "tell" in answer:
             warn(answer["tell"])
 
-    worker = WorkerPipe(directory, kept / "worker.log", hear)
+    worker = WorkerPipe(directory, hear)
     return why if worker.close(_IMPORT_S + DRAIN_S) else "publishing continues in the background."
 
 
-def _settle(directory: Path, outbox: Outbox) -> None:
+def _settle(directory: Path) -> None:
     """End the MLflow runs of workflows whose Snakemake is gone and that have no open tries.
 
     Do nothing while a controller holds the journal.
     """
-    state = directory / STATE
-    with hold_if_free(state / JOURNAL_LOCK) as free:
-        if free and (state / JOURNAL_FILE).exists():
-            settle_invocations(outbox, sent_try_ids(read_history(state)))
+    with suppress(JournalLocked), closing(Journal(directory / STATE)) as journal:
+        journal.tracked.settle()

@@ -23,14 +23,18 @@ from snakemake_executor_plugin_mantik.config.reading import (
 from snakemake_executor_plugin_mantik.engine.core import OPEN_WAIT_S
 from snakemake_executor_plugin_mantik.engine.plan import Planner
 from snakemake_executor_plugin_mantik.jobs.paths import workspace_root
-from snakemake_executor_plugin_mantik.journal import SiteRecord, StoredOutputs, read_stored
+from snakemake_executor_plugin_mantik.journal import (
+    Journal,
+    SiteRecord,
+    StoredOutputs,
+    read_stored,
+)
 from snakemake_executor_plugin_mantik.sites import make_issuer, make_site
 from snakemake_executor_plugin_mantik.sites.authentication import Credential
 from snakemake_executor_plugin_mantik.sites.base import Site
 from snakemake_executor_plugin_mantik.sites.credentials import find_account, require_all
-from snakemake_executor_plugin_mantik.tracking.controller.tracker import Tracker
-from snakemake_executor_plugin_mantik.tracking.run import tracking_target
-from snakemake_executor_plugin_mantik.tracking.workflow import TrackedWorkflow
+from snakemake_executor_plugin_mantik.tracking.run import TrackedWorkflow, tracking_target
+from snakemake_executor_plugin_mantik.tracking.tracker import Tracker
 
 
 @asynccontextmanager
@@ -197,6 +201,7 @@ def make_tracker(
     configs: Mapping[str, LoadedConfig],
     credentials: Mapping[str, Credential],
     workdir: Path,
+    journal: Journal,
     notify: Callable[[str], None],
     *,
     workflow: TrackedWorkflow | None = None,
@@ -211,6 +216,7 @@ def make_tracker(
     texts = {n: c.path.read_text(errors="replace") for n, c in configs.items()}
     return Tracker(
         workdir,
+        journal,
         tracking_target(os.environ, workdir),
         texts,
         mask=find_secrets(configs, credentials),

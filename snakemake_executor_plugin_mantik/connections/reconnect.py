@@ -26,13 +26,10 @@ from snakemake_executor_plugin_mantik.journal import (
     Journal,
     TryRecord,
     journal_path,
-    sent_try_ids,
 )
 from snakemake_executor_plugin_mantik.sites.base import Site
 from snakemake_executor_plugin_mantik.sites.credentials import find_account
-from snakemake_executor_plugin_mantik.tracking.controller.tracker import Tracker
-from snakemake_executor_plugin_mantik.tracking.store import DIRECTORY as TRACKING
-from snakemake_executor_plugin_mantik.tracking.worker.process import OUTBOX
+from snakemake_executor_plugin_mantik.tracking.tracker import Tracker
 
 from .connect import find_config, find_site_credentials, make_sites, make_tracker, workspace_name
 
@@ -112,10 +109,8 @@ async def reach_sites(
         }
         name = workspace_name(journal.home, journal.workflow)
         sites = make_sites(configs, credentials, planners, name)
-        tracker: Tracker | None = None
-        if (workdir / TRACKING / OUTBOX).exists():
-            tracker = make_tracker(configs, credentials, workdir, notify)
-            tracker.start(tracked=False, open_tries=sent_try_ids(journal.all_open_tries()))
+        tracker = make_tracker(configs, credentials, workdir, journal, notify)
+        tracker.start(tracked=False)
         try:
             paths = {name: str(loaded.path) for name, loaded in configs.items()}
             runners, away = await _open(
@@ -125,8 +120,8 @@ async def reach_sites(
         finally:
             clients = {id(site): site for site, _ in sites.values()}.values()
             await asyncio.gather(*(site.close() for site in clients), return_exceptions=True)
-            if tracker is not None:
-                tracker.close(open_tries=sent_try_ids(journal.all_open_tries()))
+            tracker.settle()
+            tracker.close()
 
 
 def _configs(
@@ -150,7 +145,7 @@ async def _open(
     workdir: Path,
     *,
     notify: Callable[[str], None],
-    tracker: Tracker | None,
+    tracker: Tracker,
 ) -> tuple[dict[str, SiteRunner], dict[str, str]]:
     runners: dict[str, SiteRunner] = {}
     away: dict[str, str] = {}

@@ -24,7 +24,6 @@ from snakemake_executor_plugin_mantik.staging.local import LocalFile
 
 from .attempt import Attempt
 from .dispatch import Dispatcher
-from .observer import Observer
 from .request import JobRequest
 from .site_retry import SiteRetry
 from .watch import EXTEND_BY_S
@@ -50,7 +49,6 @@ class AheadJobs:
         give_up: Callable[[Sequence[TryRecord]], Awaitable[None]],
         *,
         retry: SiteRetry,
-        observer: Observer,
         room: Callable[[], int],
     ) -> None:
         """Prepare; `room` returns how many jobs may be submitted ahead at this site."""
@@ -59,7 +57,6 @@ class AheadJobs:
         self._journal = journal
         self._give_up = give_up
         self._retry = retry
-        self._observer = observer
         self._room = room
         self._wanted: dict[str, JobRequest] = {}
         self._sending: dict[str, asyncio.Task[None]] = {}
@@ -283,8 +280,6 @@ class AheadJobs:
             after=[Predecessor(paths[one], tuple(made)) for one, made in after.items()],
             after_jobs=scheduler_ids,
         )  # fmt: skip
-        names = dict.fromkeys(maker.record.name for maker in makers.values())
-        self._observer.waiting(attempt.record, f"queued behind {', '.join(names)}")
         with suppress(SiteError):
             # No controller may be there to do it when the server's default lifetime is over.
             await self._site.extend(attempt.ids, EXTEND_BY_S)

@@ -197,21 +197,20 @@ class Canceller:
             task.add_done_callback(self._tidying.discard)
         self._drop_leftover(try_id)
 
-    async def end_observed(
+    async def stopped_end(
         self,
         record: TryRecord,
         words: str,
         deadline: float | None = None,
         *,
         times: Times = UNTIMED,
-    ) -> None:
-        """Report the end of a stopped try to the observer, with the files that it left."""
+    ) -> JobEnd:
+        """Return the end of a stopped try, and fetch the files that it left for the observer."""
         log = log_path(self._logs, record)
         with suppress(TimeoutError):
             async with asyncio.timeout_at(deadline):
                 await asyncio.gather(self.rescue(record.id), self._rescue_log(record, log))
-        end = JobEnd("killed", words, log=log if log.exists() else None)
-        self._observer.ended(record, with_times(end, times))
+        return with_times(JobEnd("killed", words, log=log if log.exists() else None), times)
 
     async def remove_secrets(self, record: TryRecord) -> None:
         """Remove the secrets of a finished try that did not remove them itself.
@@ -262,8 +261,9 @@ class Canceller:
                 _, times = await self._stop(record)
             await self.remove_secrets(record)
             outcome = "" if record.left_behind else record.outcome
-            await self.end_observed(record, outcome or "given up", times=times)
-            self._journal.abandoned(record.id, outcome or "cancelled", times=times)
+            end = await self.stopped_end(record, outcome or "given up", times=times)
+            self._journal.abandoned(record.id, outcome or "cancelled", times=times, end=end.facts)
+            self._observer.ended(record, end)
             await self.done(record.id, record.site_jobs)
 
     async def cancel(
@@ -288,11 +288,12 @@ class Canceller:
             except (TimeoutError, SiteError):
                 return record
             if end != 0 and record.id not in succeeded:
-                await self.end_observed(record, "cancelled", deadline, times=times)
+                ended = await self.stopped_end(record, "cancelled", deadline, times=times)
                 try:
-                    self._journal.abandoned(record.id, "cancelled", times=times)
+                    self._journal.abandoned(record.id, "cancelled", times=times, end=ended.facts)
                 except JournalError as error:  # the others must be cancelled all the same
                     self._notify(f"{record.name}: it is cancelled. {error}")
+                self._observer.ended(record, ended)
                 self._drop_leftover(record.id)
             return None
 

@@ -499,8 +499,9 @@ class Dispatcher:
     def _abandon(self, attempt: Attempt, error: MantikError, *, silent: bool = False) -> None:
         end = JobEnd("failed", error.what, reason=Reason.REJECTED)
         again = JobEnd("killed", error.what, successor="same segment")
-        self._observer.ended(attempt.record, again if silent else end)
-        self._journal.abandoned(attempt.record.id, f"failed: {error.what}")
+        end = again if silent else end
+        self._journal.abandoned(attempt.record.id, f"failed: {error.what}", end=end.facts)
+        self._observer.ended(attempt.record, end)
 
     async def _revoke(self, record: TryRecord) -> bool:
         return await self._retry.found(lambda: claims.revoke_try(self._site, record))

@@ -298,26 +298,24 @@ class Finalizer:
     def _end(
         self, attempt: Attempt, outcome: str, end: JobEnd, marker: Marker | None, times: Times
     ) -> None:
-        """Record how a try has ended, and tell the observer, with what it has used."""
+        """Record how a try has ended, with what it has used, and report it to the observer."""
         used = used_of(marker, times)
-        self._observer.ended(
-            attempt.record,
-            replace(
-                with_times(end, times), cpu=used.cpu_s,
-                nodes=(marker.nodes or marker.host) if marker is not None else "",
-            ),
+        end = replace(
+            with_times(end, times), cpu=used.cpu_s,
+            nodes=(marker.nodes or marker.host) if marker is not None else "",
         )  # fmt: skip
         self._journal.ended(
             attempt.record.id, outcome, waited=times.waited, ran=times.ran,
-            log=str(end.log or ""), reason=end.reason or "", used=used,
+            log=str(end.log or ""), reason=end.reason or "", used=used, end=end.facts,
         )  # fmt: skip
+        self._observer.ended(attempt.record, end)
 
     async def again(self, attempt: Attempt, why: str, times: Times = UNTIMED) -> None:
         """Close a try whose end is not the job's failure; the job gets another one."""
         end = JobEnd("killed", why, successor="same segment")
-        self._observer.ended(attempt.record, with_times(end, times))
         await self._canceller.remove_secrets(attempt.record)
-        self._journal.abandoned(attempt.record.id, f"failed: {why}", times=times)
+        self._journal.abandoned(attempt.record.id, f"failed: {why}", times=times, end=end.facts)
+        self._observer.ended(attempt.record, with_times(end, times))
         await self._canceller.done(attempt.record.id, attempt.ids)
 
     async def _command_failed(

@@ -114,6 +114,15 @@ class JobEnd:
     def times(self) -> Times:
         return Times(self.waited, self.ran, self.ended, self.told_by, self.behind)
 
+    @property
+    def facts(self) -> dict[str, object]:
+        """What the journal's log says of the end, besides the columns of the try."""
+        return {
+            "how": self.how, "words": self.words, "exit_code": self.exit_code,
+            "log": str(self.log or ""), "reason": str(self.reason or ""), "nodes": self.nodes,
+            "successor": self.successor,
+        }  # fmt: skip
+
 
 def with_times(end: JobEnd, times: Times) -> JobEnd:
     """Return an end with the times of the try."""
@@ -148,9 +157,6 @@ class Observer:
 
     def submitted(self, record: TryRecord, site_job: str, queue: str) -> None:
         """Note that the site has accepted a try under the id `site_job`."""
-
-    def waiting(self, record: TryRecord, why: str) -> None:
-        """Note the scheduler's new reason why a try cannot start; empty if there is none now."""
 
     def started(self, record: TryRecord) -> None:
         """Note that a try has begun to run; may be left out for one that ended soon after."""
@@ -191,10 +197,6 @@ class Observers(Observer):
     def submitted(self, record: TryRecord, site_job: str, queue: str) -> None:
         for each in self._observers:
             each.submitted(record, site_job, queue)
-
-    def waiting(self, record: TryRecord, why: str) -> None:
-        for each in self._observers:
-            each.waiting(record, why)
 
     def started(self, record: TryRecord) -> None:
         for each in self._observers:

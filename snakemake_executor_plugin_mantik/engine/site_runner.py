@@ -119,9 +119,8 @@ class SiteRunner:
         self._requested = self._running = 0
         self._hindered: set[tuple[str, str]] = set()
         self.ahead = AheadJobs(
-            site, self._dispatcher, journal, self._give_up, retry=retry, observer=self._observer,
-            room=room,
-        )  # fmt: skip
+            site, self._dispatcher, journal, self._give_up, retry=retry, room=room
+        )
         self.segments = NextSegments(
             site, self._dispatcher, journal, self._give_up, self.ahead, retry=retry,
             room=lambda: room() - self.ahead.number if facts.orders_jobs else 0,
@@ -205,7 +204,8 @@ class SiteRunner:
         try:
             whole, own = await self._dispatcher.observe(request, attempt)
             if record.after:  # it does not wait for other jobs any more
-                self._observer.waiting(record, record.waits)
+                with suppress(JournalError):  # the disk is full: only MLflow shows less
+                    self._journal.waiting(record.id, record.waits)
             self._live.follow(record, attempt.extras)
             end = await self._submit_and_watch(request, whole, attempt, files, own)
         except FileChanged as error:
@@ -316,7 +316,6 @@ class SiteRunner:
         Each reason is reported once: some come and go with each round of the scheduler.
         """
         self._journal.waiting(record.id, why)
-        self._observer.waiting(record, why)
         if why and (record.id, why) not in self._hindered:
             self._hindered.add((record.id, why))
             self._notify(

@@ -10,14 +10,17 @@ Readers (`smk-mantik jobs`) may read at any time.
 
 from .backup import has_backup
 from .database import JOURNAL_FILE, JournalCopy
+from .events import Event, EventKind, read_events
 from .files import MADE, TIMESTAMP, FileLedger, WriteConflict
 from .history import (
     StoredOutputs,
     WorkflowHistory,
+    connect,
     is_controlled,
     journal_path,
     read_history,
     read_stored,
+    read_tries,
     read_undeclared,
     read_workflow,
 )
@@ -44,11 +47,13 @@ from .records import (
     sent_try_ids,
     turn_of,
 )
+from .tracked import GOES_ON, TrackedLedger, TrackedTry, read_adopted, read_tracked
 from .undeclared import UndeclaredFile
 from .uses import read_uses
 
 __all__ = [
     "BUCKET_SIZE",
+    "GOES_ON",
     "JOURNAL_FILE",
     "LOST",
     "MADE",
@@ -56,6 +61,8 @@ __all__ = [
     "UNTIMED",
     "WENT_ON",
     "Asked",
+    "Event",
+    "EventKind",
     "FileLedger",
     "FileRecord",
     "Journal",
@@ -65,12 +72,15 @@ __all__ = [
     "StoredOutput",
     "StoredOutputs",
     "Times",
+    "TrackedLedger",
+    "TrackedTry",
     "TryRecord",
     "TryState",
     "UndeclaredFile",
     "Used",
     "WorkflowHistory",
     "WriteConflict",
+    "connect",
     "content_name",
     "decode_identity",
     "encode_identity",
@@ -80,8 +90,12 @@ __all__ = [
     "is_utf8",
     "job_name",
     "journal_path",
+    "read_adopted",
+    "read_events",
     "read_history",
     "read_stored",
+    "read_tracked",
+    "read_tries",
     "read_undeclared",
     "read_uses",
     "read_workflow",

@@ -32,8 +32,8 @@ class BackupContents:
         numbers: by place, the last number that it has taken there (`engine.leases`).
         sites: the columns of the table `sites`, by site.
         tries: by id, for the tries not known to be over: the columns of `tries` that are settled
-            before submission, `members`, and `uses`: place and path of what it uses, and whether
-            that is its checkpoint.
+            before submission, `members`, `uses`: place and path of what it uses, and whether that
+            is its checkpoint, and `tracked`: table and columns of what tracking knows of it.
         stored: by path, the stored outputs; None for those that do not exist.
     """
 
@@ -81,10 +81,16 @@ class JournalBackup:
 
 
 def try_fact(
-    columns: Fact, members: Mapping[str, str], uses: Iterable[tuple[str, str, int]]
+    columns: Fact,
+    members: Mapping[str, str],
+    uses: Iterable[tuple[str, str, int]],
+    tracked: Iterable[tuple[str, Fact]] = (),
 ) -> Fact:
     """Make the fact that a try may be at its site from now on."""
-    return {"try": dict(columns), "members": dict(members), "uses": list(uses)}
+    return {
+        "try": dict(columns), "members": dict(members), "uses": list(uses),
+        "tracked": list(tracked),
+    }  # fmt: skip
 
 
 def end_fact(try_id: str) -> Fact:
@@ -165,6 +171,7 @@ def read_facts(content: bytes) -> BackupContents:
             else:
                 found = dict(fact["try"]) | {"members": dict(fact["members"])}
                 found["uses"] = [(*map(str, use[:2]), bool(use[2])) for use in fact["uses"]]
+                found["tracked"] = [(str(table), dict(row)) for table, row in fact["tracked"]]
                 known.tries[str(found["id"])] = found
         except (KeyError, TypeError, ValueError):
             continue

@@ -19,6 +19,7 @@ from snakemake_executor_plugin_mantik.common.locks import take_lock
 from snakemake_executor_plugin_mantik.common.state_directory import STATE, make_private
 
 from . import backup
+from .events import EventKind, add_event
 from .records import LOST, StoredOutput, TryState
 
 JOURNAL_VERSION = 1
@@ -84,6 +85,23 @@ CREATE TABLE kept (
     try TEXT NOT NULL, path TEXT NOT NULL, size INTEGER NOT NULL, sha256 TEXT NOT NULL,
     PRIMARY KEY (try, path)
 );
+CREATE TABLE events (
+    seq INTEGER PRIMARY KEY, subject TEXT NOT NULL, kind TEXT NOT NULL, time REAL NOT NULL,
+    data TEXT NOT NULL
+);
+CREATE INDEX events_subject ON events (subject);
+CREATE TABLE workflows (
+    id TEXT PRIMARY KEY, identity TEXT NOT NULL, created REAL NOT NULL, ended REAL,
+    run INTEGER, data TEXT NOT NULL DEFAULT ''
+);
+CREATE TABLE tracked (
+    try TEXT PRIMARY KEY REFERENCES tries (id), workflow TEXT NOT NULL, attempt INTEGER NOT NULL,
+    behind INTEGER NOT NULL, follows TEXT NOT NULL, status TEXT NOT NULL DEFAULT '',
+    data TEXT NOT NULL DEFAULT '', given TEXT NOT NULL DEFAULT ''
+);
+CREATE INDEX tracked_workflow ON tracked (workflow);
+CREATE INDEX tracked_follows ON tracked (follows);
+CREATE INDEX tracked_open ON tracked (status) WHERE status = '';
 CREATE TABLE local_files (
     path TEXT PRIMARY KEY, size INTEGER NOT NULL, mtime_ns INTEGER NOT NULL,
     ctime_ns INTEGER NOT NULL, inode INTEGER NOT NULL, sha256 TEXT NOT NULL
@@ -514,7 +532,8 @@ def fill(db: sqlite3.Connection, known: backup.BackupContents) -> None:
     """
     rows = [("sites", columns) for columns in known.sites.values()]
     for columns in known.tries.values():
-        settled = {n: value for n, value in columns.items() if n not in ("members", "uses")}
+        besides = ("members", "uses", "tracked")
+        settled = {n: value for n, value in columns.items() if n not in besides}
         db.execute("DELETE FROM tries WHERE id = ? AND state = 'planned'", (columns["id"],))
         if db.execute("SELECT 1 FROM tries WHERE id = ?", (columns["id"],)).fetchone():
             continue
@@ -528,14 +547,17 @@ def fill(db: sqlite3.Connection, known: backup.BackupContents) -> None:
             # Of one that was only found at its place, nobody knows what it reads.
             for place, path, kept in columns.get("uses", [(columns["place"], ".", False)])
         ]
+        rows += columns.get("tracked", ())
+        add_event(db, columns["id"], EventKind.TRACKED)
     for path, output in known.stored.items():
         rows += _rows_of(path, output)
     for table, columns in rows:
         there = {row["name"] for row in db.execute(f"PRAGMA table_info ({table})")}
         names = [name for name in columns if name in there]
         marks = ", ".join("?" * len(names))
+        verb = "IGNORE" if table == "workflows" else "REPLACE"
         db.execute(
-            f"INSERT OR REPLACE INTO {table} ({', '.join(names)}) VALUES ({marks})",  # noqa: S608
+            f"INSERT OR {verb} INTO {table} ({', '.join(names)}) VALUES ({marks})",  # noqa: S608
             [columns[name] for name in names],
         )
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from snakemake_executor_plugin_mantik.common.errors import JournalError
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
@@ -14,6 +15,7 @@ from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from . import backup
 from .backup import JournalBackup
 from .database import Database, fill
+from .events import EventKind, add_event
 from .files import FileLedger, mark_landed
 from .history import read_tries
 from .records import (
@@ -33,6 +35,7 @@ from .records import (
     is_utf8,
 )
 from .segments import SegmentLedger
+from .tracked import TrackedLedger, end_tracked, end_workflow
 from .undeclared import UndeclaredLedger
 from .uses import UseLedger, end_uses
 
@@ -57,6 +60,7 @@ class Journal:
         files: its part on files.
         segments: its part on jobs that go on past their walltime.
         uses: its part on what must stay at the places.
+        tracked: its part on MLflow runs.
     """
 
     def __init__(self, directory: Path, *, shared: bool = False) -> None:
@@ -78,6 +82,7 @@ class Journal:
         self.segments = SegmentLedger(self._database)
         self.undeclared = UndeclaredLedger(self._database)
         self.uses = UseLedger(self._database)
+        self.tracked = TrackedLedger(self._database)
         self.noted = 0
         self._spared: set[str] = set()
         try:
@@ -109,7 +114,7 @@ class Journal:
         ).fetchone()
         return backup.site_fact(dict(row))
 
-    def _try_facts(self, which: str, *values: str) -> Iterator[backup.Fact]:
+    def _try_facts(self, which: str, *values: str, tracked: bool = True) -> Iterator[backup.Fact]:
         members: dict[str, dict[str, str]] = {}
         these = f"SELECT id FROM tries WHERE {which}"  # noqa: S608
         found = f"SELECT try, job, name FROM members WHERE try IN ({these})"  # noqa: S608
@@ -121,7 +126,21 @@ class Journal:
             uses = self._db.execute(
                 "SELECT place, path, checkpoint FROM uses WHERE try = ?", (row["id"],)
             )
-            yield backup.try_fact(dict(row), members.get(row["id"], {}), map(tuple, uses))
+            runs = self._tracked_rows(row["id"]) if tracked else ()
+            yield backup.try_fact(dict(row), members.get(row["id"], {}), map(tuple, uses), runs)
+
+    def _tracked_rows(self, try_id: str) -> Iterator[tuple[str, backup.Fact]]:
+        for table, found in (
+            ("tracked", "SELECT * FROM tracked WHERE try = ?"),
+            # The runs of Snakemake that it refers to are not in the spare.
+            (
+                "workflows",
+                "SELECT id, identity, created, ended, data FROM workflows"
+                " WHERE id = (SELECT workflow FROM tracked WHERE try = ?)",
+            ),
+        ):
+            for row in self._db.execute(found, (try_id,)):
+                yield table, dict(row)
 
     # What the place knows
 
@@ -155,7 +174,8 @@ class Journal:
     def spare_of(self, place: str) -> bytes:
         """Return the facts that the place itself keeps, so that a lost journal is no loss."""
         sent = "state NOT IN ('planned', 'done', 'abandoned') AND place = ?"
-        facts = [*self._try_facts(sent, place), *self.files.stored_facts(place)]
+        tries = self._try_facts(sent, place, tracked=False)
+        facts = [*tries, *self.files.stored_facts(place)]
         return b"".join(map(backup.as_line, facts))
 
     def doubt(self, place: str) -> None:
@@ -234,6 +254,7 @@ class Journal:
                 " WHERE rowid = (SELECT MAX(rowid) FROM runs)",
                 (time.time(), ending, json.dumps(pipeline)),
             )
+            end_workflow(db, ending)
 
     # Sites
 
@@ -507,11 +528,13 @@ class Journal:
                 " sent = COALESCE(sent, ?) WHERE id = ? AND state IN (?, ?, ?)",
                 (TryState.SUBMITTED, time.time(), sent, try_id, *list(TryState)[:3]),
             )
+            add_event(db, try_id, EventKind.SUBMITTED, job=site_job)
 
     def waiting(self, try_id: str, why: str) -> None:
         """Record the scheduler's reason why the try cannot start; empty if it waits its turn."""
         with self._database.write() as db:
             db.execute("UPDATE tries SET waits = ? WHERE id = ?", (why, try_id))
+            add_event(db, try_id, EventKind.WAITING, why=why)
 
     def pending(
         self,
@@ -540,6 +563,7 @@ class Journal:
                 " WHERE id = ?",
                 (at, try_id),
             )
+            add_event(db, try_id, EventKind.STARTED)
 
     def ended(
         self,
@@ -551,10 +575,14 @@ class Journal:
         log: str,
         reason: str = "",
         used: Used | None = None,
+        end: Mapping[str, Any] | None = None,
     ) -> None:
-        """Record how the try has ended; it stays open, and its results may still be at the site."""
+        """Record how the try has ended; it stays open, and its results may still be at the site.
+
+        `end` is what the log says of it (`engine.observer.JobEnd.facts`); None if it may go on.
+        """
         self._advance(
-            try_id, TryState.ENDED, outcome=outcome, waited=waited, ran=ran, log=log,
+            try_id, TryState.ENDED, end, outcome=outcome, waited=waited, ran=ran, log=log,
             reason=reason, finished=time.time(), used=encode_fields(used or Used()),
         )  # fmt: skip
 
@@ -570,17 +598,26 @@ class Journal:
         self._advance(try_id, TryState.DONE)
         self._over(try_id)
 
-    def abandoned(self, try_id: str, outcome: str, *, times: Times = UNTIMED) -> None:
+    def abandoned(
+        self,
+        try_id: str,
+        outcome: str,
+        *,
+        times: Times = UNTIMED,
+        end: Mapping[str, Any] | None = None,
+    ) -> None:
         """Record that the try will never run, or has ended and is not wanted.
 
-        What is known of its `times` replaces what was recorded.
+        What is known of its `times` replaces what was recorded. For `end`, see `ended`.
         """
         more: dict[str, object] = {"waited": times.waited, "ran": times.ran}
         if times != UNTIMED:
             used = Used(ended=times.ended, told_by=times.told_by, behind=times.behind)
             more["used"] = encode_fields(used)
         known = {name: value for name, value in more.items() if value is not None}
-        self._advance(try_id, TryState.ABANDONED, outcome=outcome, finished=time.time(), **known)
+        self._advance(
+            try_id, TryState.ABANDONED, end, outcome=outcome, finished=time.time(), **known
+        )
         self._over(try_id)
 
     def left_behind(self, try_id: str, where: str) -> None:
@@ -602,7 +639,9 @@ class Journal:
         except OSError as error:
             raise self._full(error) from error
 
-    def _advance(self, try_id: str, state: TryState, **values: object) -> None:
+    def _advance(
+        self, try_id: str, state: TryState, end: Mapping[str, Any] | None = None, **values: object
+    ) -> None:
         names = ", ".join(["state = ?", *(f"{name} = ?" for name in values)])
         before = [earlier for earlier in TryState if _ORDER[earlier] <= _ORDER[state]]
         marks = ", ".join("?" * len(before))
@@ -616,6 +655,9 @@ class Journal:
                 mark_landed(db, try_id)
             if state is TryState.ENDED or (state.final and not left):
                 end_uses(db, try_id)
+            if end is not None:
+                end_tracked(db, try_id, end["how"], end["successor"])
+                add_event(db, try_id, EventKind.ENDED, **end)
 
     def open_tries(self, *jobs: str) -> list[TryRecord]:
         """Return the open tries of jobs, and of groups that these are members of, oldest first.

@@ -8,8 +8,7 @@ from snakemake.common.tbdstring import TBDString
 from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.mlproject.entry import read_call
 from snakemake_executor_plugin_mantik.mlproject.project import find_bound_entry_point
-from snakemake_executor_plugin_mantik.tracking.run import TrackedMember, TrackedRun
-from snakemake_executor_plugin_mantik.tracking.workflow import flatten_config
+from snakemake_executor_plugin_mantik.tracking.run import TrackedMember, TrackedRun, flatten_config
 
 from . import Job
 from .paths.plain import plain_params

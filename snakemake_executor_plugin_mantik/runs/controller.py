@@ -17,7 +17,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Mapping
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, BinaryIO, Final
@@ -25,10 +25,10 @@ from typing import TYPE_CHECKING, BinaryIO, Final
 from snakemake_executor_plugin_mantik.common.errors import MantikError, UserError
 from snakemake_executor_plugin_mantik.common.locks import is_locked, take_lock
 from snakemake_executor_plugin_mantik.common.state_directory import STATE, open_private
-from snakemake_executor_plugin_mantik.tracking.controller.worker_client import WORKER
-from snakemake_executor_plugin_mantik.tracking.outbox import Outbox
+from snakemake_executor_plugin_mantik.journal import JOURNAL_FILE
+from snakemake_executor_plugin_mantik.tracking.cursor import count_unpublished, is_reported
 from snakemake_executor_plugin_mantik.tracking.store import DIRECTORY
-from snakemake_executor_plugin_mantik.tracking.worker.process import OUTBOX
+from snakemake_executor_plugin_mantik.tracking.worker_client import WORKER
 
 from .directories import RunDirectory, RunRequest, read_request
 
@@ -49,14 +49,14 @@ def run_status(directory: RunDirectory) -> str:
 def settle_run(directory: RunDirectory, request: RunRequest) -> None:
     """Report the end of a run that is over to MLflow; import mlflow only if needed.
 
-    If events are left in the workflow's outbox, only start a worker that publishes them.
+    If events are left in the workflow's log, only start a worker that publishes them.
 
     Raises:
         MantikError: a request to MLflow fails.
     """
     if directory.reported.exists():
         return
-    pending, published = _outbox(directory, request)
+    pending, published = _tracked(directory, request)
     if pending:
         _start_worker(directory.path / request.folder)
         return
@@ -67,15 +67,13 @@ def settle_run(directory: RunDirectory, request: RunRequest) -> None:
     directory.reported.touch()
 
 
-def _outbox(directory: RunDirectory, request: RunRequest) -> tuple[bool, bool]:
-    """Return whether the outbox holds unpublished events, and whether it has published the end."""
-    path = directory.path / request.folder / DIRECTORY / OUTBOX
-    if not path.exists():
+def _tracked(directory: RunDirectory, request: RunRequest) -> tuple[bool, bool]:
+    """Return whether the log holds unpublished events, and whether the end is published."""
+    workdir = directory.path / request.folder
+    if not (workdir / STATE / JOURNAL_FILE).exists():
         return False, False
     try:
-        with closing(Outbox(path)) as outbox:
-            try_id = outbox.adopted(request.run_id)
-            return outbox.pending() > 0, bool(try_id) and outbox.is_over(try_id)
+        return count_unpublished(workdir) > 0, is_reported(workdir, request.run_id)
     except sqlite3.Error:
         return False, False
 

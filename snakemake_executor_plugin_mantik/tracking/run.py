@@ -1,15 +1,26 @@
-"""Describe the run of a job: its parameters, its first tags and its destination. Values."""
+"""Describe the runs of jobs and of their workflow: parameters, first tags and destination. Values.
+
+Jobs may also log to the tracking server directly (`--mantik-track-direct`). The variables that they
+need travel like secrets: in a file that only the user can read, which the job removes.
+"""
 
 import getpass
 import json
 import os
+import platform
 import re
+import shlex
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from ipaddress import ip_address
 from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
 
+from snakemake_executor_plugin_mantik.common.errors import UserError
+from snakemake_executor_plugin_mantik.common.secret_names import MASK, is_secret
 from snakemake_executor_plugin_mantik.journal import TryRecord
 from snakemake_executor_plugin_mantik.mlproject.entry import Call
 
@@ -87,7 +98,7 @@ def tracking_target(environ: Mapping[str, str], workdir: Path) -> TrackingTarget
     relative = uri.removeprefix("sqlite:///")
     if relative != uri and relative and not relative.startswith(("/", ":memory:", "?")):
         uri = f"sqlite:///{workdir / relative}"
-    # The outbox must hold no password; the worker reads it from its own environment.
+    # The journal must hold no password; who publishes reads it from the environment.
     return TrackingTarget(
         without_user(uri),
         environ.get("MLFLOW_EXPERIMENT_ID", ""),
@@ -189,3 +200,175 @@ def _git(project: Path, *arguments: str) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return ended.stdout.strip() if ended.returncode == 0 else None
+
+
+WORKFLOW: Final = "mantik.workflow"
+"""The tag that identifies a workflow's run."""
+PARENT_RUN_TAG: Final = "mlflow.parentRunId"
+ARTIFACT_FOLDER: Final = "mantik"
+"""The folder of a run's artifacts for the executor's files, such as script, log and pictures."""
+_VALUE_LENGTH: Final = 6000
+"""The longest value of a parameter that MLflow (3.17) accepts, in characters."""
+_NAME_LENGTH: Final = 250
+"""The longest name of a parameter, in characters."""
+_MOST_PARAMS: Final = 500
+"""The most parameters of a run: a workflow's configuration may be a whole sample sheet."""
+_STRANGE: Final = re.compile(r"[^\w./ :-]")
+"""Matches characters that MLflow does not allow in a parameter's name."""
+_USUAL: Final = ("Snakefile", "snakefile", "workflow/Snakefile", "workflow/snakefile")
+
+
+@dataclass(frozen=True)
+class TrackedWorkflow:
+    """A workflow as it was started.
+
+    Attributes:
+        snakefile: the path or URL of its main file.
+        command: the words of the command line.
+        config: Snakemake's `config`.
+        version: Snakemake's version.
+    """
+
+    snakefile: str
+    command: Sequence[str] = ()
+    config: Mapping[str, object] = field(default_factory=dict)
+    version: str = ""
+
+    def identity(self, target: TrackingTarget) -> str:
+        """Return what identifies the workflow in its directory: its Snakefile and destination."""
+        return json.dumps([self.snakefile, target.uri, target.experiment_id, target.experiment])
+
+    def name(self, workdir: Path) -> str:
+        """Return the directory's name, with the Snakefile's if that is unusual."""
+        path = workdir / self.snakefile
+        if not path.is_relative_to(workdir):
+            return f"{workdir.name}: {path.name}"
+        inside = path.relative_to(workdir)
+        if inside.as_posix() in _USUAL:
+            return workdir.name
+        return f"{workdir.name}: {(inside.parent if inside.name in _USUAL else inside).name}"
+
+
+def workflow_tags(
+    workflow: TrackedWorkflow,
+    key: str,
+    target: TrackingTarget,
+    workdir: Path,
+    mask: Callable[[str], str],
+) -> dict[str, str]:
+    """Return the tags to create a workflow's run with. May run git, once per directory."""
+    found = {
+        "mlflow.user": user_name(),
+        "mlflow.source.name": workflow.snakefile,
+        "mlflow.source.type": "LOCAL",
+        **git_tags(workdir),
+        PARENT_RUN_TAG: target.above,
+        WORKFLOW: key,
+        "mantik.command": mask_command(workflow.command, mask),
+        "mantik.directory": str(workdir),
+        "mantik.host": platform.node(),
+        "mantik.snakemake": workflow.version,
+    }
+    return {name: value[:TAG_LENGTH] for name, value in found.items() if value}
+
+
+def mask_command(words: Sequence[str], mask: Callable[[str], str]) -> str:
+    """Format a command line; mask known secrets, and the value of NAME=VALUE with a secret NAME."""
+    shown = []
+    for word in words:
+        name, equals, value = word.partition("=")
+        hidden = f"{name}={MASK}" if equals and is_secret(name) and value else word
+        shown.append(shlex.quote(mask(without_user(hidden))))
+    return " ".join(shown)
+
+
+def flatten_config(values: Mapping[str, object], mask: Callable[[str], str]) -> dict[str, str]:
+    """Flatten values to parameters: `a: {b: 1}` becomes `a.b`, and a list becomes JSON.
+
+    Masks secrets and cuts what is too long.
+    """
+    found: dict[str, str] = {}
+    for name, value in _flat(values, ""):
+        if len(found) == _MOST_PARAMS:
+            break
+        text = MASK if is_secret(name) and value not in ("", None) else mask(_text(value))
+        found[_STRANGE.sub("_", name)[:_NAME_LENGTH]] = text[:_VALUE_LENGTH]
+    return found
+
+
+def _flat(values: Mapping[str, object], above: str) -> Iterator[tuple[str, object]]:
+    for key, value in values.items():
+        name = f"{above}{key}"
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{name}.")
+        else:
+            yield name, value
+
+
+def _text(value: object) -> str:
+    if isinstance(value, str):
+        return value
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError):
+        return str(value)
+
+
+_OPTION: Final = "--mantik-track-direct"
+_URI: Final = "MLFLOW_TRACKING_URI"
+_CREDENTIALS: Final = (
+    "MLFLOW_TRACKING_USERNAME",
+    "MLFLOW_TRACKING_PASSWORD",
+    "MLFLOW_TRACKING_TOKEN",
+)
+_SETTINGS: Final = ("MLFLOW_TRACKING_INSECURE_TLS", "MLFLOW_WORKSPACE")
+"""Further settings of MLflow's client, except those that name files of this machine."""
+
+
+def sent_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of the user's environment to pass to a job.
+
+    Raises:
+        UserError: the tracking URI is none that a site's nodes could reach.
+    """
+    uri = environ.get(_URI, "")
+    _check(uri)
+    names = (*_CREDENTIALS, *_SETTINGS)
+    return {_URI: uri} | {name: environ[name] for name in names if environ.get(name)}
+
+
+def direct_remark(environ: Mapping[str, str]) -> str:
+    """Return the note to show before credentials leave the machine."""
+    uri = environ.get(_URI, "")
+    held = [name for name in _CREDENTIALS if environ.get(name)]
+    held += [f"the password in {_URI}"] if without_user(uri) != uri else []
+    what = f"so these credentials go to the sites: {', '.join(held)}" if held else "without any"
+    what += "" if held else " credential: none is set"
+    return f"{_OPTION}: jobs log to {without_user(uri)} directly, {what}."
+
+
+def _check(uri: str) -> None:
+    url = urlsplit(uri)
+    if url.scheme not in ("http", "https") or not url.hostname:
+        what = f"{_URI} is {without_user(uri)}" if uri else f"{_URI} is not set"
+        raise UserError(
+            f"{_OPTION} needs a tracking server that the sites' nodes can reach, but {what}",
+            do=f"Set {_URI} to the URL of one (https://…), or leave the option out: then this"
+            " machine forwards what jobs log",
+        )
+    if _is_here(url.hostname):
+        raise UserError(
+            f"{_OPTION}: for a job, {url.hostname} means the node that it runs on",
+            where=f"{_URI}={without_user(uri)}",
+            do="Use an address at which nodes can reach the server, or leave the option out: then"
+            " this machine forwards what jobs log",
+        )
+
+
+def _is_here(host: str) -> bool:
+    """Return whether a name or address refers to the machine that uses it."""
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
+    return address.is_loopback or address.is_unspecified

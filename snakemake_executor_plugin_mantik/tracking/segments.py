@@ -3,81 +3,82 @@
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from snakemake_executor_plugin_mantik.engine.observer import JobEnd
-from snakemake_executor_plugin_mantik.journal import TryRecord
+from snakemake_executor_plugin_mantik.journal import (
+    GOES_ON,
+    Event,
+    EventKind,
+    TrackedTry,
+    TryRecord,
+)
 
-from .ledger import GOES_ON, JobRow
+from .cursor import Log, LoggedRun
 from .run import TAG_LENGTH
 
 SEGMENTS_TAG: Final = "mantik.segments"
+_SAME: Final = "same segment"
 
 
-@dataclass(frozen=True)
-class SegmentEntry:
-    """A segment that has ended; times are seconds, or seconds since the epoch by this machine.
+def describe_end(log: Log, run: LoggedRun, event: Event) -> dict[str, Any]:
+    """Return what MLflow is to know of the end of a try, which `event` reports.
 
-    Attributes:
-        segment: its number, from 1.
-        job: the site's id of it.
-        nodes: the names of its nodes, as its scheduler writes them; empty if unknown.
-        queued: how long it waited after the one before had ended; None if unknown.
-        end: how it ended, in one line; empty if it succeeded.
+    Returns:
+        `status`, empty if the job goes on; `time`; `words`, `times`, `reason` and `exit_code` for
+        tags; `log`, the path of the job's log; `metrics` and their `step`; and `segments`.
     """
+    record, tracked = run.record, run.tracked
+    assert record is not None
+    assert tracked is not None
+    facts = event.data
+    found = {
+        "status": "" if tracked.status == GOES_ON else tracked.status,
+        "time": event.time, "times": "", "reason": "", "exit_code": None, "log": "",
+        **facts, "metrics": {}, "step": 0, "segments": [],
+    }  # fmt: skip
+    if event.kind is not EventKind.ENDED:
+        return found
+    concluded = [e for e in log.events(of=run.id) if e.kind is EventKind.CONCLUDED]
+    found |= {"time": record.times.ended or event.time, "times": record.times.words}
+    found |= {"words": concluded[-1].data["words"]} if concluded else {}
+    if not record.segments and not run.one:
+        return found | {"metrics": job_figures(record, facts["exit_code"])}
+    entries = _entries(log, run)
+    found["segments"] = entries
+    if facts["successor"] != _SAME or found["status"]:
+        code = facts["exit_code"] if found["status"] and not concluded else None
+        found |= {"metrics": sum_figures(entries, code), "step": max(0, len(entries) - 1)}
+    return found
 
-    segment: int
-    try_id: str
-    job: str
-    nodes: str
-    started: float | None
-    ended: float | None
-    queued: float | None
-    ran: float | None
-    cpu: float | None
-    core_hours: float | None
-    end: str
+
+def _entries(log: Log, run: LoggedRun) -> list[dict[str, Any]]:
+    """Return an entry for each segment, or retry in one run, that has ended up to `run`."""
+    entries: list[dict[str, Any]] = []
+    for each in log.chain(run):
+        end = log.end(each.id)
+        if each.record is None or end is None or end.data["successor"] == _SAME:
+            continue
+        number = len(entries) + 1 if run.one else each.record.segment + 1
+        entries.append(_entry(each.record, end, entries[-1] if entries else None, number))
+    return entries
 
 
-def segment_entry(
-    record: TryRecord,
-    end: JobEnd,
-    row: JobRow | None,
-    before: Mapping[str, Any] | None,
-    *,
-    number: int,
-    job: str,
+def _entry(
+    record: TryRecord, end: Event, before: Mapping[str, Any] | None, number: int
 ) -> dict[str, Any]:
-    """Return the entry of a segment that has ended, as JSON can hold it.
-
-    `row` has its times and cores, `before` is the entry of the segment before; None if there is
-    none. `number` is its number, from 1, `job` the site's id of it.
-    """
-    figures = job_figures(end, row)
-    ended = end.ended or (row.ended if row is not None else None)
-    ran = end.ran if end.ran is not None else (row.ran if row is not None else None)
-    started = ended - ran if ended is not None and ran is not None else None
-    queued = end.waited
-    if before is not None and queued is not None and started is not None and before["ended"]:
+    """Return the entry of a segment that has ended; `before` is that of the one before."""
+    ended, ran, queued = record.times.ended or end.time, record.ran, record.waited
+    started = ended - ran if ran is not None else None
+    if before is not None and queued is not None and started is not None:
         # It was in the queue while the one before ran.
         queued = min(queued, max(0.0, started - before["ended"]))
-    return asdict(
-        SegmentEntry(
-            number,
-            record.id,
-            job,
-            end.nodes,
-            started,
-            ended,
-            queued,
-            end.ran,
-            end.cpu,
-            figures.get("mantik/core_hours"),
-            end.words,
-        )
-    )
+    return {
+        "segment": number, "try": record.id, "job": " ".join(record.site_jobs[-1:]),
+        "nodes": end.data["nodes"], "started": started, "ended": ended, "queued": queued,
+        "ran": ran, "cpu": record.what_used.cpu_s, "core_hours": _core_hours(record),
+        "end": end.data["words"],
+    }  # fmt: skip
 
 
 def sum_figures(entries: Sequence[Mapping[str, Any]], exit_code: int | None) -> dict[str, float]:
@@ -91,9 +92,9 @@ def sum_figures(entries: Sequence[Mapping[str, Any]], exit_code: int | None) -> 
     ):
         known = [float(entry[key]) for entry in entries if entry[key] is not None]
         if known:
-            sums[f"mantik/{name}"] = sum(known)
+            sums[f"{_FOLDER}{name}"] = sum(known)
     if exit_code is not None:
-        sums["mantik/exit_code"] = float(exit_code)
+        sums[f"{_FOLDER}exit_code"] = float(exit_code)
     return sums
 
 
@@ -108,7 +109,7 @@ def segments_tag(entries: Sequence[Mapping[str, Any]]) -> str:
 def _shown(entry: Mapping[str, Any]) -> dict[str, Any]:
     shown = {
         "segment": entry["segment"],
-        "try": entry["try_id"],
+        "try": entry["try"],
         "job": entry["job"],
         "nodes": entry["nodes"],
         "started": _moment(entry["started"]),
@@ -136,29 +137,39 @@ _STATES: Final[Mapping[str, str]] = {
 }
 
 
-def job_figures(end: JobEnd, job: JobRow | None) -> dict[str, float]:
+def job_figures(record: TryRecord, exit_code: int | None) -> dict[str, float]:
     """Return the known metrics of a job that has ended."""
-    cores = job.cores if job is not None else None
     found = {
-        "queued_seconds": end.waited,
-        "running_seconds": end.ran,
-        "cpu_seconds": end.cpu,
-        "core_hours": cores * end.ran / 3600 if cores and end.ran is not None else None,
-        "exit_code": end.exit_code,
+        "queued_seconds": record.waited,
+        "running_seconds": record.ran,
+        "cpu_seconds": record.what_used.cpu_s,
+        "core_hours": _core_hours(record),
+        "exit_code": exit_code,
     }
     return {f"{_FOLDER}{name}": float(value) for name, value in found.items() if value is not None}
 
 
-def workflow_figures(jobs: Iterable[JobRow]) -> dict[str, float]:
+def _core_hours(record: TryRecord) -> float | None:
+    cores = record.what_asked.cores
+    return cores * record.ran / 3600 if cores and record.ran is not None else None
+
+
+def run_status(tracked: TrackedTry, record: TryRecord) -> str:
+    """Return MLflow's status of a try's run, or `GOES_ON`."""
+    return tracked.status or ("RUNNING" if record.started is not None else "SCHEDULED")
+
+
+def workflow_figures(jobs: Iterable[tuple[TrackedTry, TryRecord]]) -> dict[str, float]:
     """Count the jobs in each state, by their last tries, and sum up what all tries used."""
     last: dict[str, str] = {}
     core_hours = cpu = 0.0
-    for job in jobs:
-        if job.behind:
+    for tracked, record in jobs:
+        if tracked.behind:
             continue
-        last[job.job] = "SCHEDULED" if job.state == GOES_ON else job.state
-        core_hours += job.core_hours or 0.0
-        cpu += job.cpu or 0.0
+        status = run_status(tracked, record)
+        last[record.job] = "SCHEDULED" if status == GOES_ON else status
+        core_hours += _core_hours(record) or 0.0
+        cpu += record.what_used.cpu_s or 0.0
     count = Counter(last.values())
     found = {name: float(count[state]) for state, name in _STATES.items()}
     found |= {"core_hours": core_hours, "cpu_seconds": cpu}

@@ -1,11 +1,10 @@
-"""`smk-mantik track` with an outbox that earlier runs left."""
+"""`smk-mantik track` with what earlier runs left."""
 
 import fcntl
 import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 from mlflow.tracking import MlflowClient
@@ -14,26 +13,20 @@ from snakemake_executor_plugin_mantik.cli.track import track
 from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.common.state_directory import STATE
 from snakemake_executor_plugin_mantik.journal import Journal
-from snakemake_executor_plugin_mantik.tracking.ledger import Ledger
-from snakemake_executor_plugin_mantik.tracking.outbox import EventKind, Outbox
+from snakemake_executor_plugin_mantik.tracking.process import WORKER_LOCK
 from snakemake_executor_plugin_mantik.tracking.store import DIRECTORY
-from snakemake_executor_plugin_mantik.tracking.worker.process import OUTBOX, WORKER_LOCK
+from tests.tracking.written import Written
 
-END = {"status": "FINISHED", "time": 2000.0, "words": "", "exit_code": 0, "log": ""}
-DATA: dict[str, Any] = {
-    "tags": {}, "params": {}, "experiment_id": "", "experiment": "", "config": "none",
-}  # fmt: skip
 NOWHERE = "http://127.0.0.1:9"
 
 
 def leave(directory: Path, **runs: str) -> None:
     """Leave runs that have ended untold, by name where they go."""
-    (directory / DIRECTORY).mkdir(parents=True, exist_ok=True)
-    outbox = Outbox(directory / DIRECTORY / OUTBOX)
+    written = Written(directory, "")
     for name, uri in runs.items():
-        outbox.add_run(name, uri, DATA | {"name": name})
-        outbox.add(name, EventKind.END, END)
-    outbox.close()
+        written.end(written.job(name, uri=uri))
+    written.journal.close()
+    (directory / DIRECTORY).mkdir(parents=True, exist_ok=True)
 
 
 def called(directory: Path) -> "subprocess.CompletedProcess[str]":
@@ -66,21 +59,15 @@ def test_all_is_told(tmp_path: Path) -> None:
 @pytest.mark.software("MLflow in a file")
 def test_a_workflow_that_nobody_goes_on_with_was_killed(tmp_path: Path) -> None:
     uri = f"sqlite:///{tmp_path}/mlflow.db"
-    with closing(Journal(tmp_path / STATE)) as journal:
-        sent, unsent = (
-            journal.new_try(site="hpc1", job=n, rule=n, name=n, fingerprint="f") for n in "ab"
-        )
-        journal.submitting(sent.id, "batch")
+    written = Written(tmp_path, uri)
+    for key, name in (("one", "a"), ("two", "b")):
+        written.key = written.journal.tracked.begin(f"identity of {key}")
+        written.journal.tracked.describe(written.key, written.data(key))
+        record = written.job(name)
+        if name == "a":
+            written.journal.submitting(record.id, "batch")
+    written.journal.close()
     (tmp_path / DIRECTORY).mkdir(parents=True)
-    outbox = Outbox(tmp_path / DIRECTORY / OUTBOX)
-    ledger = Ledger(outbox)
-    for key in ("one", "two"):
-        ledger.begin(key, f"identity of {key}")
-        outbox.add_run(key, uri, DATA | {"name": key, "workflow": True})
-    for key, record in (("one", sent), ("two", unsent)):
-        ledger.add(record.id, key, job=record.job, rule="r", name=record.name, site="hpc1")
-        outbox.add_run(record.id, uri, DATA | {"name": record.name})
-    outbox.close()
 
     with closing(Journal(tmp_path / STATE)):  # a Snakemake that runs looks after them itself
         called(tmp_path)

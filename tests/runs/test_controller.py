@@ -41,9 +41,8 @@ from snakemake_executor_plugin_mantik.runs.local_runs import (
     remove_run,
 )
 from snakemake_executor_plugin_mantik.runs.store import SITE, RunStore
-from snakemake_executor_plugin_mantik.tracking.outbox import EventKind, Outbox
-from snakemake_executor_plugin_mantik.tracking.store import DIRECTORY
-from snakemake_executor_plugin_mantik.tracking.worker.process import OUTBOX
+from snakemake_executor_plugin_mantik.tracking.cursor import Cursor, open_log
+from tests.tracking.written import Written
 
 SLEEPS = """
 import signal, time
@@ -282,20 +281,20 @@ def test_a_job_that_may_run_is_no_end(run: LocalRun, monkeypatch: pytest.MonkeyP
 def test_what_tracking_has_still_to_tell_goes_first(
     run: LocalRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (run.workdir / DIRECTORY).mkdir(parents=True)
     begun: list[Path] = []
     monkeypatch.setattr(controller, "_start_worker", begun.append)
-    with closing(Outbox(run.workdir / DIRECTORY / OUTBOX)) as outbox:
-        outbox.add_run("t", run.request.tracking_uri, {"run_id": run.request.run_id})
-        outbox.add("t", EventKind.END, {"status": "FAILED"})
-        run.directory.write_end(1)
+    written = Written(run.workdir, run.request.tracking_uri)
+    record = written.job("t", run_id=run.request.run_id)
+    written.end(record, "failed", exit_code=1)
+    run.directory.write_end(1)
 
-        controller.settle_run(run.directory, run.request)
+    controller.settle_run(run.directory, run.request)
 
-        assert begun == [run.workdir]
-        assert status(run) == "SCHEDULED"
-        for event in outbox.events("t"):
-            outbox.done(event)
+    assert begun == [run.workdir]
+    assert status(run) == "SCHEDULED"
+    with closing(Cursor(run.workdir)) as cursor, open_log(run.workdir) as log:
+        cursor.set(record.id, seq=log.events()[-1].seq)
+    written.journal.close()
 
     controller.settle_run(run.directory, run.request)
 

@@ -18,10 +18,10 @@ from hpc_sandbox.server import Sandbox
 from hpc_sandbox.settings import SiteOption
 from snakemake_executor_plugin_mantik.common.locks import is_locked
 from snakemake_executor_plugin_mantik.jobs.spec import ScriptLimits
-from snakemake_executor_plugin_mantik.tracking.controller import worker_client
+from snakemake_executor_plugin_mantik.tracking import worker_client
+from snakemake_executor_plugin_mantik.tracking.process import WORKER_LOCK
+from snakemake_executor_plugin_mantik.tracking.run import WORKFLOW
 from snakemake_executor_plugin_mantik.tracking.store import DIRECTORY
-from snakemake_executor_plugin_mantik.tracking.worker.process import WORKER_LOCK
-from snakemake_executor_plugin_mantik.tracking.workflow import WORKFLOW
 from tests.support.daemons import Daemon
 from tests.support.forkserver import LIMITS
 from tests.support.gate import Gate
@@ -120,7 +120,7 @@ class Tracked:
     def __post_init__(self) -> None:
         self.project.extra |= {
             "MLFLOW_TRACKING_URI": self.uri,
-            "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
+            **({"PYTHONPATH": path} if (path := os.environ.get("PYTHONPATH")) else {}),
             "MLFLOW_EXPERIMENT_NAME": self.experiment,
             "MLFLOW_TRACKING_PASSWORD": PASSWORD,
             "MLFLOW_TRACKING_USERNAME": "user",

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from snakemake_executor_plugin_mantik.tracking.controller.tracker import Tracker
-from snakemake_executor_plugin_mantik.tracking.run import WAITING_REASON
-from snakemake_executor_plugin_mantik.tracking.worker.overview import DETACHED
-from snakemake_executor_plugin_mantik.tracking.workflow import PARENT_RUN_TAG
+from snakemake_executor_plugin_mantik.tracking.overview import DETACHED
+from snakemake_executor_plugin_mantik.tracking.run import PARENT_RUN_TAG, WAITING_REASON
+from snakemake_executor_plugin_mantik.tracking.tracker import Tracker
 from tests.support.command import smk_mantik
 from tests.support.gate import Gate
 from tests.support.workflows import WAIT_S, Project, tells, until

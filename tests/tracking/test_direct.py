@@ -6,7 +6,7 @@ import pytest
 
 from hpc_sandbox.server import Sandbox
 from snakemake_executor_plugin_mantik.common.errors import UserError
-from snakemake_executor_plugin_mantik.tracking.controller import direct
+from snakemake_executor_plugin_mantik.tracking.run import direct_remark, sent_variables
 from tests.support.workflows import tells
 from tests.tracking.conftest import PASSWORD, Tracked, TrackingServer
 from tests.tracking.rules import workflow
@@ -31,7 +31,7 @@ with mlflow.start_run() as run:
 )  # fmt: skip
 def test_what_no_node_can_reach_is_refused(uri: str) -> None:
     with pytest.raises(UserError) as refused:
-        direct.sent_variables({"MLFLOW_TRACKING_URI": uri})
+        sent_variables({"MLFLOW_TRACKING_URI": uri})
 
     assert "leave the option out" in str(refused.value)
     assert "hunter2" not in str(refused.value)
@@ -44,15 +44,15 @@ def test_what_is_sent_and_told() -> None:
         "MLFLOW_TRACKING_INSECURE_TLS": "true", "MLFLOW_TRACKING_CLIENT_CERT_PATH": "/here",
     }  # fmt: skip
 
-    assert direct.sent_variables(environ) == {
+    assert sent_variables(environ) == {
         "MLFLOW_TRACKING_URI": "https://me:hunter2@mlflow.example",
         "MLFLOW_TRACKING_TOKEN": "t0ken", "MLFLOW_TRACKING_INSECURE_TLS": "true",
     }  # fmt: skip
-    told = direct.direct_remark(environ)
+    told = direct_remark(environ)
     assert "MLFLOW_TRACKING_TOKEN, the password in MLFLOW_TRACKING_URI" in told
     assert "hunter2" not in told
     assert "t0ken" not in told
-    assert "none is set" in direct.direct_remark({"MLFLOW_TRACKING_URI": "https://mlflow.example"})
+    assert "none is set" in direct_remark({"MLFLOW_TRACKING_URI": "https://mlflow.example"})
 
 
 def test_a_job_logs_by_itself(

@@ -5,8 +5,8 @@ import sys
 from mlflow.entities import Run
 
 from snakemake_executor_plugin_mantik.jobs.script import export_lines
+from snakemake_executor_plugin_mantik.tracking.run import PARENT_RUN_TAG
 from snakemake_executor_plugin_mantik.tracking.store import member_variables
-from snakemake_executor_plugin_mantik.tracking.workflow import PARENT_RUN_TAG
 from tests.tracking.conftest import Tracked
 from tests.tracking.rules import HEAD
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from snakemake_executor_plugin_mantik.tracking.worker import repair
-from snakemake_executor_plugin_mantik.tracking.worker.registered import _rename
-from snakemake_executor_plugin_mantik.tracking.worker.repair import (
+from snakemake_executor_plugin_mantik.tracking import repair
+from snakemake_executor_plugin_mantik.tracking.registered import _rename
+from snakemake_executor_plugin_mantik.tracking.repair import (
     MAX_YAML_DEPTH,
     read_mapping,
 )

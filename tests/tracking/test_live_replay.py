@@ -10,13 +10,13 @@ import pytest
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
-from snakemake_executor_plugin_mantik.tracking.worker.live_replay import (
+from snakemake_executor_plugin_mantik.tracking.live_replay import (
     COPY_LATER,
     COPY_TREE,
     LiveReplay,
 )
-from snakemake_executor_plugin_mantik.tracking.worker.published import Destination, Lines, Published
-from snakemake_executor_plugin_mantik.tracking.worker.replay import Replay
+from snakemake_executor_plugin_mantik.tracking.published import Destination, Lines, Published
+from snakemake_executor_plugin_mantik.tracking.replay import Replay
 from tests.tracking.test_replay import (  # noqa: F401 - fixtures, too
     ENDS,
     OVERLOADED,

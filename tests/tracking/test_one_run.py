@@ -1,24 +1,18 @@
 """A rule with mantik_track="one" is one MLflow run over its retries."""
 
 import json
-import shutil
 import sys
-from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from mlflow.exceptions import MlflowException
-from mlflow.tracking import MlflowClient
 
-from snakemake_executor_plugin_mantik.tracking.controller.worker_client import WorkerClient
-from snakemake_executor_plugin_mantik.tracking.outbox import EventKind
 from snakemake_executor_plugin_mantik.tracking.run import TrackedRun
-from snakemake_executor_plugin_mantik.tracking.store import store_directory
+from snakemake_executor_plugin_mantik.tracking.worker_client import WorkerClient
 from tests.tracking.conftest import Tracked
 from tests.tracking.rules import HEAD, rule
 from tests.tracking.test_replay import OVERLOADED, Killed, Mortal, each_death, empty
-from tests.tracking.test_segment_runs import FIRST, Controller, Directory
+from tests.tracking.test_segment_runs import Directory
 
 __all__ = ["empty"]
 
@@ -76,25 +70,19 @@ def test_retries_go_on_in_one_run(tracked: Tracked) -> None:
 class Retried(Directory):
     """A try that has failed and its retry, while nothing was published."""
 
-    def __init__(self, path: Path, empty: Path) -> None:
-        path.mkdir()
-        shutil.copyfile(empty, path / "runs.db")
-        self.path, self.uri = path, f"sqlite:///{path}/runs.db"
-        self.client = MlflowClient(tracking_uri=self.uri)
-        self.experiment = self.client.create_experiment("digits", (path / "a").as_uri())
-        controller = Controller(path, self.uri, "digits")
-        controller.subject = TrackedRun(one=True)
-        self.outbox, self.said = controller.outbox, controller.said
+    subject = TrackedRun(one=True)
+
+    def write(self) -> None:
         for number in range(2):
-            record = replace(FIRST, id=f"t{number}", segments=0)
-            extras = controller.prepare(record)
-            extras.lay_out(path / store_directory(record.id))
-            self.log(number, path / store_directory(record.id), extras)
-            submitted = {"job": f"job {number}", "queue": "batch"}
-            controller.tracker._note(record, EventKind.SUBMITTED, submitted)
-            controller.tracker._note(record, EventKind.LIVE, {})
+            record = self.journal.new_try(
+                site="hpc1", job="job", rule="train", name="train", fingerprint="f"
+            )
+            extras = self.prepare(record)
+            self.journal.submitting(record.id, "batch")
+            self.journal.submitted(record.id, f"job {number}")
+            self.log(number, record, extras)
             how, code = ("finished", 0) if number else ("failed", 4)
-            controller.ended(record, how=how, exit_code=code, ran=60.0, cpu=30.0)
+            self.ended(record, how=how, exit_code=code, ran=60.0, cpu=30.0)
 
     def check(self) -> None:
         run = self.run()
@@ -105,7 +93,7 @@ class Retried(Directory):
         tags = run.data.tags
         assert (tags["mantik.job_id"], tags["mantik.attempt"]) == ("job 1", "2")
         assert tags["mantik.exit_code"] == "0"
-        assert self.outbox.pending() == 0
+        assert self.left == 0
         assert self.said == []
 
 
@@ -113,17 +101,17 @@ class Retried(Directory):
 def test_a_retry_is_published_once_whoever_dies(
     tmp_path: Path, empty: Path, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
-    """The retry is tried first: it waits for the end of the try before."""
     monkeypatch.setattr(WorkerClient, "wake", lambda _: None)
     died, alive = 0, False
     while not alive:
         each = Retried(tmp_path / str(died), empty)
         mortal = Mortal(each.client, died + 1, (Killed(), OVERLOADED)[died // 2 % 2])
-        for _ in range(3):
-            with suppress(Killed, MlflowException):
-                each.publish(mortal if mortal._left > 0 else each.client)
-        alive = mortal._left > 0
+        try:
+            each.publish(mortal)
+            alive = True
+        except (Killed, MlflowException):
+            each.publish(each.client)
         each.check()
-        each.outbox.close()
+        each.journal.close()
         died += 2 * step  # the other half is tested with segments
     assert died > 12

@@ -3,7 +3,6 @@
 import os
 import shutil
 import threading
-from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -16,85 +15,63 @@ from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE, PERMISSION_DEN
 from mlflow.tracking import MlflowClient
 
 from snakemake_executor_plugin_mantik import views
-from snakemake_executor_plugin_mantik.tracking.ledger import Ledger
-from snakemake_executor_plugin_mantik.tracking.outbox import EventKind, Lane, Outbox
-from snakemake_executor_plugin_mantik.tracking.run import TAG_LENGTH, WAITING_REASON
-from snakemake_executor_plugin_mantik.tracking.store import DIRECTORY, try_directory
-from snakemake_executor_plugin_mantik.tracking.worker.process import OUTBOX
-from snakemake_executor_plugin_mantik.tracking.worker.publishing import RETRY_OF, Publisher
-from snakemake_executor_plugin_mantik.tracking.workflow import (
+from snakemake_executor_plugin_mantik.journal import TryRecord
+from snakemake_executor_plugin_mantik.tracking.cursor import open_log
+from snakemake_executor_plugin_mantik.tracking.publishing import RETRY_OF
+from snakemake_executor_plugin_mantik.tracking.run import (
     ARTIFACT_FOLDER,
     PARENT_RUN_TAG,
+    TAG_LENGTH,
+    WAITING_REASON,
     WORKFLOW,
 )
+from snakemake_executor_plugin_mantik.tracking.store import try_directory
 from tests.tracking.test_replay import OVERLOADED, Killed, Mortal, each_death, empty
+from tests.tracking.written import Written
 
 __all__ = ["empty"]
 
-FAILED, TRIED_AGAIN, WHOLE = "first", "second", "whole"
-DATA: dict[str, Any] = {"experiment_id": "", "experiment": "Default", "config": "config.yaml"}
-END = {"time": 2000.0, "words": "", "exit_code": 0, "log": "", "metrics": {"mantik/n": 1.0}}
+FAILED, TRIED_AGAIN = "first", "second"
 
 
-class Directory:
-    """A workflow's directory with what is to be told of two tries of a job; and where it is told.
-
-    Each teller is a worker of its own: what it knows dies with it.
-    """
+class Directory(Written):
+    """A workflow's directory with what is to be told of two tries of a job."""
 
     def __init__(self, path: Path, empty: Path) -> None:
-        self.path = path
-        (path / DIRECTORY).mkdir(parents=True)
+        path.mkdir()
         shutil.copyfile(empty, path / "runs.db")
-        self.uri = f"sqlite:///{path}/runs.db"
+        super().__init__(path, f"sqlite:///{path}/runs.db", "digits")
         self.client = MlflowClient(tracking_uri=self.uri)
         artifacts = (path / "artifacts").as_uri()
-        self.experiment = self.client.create_experiment("digits", artifacts)
-        self.said: list[str] = []
+        self.experiment_id = self.client.create_experiment("digits", artifacts)
         (path / "config.yaml").write_text("Resources: {}\n")
-        self.outbox = Outbox(path / DIRECTORY / OUTBOX)
+        self.records: dict[str, TryRecord] = {}
         self.note()
 
     def note(self) -> None:
         """What the controller writes down."""
-        data = {**DATA, "experiment": "digits"}
-        files = self.path / try_directory(WHOLE) / ARTIFACT_FOLDER
+        files = self.directory / try_directory(self.key) / ARTIFACT_FOLDER
         files.mkdir(parents=True)
         (files / "Snakefile").write_text("rule all:\n")
-        tags = {WORKFLOW: WHOLE}
-        self.outbox.add_run(
-            WHOLE, self.uri,
-            {**data, "name": "churn", "workflow": True, "tags": tags, "params": {"depth": "3"}},
-        )  # fmt: skip
-        ledger = Ledger(self.outbox)
-        ledger.begin(WHOLE, "identity")
+        workflow = {"tags": {WORKFLOW: self.key}, "params": {"depth": "3"}}
+        self.journal.tracked.describe(self.key, self.data("churn", **workflow))
         for name, before in ((FAILED, ""), (TRIED_AGAIN, FAILED)):
-            ledger.add(name, WHOLE, job="train", rule="train", name=name, site="hpc1")
-            own = {
-                "name": name, "tags": {"mantik.try": name}, "params": {"alpha": "1"},
-                "parent": WHOLE, "retry_of": before,
-            }  # fmt: skip
+            record = self.records[name] = self.plan(name, job="train")
+            own: dict[str, Any] = {"params": {"alpha": "1"}, "parent": self.key}
             if before:  # it is a group
                 tags, params = {"mantik.rule": "test"}, {"beta": "2"}
                 own["members"] = {"1": {"name": "member", "tags": tags, "params": params}}
-            self.outbox.add_run(name, self.uri, data | own)
-            self.outbox.add(name, EventKind.SUBMITTED, {"job": f"job of {name}", "queue": "batch"})
-            self.outbox.add(name, EventKind.STARTED, {})
-            status = "FINISHED" if before else "FAILED"
-            ledger.ended(name, status, ran=10.0, note="x")
-            self.outbox.add(name, EventKind.END, END | {"status": status})
-        self.outbox.add(WHOLE, EventKind.END, {"status": "FINISHED", "time": 2000.0, "words": ""})
-
-    def notify(self, client: Any) -> None:
-        """All of it, by one worker."""
-        teller = Publisher(self.outbox, self.path, lambda _: None, self.said.append, {})
-        teller._clients[self.uri] = client
-        for lane in Lane:
-            for each in self.outbox.open_tries(lane):
-                teller.notify(each, lane)
+                own["retry_of"] = self.records[before].id
+            self.track(record, config="config.yaml", **own)
+            self.journal.submitting(record.id, "batch")
+            self.journal.submitted(record.id, f"job of {name}")
+            self.journal.started(record.id, 1990.0)
+            how, code = ("finished", 0) if before else ("failed", 4)
+            self.end(record, how, exit_code=code, ran=10.0, ended=2000.0)
+        self.journal.end_run("finished", {"jobs": [], "edges": [], "rule_edges": []})
 
     def runs(self) -> dict[str, Run]:
-        found = self.client.search_runs([self.experiment])
+        found = self.client.search_runs([self.experiment_id])
         assert len(found) == 4, [run.info.run_name for run in found]
         return {run.info.run_name: run for run in found}
 
@@ -115,14 +92,14 @@ class Directory:
         assert second.data.tags["mantik.job_id"] == f"job of {TRIED_AGAIN}"
         assert (second.data.params, whole.data.params) == ({"alpha": "1"}, {"depth": "3"})
         assert second.info.end_time == 2_000_000
-        (point,) = self.client.get_metric_history(second.info.run_id, "mantik/n")
-        assert point.value == 1
+        (point,) = self.client.get_metric_history(second.info.run_id, "mantik/running_seconds")
+        assert point.value == 10
         assert whole.data.metrics["mantik/jobs_finished"] == 1
         names = {a.path for a in self.client.list_artifacts(whole.info.run_id, ARTIFACT_FOLDER)}
         assert names == {
             "mantik/Snakefile", "mantik/pipeline.html", "mantik/timeline.html",
         }  # fmt: skip
-        assert self.outbox.pending() == 0
+        assert self.left == 0
         assert self.said == []
 
 
@@ -130,7 +107,7 @@ class Directory:
 def directory(tmp_path: Path, empty: Path) -> Iterator[Directory]:
     made = Directory(tmp_path / "w", empty)
     yield made
-    made.outbox.close()
+    made.journal.close()
 
 
 @each_death
@@ -140,13 +117,13 @@ def test_killed_anywhere(tmp_path: Path, empty: Path, step: int) -> None:
         each = Directory(tmp_path / str(died), empty)
         # Dead before the act, or after it; or the server does not answer.
         try:
-            each.notify(Mortal(each.client, died + 1, ENDS[died % len(ENDS)]))
+            each.publish(Mortal(each.client, died + 1, ENDS[died % len(ENDS)]))
             alive = True
         except (Killed, MlflowException):
             died += step
-            each.notify(each.client)
+            each.publish(each.client)
         each.check()
-        each.outbox.close()
+        each.journal.close()
     assert died > 15
 
 
@@ -173,17 +150,12 @@ class Slow:
 
 
 def test_a_run_is_made_once_by_those_who_make_several(directory: Directory) -> None:
-    making: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
     client = Slow(directory.client)
+    publisher = directory.publisher()
 
     def make(name: str) -> None:
-        outbox = Outbox(directory.path / DIRECTORY / OUTBOX)
-        teller = Publisher(
-            outbox, directory.path, lambda _: None, directory.said.append, {}, making=making
-        )
-        teller._clients[directory.uri] = client
-        teller.make(name)
-        outbox.close()
+        publisher._here.__dict__[directory.uri] = client
+        publisher.make(directory.records[name].id)
 
     # Its tag names the run of the try before, which is made for that.
     again = threading.Thread(target=make, args=(TRIED_AGAIN,))
@@ -204,55 +176,49 @@ def test_no_long_tag_and_no_picture_holds_up_the_rest(
         raise ZeroDivisionError("no room for a box")
 
     monkeypatch.setattr(views, "render_files", broken)
-    directory.outbox.add_run(
-        "long", directory.uri,
-        {**DATA, "experiment": "digits", "name": "n" * 999, "tags": {}, "params": {}},
-    )  # fmt: skip
-    directory.outbox.add("long", EventKind.SUBMITTED, {"job": "1", "queue": "q" * 9999})
-    directory.outbox.add("long", EventKind.END, END | {"status": "FAILED", "words": "w" * 9999})
+    long = directory.job("n" * 999)
+    directory.journal.submitting(long.id, "q" * 9999)
+    directory.journal.submitted(long.id, "1")
+    directory.end(long, "failed", words="w" * 9999)
 
-    directory.notify(directory.client)
+    directory.publish(directory.client)
 
-    assert directory.outbox.pending() == 0
+    assert directory.left == 0
     assert "no room for a box" in capfd.readouterr().err
-    (run,) = directory.client.search_runs([directory.experiment], "attributes.status = 'FAILED'"
+    (run,) = directory.client.search_runs([directory.experiment_id], "attributes.status = 'FAILED'"
                                           " AND tags.`mantik.queue` LIKE 'qq%'")  # fmt: skip
     assert run.data.tags["mantik.reason"] == "w" * TAG_LENGTH
 
 
 def test_a_run_that_somebody_else_has_made(directory: Directory) -> None:
     client = directory.client
-    made = [client.create_run(directory.experiment, run_name=n).info.run_id for n in ("a", "b")]
+    made = [client.create_run(directory.experiment_id, run_name=n).info.run_id for n in ("a", "b")]
     client.delete_run(made[1])
     for name, run_id in zip(("taken", "deleted"), made, strict=True):
-        data = {**DATA, "experiment": "digits", "name": name, "tags": {"x": "1"}, "params": {}}
-        directory.outbox.add_run(name, directory.uri, data | {"run_id": run_id})
-        directory.outbox.add(name, EventKind.END, END | {"status": "FINISHED"})
+        directory.end(directory.job(name, tags={"x": "1"}, run_id=run_id))
 
-    directory.notify(client)
+    directory.publish(client)
 
-    names = {run.info.run_name for run in client.search_runs([directory.experiment])}
+    names = {run.info.run_name for run in client.search_runs([directory.experiment_id])}
     assert names == {"churn", FAILED, TRIED_AGAIN, "a", "deleted", "member"}
     taken = client.get_run(made[0])
     assert (taken.info.status, taken.data.tags["x"]) == ("FINISHED", "1")
 
 
 def test_a_run_that_is_deleted_meanwhile_holds_up_no_other(directory: Directory) -> None:
-    teller = Publisher(directory.outbox, directory.path, lambda _: None, directory.said.append, {})
-    teller.make(FAILED)
-    run = directory.outbox.run(FAILED)
-    assert run is not None
-    directory.client.delete_run(run.run_id)
+    failed = directory.records[FAILED].id
+    directory.publisher().make(failed)
+    directory.client.delete_run(directory.published(failed).run_id)
 
-    for lane in Lane:
-        for each in directory.outbox.open_tries(lane):
-            teller.notify(each, lane)
+    directory.publish()
 
-    assert directory.outbox.pending() == 0
+    assert directory.left == 0
     assert any("refused" in line for line in directory.said), directory.said
-    found = directory.client.search_runs([directory.experiment], "attributes.status = 'FINISHED'")
+    found = directory.client.search_runs(
+        [directory.experiment_id], "attributes.status = 'FINISHED'"
+    )
     assert {each.info.run_name for each in found} == {"churn", TRIED_AGAIN, "member"}
-    assert not os.path.exists(directory.path / try_directory(FAILED))
+    assert not os.path.exists(directory.directory / try_directory(failed))
 
 
 class Refusing:
@@ -273,20 +239,20 @@ class Refusing:
 def test_how_a_job_ended_is_told_without_its_files(directory: Directory, refused: bool) -> None:
     code = INVALID_PARAMETER_VALUE if refused else PERMISSION_DENIED
     error = MlflowException("no room for artifacts", code)
-    teller = Publisher(directory.outbox, directory.path, lambda _: None, directory.said.append, {})
-    teller._clients[directory.uri] = Refusing(directory.client, error)
-    teller.make(FAILED)
-    teller.notify(FAILED, Lane.STATES)
+    failed = directory.records[FAILED].id
+    publisher = directory.publisher(Refusing(directory.client, error))
+    publisher.make(directory.key)
 
     with nullcontext() if refused else pytest.raises(MlflowException):
-        teller.notify(FAILED, Lane.ENDING)
+        publisher.publish(failed)
 
     (run,) = directory.client.search_runs(
-        [directory.experiment], f"attributes.run_name = '{FAILED}'"
+        [directory.experiment_id], f"attributes.run_name = '{FAILED}'"
     )
     assert run.info.status == "FAILED"
     # It is told again, unless that is no use.
-    assert (FAILED in directory.outbox.open_tries(Lane.ENDING)) is not refused
+    with open_log(directory.directory) as log:
+        assert (failed in log.unpublished(publisher._cursor)) is not refused
     assert len(directory.said) == refused
 
 
@@ -295,21 +261,18 @@ def test_why_a_job_cannot_start_is_a_tag_while_it_cannot(
     directory: Directory, asked_at_once: bool
 ) -> None:
     """Also where nobody told MLflow of it before it was over."""
-    directory.outbox.add_run(
-        "stuck", directory.uri,
-        {**DATA, "experiment": "digits", "name": "stuck", "tags": {}, "params": {}},
-    )  # fmt: skip
+    stuck = directory.job("stuck")
 
     def tags() -> dict[str, str]:
-        directory.notify(directory.client)
-        (run,) = directory.client.search_runs([directory.experiment], "run_name = 'stuck'")
+        directory.publish(directory.client)
+        (run,) = directory.client.search_runs([directory.experiment_id], "run_name = 'stuck'")
         return dict(run.data.tags)
 
     for why in ("PartitionDown", "ReqNodeNotAvail"):
-        directory.outbox.add("stuck", EventKind.WAITING, {"why": why})
+        directory.journal.waiting(stuck.id, why)
         if not asked_at_once:
             assert tags()[WAITING_REASON] == why
-    directory.outbox.add("stuck", EventKind.WAITING, {"why": ""})
+    directory.journal.waiting(stuck.id, "")
     assert WAITING_REASON not in tags()
-    assert directory.outbox.pending() == 0
+    assert directory.left == 0
     assert directory.said == []

@@ -20,11 +20,11 @@ from mlflow.protos.databricks_pb2 import PERMISSION_DENIED, TEMPORARILY_UNAVAILA
 from mlflow.tracking import MlflowClient
 
 from snakemake_executor_plugin_mantik.engine.observer import JobExtras
+from snakemake_executor_plugin_mantik.tracking import published
+from snakemake_executor_plugin_mantik.tracking.published import Destination, Published
+from snakemake_executor_plugin_mantik.tracking.repair import metric_files
+from snakemake_executor_plugin_mantik.tracking.replay import Replay
 from snakemake_executor_plugin_mantik.tracking.store import RunIdentity, store_skeleton
-from snakemake_executor_plugin_mantik.tracking.worker import published
-from snakemake_executor_plugin_mantik.tracking.worker.published import Destination, Published
-from snakemake_executor_plugin_mantik.tracking.worker.repair import metric_files
-from snakemake_executor_plugin_mantik.tracking.worker.replay import Replay
 
 SOURCE = "a" * 32
 TRY = "11111111-2222-4333-8444-555555555555"

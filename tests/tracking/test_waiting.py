@@ -1,8 +1,6 @@
 """What a job waits for before it is submitted: its run at MLflow, for a while; whose id it gets."""
 
 import asyncio
-import re
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,17 +11,16 @@ from mlflow.tracking import MlflowClient
 
 from snakemake_executor_plugin_mantik.engine.observer import JobEnd, JobExtras
 from snakemake_executor_plugin_mantik.journal import Journal
-from snakemake_executor_plugin_mantik.tracking.controller.tracker import Tracker
-from snakemake_executor_plugin_mantik.tracking.outbox import Lane, Outbox
-from snakemake_executor_plugin_mantik.tracking.run import TrackedRun, TrackingTarget
-from snakemake_executor_plugin_mantik.tracking.store import DIRECTORY
-from snakemake_executor_plugin_mantik.tracking.worker import process, publishing
-from snakemake_executor_plugin_mantik.tracking.worker.process import MAKERS, OUTBOX, Worker
-from snakemake_executor_plugin_mantik.tracking.workflow import (
+from snakemake_executor_plugin_mantik.tracking.cursor import Cursor
+from snakemake_executor_plugin_mantik.tracking.process import MAKERS
+from snakemake_executor_plugin_mantik.tracking.run import (
     PARENT_RUN_TAG,
     WORKFLOW,
+    TrackedRun,
     TrackedWorkflow,
+    TrackingTarget,
 )
+from snakemake_executor_plugin_mantik.tracking.tracker import Tracker
 from tests.support.controller import request
 from tests.support.gate import Gate
 from tests.support.workflows import until
@@ -48,12 +45,13 @@ class Site:
     def __post_init__(self) -> None:
         self.workdir.mkdir()
         self.journal = Journal(self.workdir / ".snakemake/mantik")
+        self.journal.begin_run({}, {})
 
     def tracker(self, wait_s: float, pace: float = 10.0, **target: str) -> Tracker:
         where = TrackingTarget(f"http://127.0.0.1:{self.gate.port}", experiment=self.experiment)
         made = Tracker(
-            self.workdir, replace(where, **target), {"hpc1": ""}, mask=str, notify=self.said.append,
-            workflow=TrackedWorkflow("Snakefile"), pace=pace,
+            self.workdir, self.journal, replace(where, **target), {"hpc1": ""}, mask=str,
+            notify=self.said.append, workflow=TrackedWorkflow("Snakefile"), pace=pace,
         )  # fmt: skip
         made._worker._wait_s = wait_s
         return made
@@ -79,12 +77,11 @@ class Site:
     def end(self, tracker: Tracker, *names: str) -> None:
         """The jobs have ended, and MLflow knows all of it."""
 
-        async def ended() -> None:
-            for name in names:
-                tracker.ended(self.journal.open_tries(name)[0], JobEnd("finished", exit_code=0))
-
-        asyncio.run(ended())
-        tracker.end("finished")
+        for name in names:
+            end = JobEnd("finished", exit_code=0).facts
+            [record] = self.journal.open_tries(name)
+            self.journal.ended(record.id, "succeeded", waited=None, ran=None, log="", end=end)
+        self.journal.end_run("finished", {})
         tracker.close(LONG_S)
 
 
@@ -113,15 +110,16 @@ def test_a_server_that_hangs_delays_a_job_no_longer_than_it_may(
 ) -> None:
     site.gate.hold()
     tracker = site.tracker(wait_s=SOON_S)
-    tracker.start(tracked=True, open_tries=())
+    tracker.start(tracked=True)
 
     # Nothing comes through the gate before these are ready to be submitted.
     given = site.prepared(tracker, "one", "two")
     site.gate.open()
 
-    outbox = Outbox(site.workdir / DIRECTORY / OUTBOX)
-    until(lambda: not outbox.open_tries(Lane.MAKING), "the runs", LONG_S)
-    outbox.close()
+    cursor = Cursor(site.workdir)
+    ids = [record.id for record in site.journal.all_open_tries()]
+    until(lambda: all(cursor.run(each).run_id for each in ids), "the runs", LONG_S)
+    cursor.close()
     assert site.prepared(tracker, "one", "two") == given
     # Who has such an id can be found by it, and what the job logs goes to the run.
     for name, added in given.items():
@@ -147,7 +145,7 @@ def test_a_server_that_answers_tells_all_jobs_their_ids(
 ) -> None:
     names = [f"job {number}" for number in range(3 * MAKERS)]
     tracker = site.tracker(wait_s=NEVER_S)
-    tracker.start(tracked=True, open_tries=())
+    tracker.start(tracked=True)
 
     given = site.prepared(tracker, *names)
 
@@ -169,7 +167,7 @@ def test_who_waits_for_his_turn_at_the_site_may_as_well_wait_for_his_run(
 ) -> None:
     site.gate.hold()
     tracker = site.tracker(wait_s=SOON_S, pace=1 / LONG_S)
-    tracker.start(tracked=True, open_tries=())
+    tracker.start(tracked=True)
     waits: list[float] = []
 
     async def made(_: str, turn_s: float) -> None:
@@ -194,7 +192,7 @@ def test_a_run_that_is_made_already_is_not_waited_for(
     made = client.create_run(experiment_id, run_name="asked for").info.run_id
     site.gate.hold()
     tracker = site.tracker(wait_s=NEVER_S, run_id=made, experiment_id=experiment_id)
-    tracker.start(tracked=True, open_tries=())
+    tracker.start(tracked=True)
 
     added = site.prepared(tracker, "one")["one"]
 
@@ -205,58 +203,3 @@ def test_a_run_that_is_made_already_is_not_waited_for(
     (run,) = runs(tracking_server, site).values()
     assert (run.info.run_id, run.info.status) == (made, "FINISHED")
     assert "mantik.own_run_id" not in run.data.tags
-
-
-class Makers:
-    """A teller that is told what to wait for; each notes what it has done."""
-
-    def __init__(self, outbox: Outbox, *_: object, **__: object) -> None:
-        self.outbox = outbox
-
-    together: threading.Barrier
-    told: threading.Event
-
-    def notify(self, try_id: str, lane: Lane) -> bool:
-        if lane is not Lane.MAKING:
-            self.told.set()
-        elif re.search("[1-9]", try_id):
-            self.together.wait(LONG_S)
-            assert not self.told.wait(SOON_S)
-        self.outbox.made(try_id, "", "1" * 32, "0", "Default")
-        if lane is not Lane.MAKING:
-            for event in self.outbox.events(try_id):
-                self.outbox.done(event)
-        return True
-
-
-def test_several_runs_are_made_at_a_time_and_all_else_comes_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / DIRECTORY).mkdir(parents=True)
-    outbox = Outbox(tmp_path / DIRECTORY / OUTBOX)
-    data = {"experiment_id": "", "experiment": ""}
-    outbox.add_run("made before", "", data)
-    outbox.made("made before", "", "1" * 32, "0", "Default")
-    # The first one of a place is made alone, to see whether that answers.
-    for number in range(1 + MAKERS):
-        outbox.add_run(f"job {number}", "", data)
-    monkeypatch.setattr(publishing, "Publisher", Makers)
-    monkeypatch.setattr(process, "GIVE_WAY_S", NEVER_S)
-    Makers.together, Makers.told = threading.Barrier(MAKERS + 1), threading.Event()
-    answers: list[object] = []
-    each = Worker(tmp_path, answers.append)
-    each.finish()
-    making = threading.Thread(target=each.work, args=(Lane.MAKING,))
-    states = threading.Thread(target=each.work, args=(Lane.STATES,))
-
-    making.start()
-    until(lambda: Makers.together.n_waiting == MAKERS, "all at once", LONG_S)
-    states.start()
-    Makers.together.wait(LONG_S)
-    making.join(LONG_S)
-    states.join(LONG_S)
-
-    assert answers == []
-    assert outbox.pending() == 0
-    each.close()
-    outbox.close()

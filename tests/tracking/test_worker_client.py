@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from snakemake_executor_plugin_mantik.tracking.controller import worker_client
-from snakemake_executor_plugin_mantik.tracking.controller.worker_client import WORKERS, WorkerClient
+from snakemake_executor_plugin_mantik.tracking import worker_client
+from snakemake_executor_plugin_mantik.tracking.worker_client import WORKERS, WorkerClient
 
 STUB = """
 import json, pathlib, sys
@@ -35,8 +35,7 @@ class Workers:
 
     def worker(self, *lines: dict[str, Any], wait_s: float = NEVER_S) -> WorkerClient:
         (self.directory / "says").write_text(json.dumps(lines))
-        log = self.directory / "log"
-        made = WorkerClient(self.directory, log, self.said.append, {"a"})
+        made = WorkerClient(self.directory, self.said.append, {"a"})
         made._wait_s = wait_s
         return made
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from snakemake_executor_plugin_mantik.tracking.worker.publishing import RETRY_OF
-from snakemake_executor_plugin_mantik.tracking.workflow import PARENT_RUN_TAG
+from snakemake_executor_plugin_mantik.tracking.publishing import RETRY_OF
+from snakemake_executor_plugin_mantik.tracking.run import PARENT_RUN_TAG
 from tests.support.workflows import tells
 from tests.tracking.conftest import Tracked
 from tests.tracking.rules import HEAD, rule

@@ -2,111 +2,94 @@
 
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from mlflow.entities import Experiment, Metric, RunTag
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
 from snakemake_executor_plugin_mantik import views
-from snakemake_executor_plugin_mantik.views import Node, NodeState, Picture
+from snakemake_executor_plugin_mantik.journal import Event, EventKind
+from snakemake_executor_plugin_mantik.views.picture import Picture
+from snakemake_executor_plugin_mantik.views.workflow import overview_jobs
 
-from .. import segments
-from ..ledger import GOES_ON, JobRow, Ledger
-from ..outbox import RunRecord
-from ..run import NAME_LENGTH
-from ..store import member_ends, try_directory
-from ..workflow import ARTIFACT_FOLDER, PARENT_RUN_TAG
+from . import segments
+from .cursor import Log, LoggedRun
+from .run import ARTIFACT_FOLDER, NAME_LENGTH, PARENT_RUN_TAG
+from .store import try_directory
 
 DETACHED: Final = "mantik.detached"
 """The tag that holds since when the workflow's jobs continue without a controller."""
 
-_STATES: Final[Mapping[str, NodeState]] = {
-    "SCHEDULED": NodeState.QUEUED,
-    "RUNNING": NodeState.RUNNING,
-    "FINISHED": NodeState.FINISHED,
-    "FAILED": NodeState.FAILED,
-    "KILLED": NodeState.KILLED,
-    GOES_ON: NodeState.FINISHED,
-}
 
-
-def begin_workflow_run(client: MlflowClient, run: RunRecord, workdir: Path) -> None:
+def begin_workflow_run(client: MlflowClient, run_of: str, run_id: str, workdir: Path) -> None:
     """Upload the Snakefile and the backend configs as artifacts."""
-    files = workdir / try_directory(run.try_id) / ARTIFACT_FOLDER
+    files = workdir / try_directory(run_of) / ARTIFACT_FOLDER
     if files.is_dir():
-        client.log_artifacts(run.run_id, str(files), ARTIFACT_FOLDER)
+        client.log_artifacts(run_id, str(files), ARTIFACT_FOLDER)
 
 
 def update_workflow_run(
-    client: MlflowClient,
-    ledger: Ledger,
-    run: RunRecord,
-    data: Mapping[str, Any],
+    client: MlflowClient, log: Log, run: LoggedRun, run_id: str, events: Sequence[Event]
 ) -> None:
-    """Publish the counts of jobs by state, what they used, and the pictures.
+    """Publish the counts of jobs by state, what they used, and the pictures; and its end.
 
-    `data` is the event's: `time`, `continued`, `detached` (a time, or nothing) and `words`; and
-    `status` once the run has ended.
+    `events` are those of the workflow that are not published yet.
 
     Raises:
         Exception: MLflow fails; try again later.
     """
-    jobs = ledger.jobs(run.try_id)
-    now, step = int(data["time"] * 1000), int(data["time"] - run.created)
-    metrics = [Metric(n, value, now, step) for n, value in segments.workflow_figures(jobs).items()]
-    said = {DETACHED: data.get("detached", ""), "mantik.reason": data.get("words", "")}
+    last = {event.kind: event for event in events}
+    end = last.get(EventKind.ENDED)
+    now = end.time if end is not None else time.time()
+    jobs = log.jobs(run.id)
+    moment, step = int(now * 1000), int(now - run.created)
+    figures = segments.workflow_figures(jobs).items()
+    metrics = [Metric(name, value, moment, step) for name, value in figures]
+    said = {"mantik.reason": end.data["words"]} if end is not None else {}
+    begun = [event for event in events if event.kind in (EventKind.BEGUN, EventKind.DETACHED)]
+    if begun and begun[-1].kind is EventKind.DETACHED:
+        since = datetime.fromtimestamp(begun[-1].time, UTC)
+        said[DETACHED] = since.isoformat(timespec="seconds")
     tags = [RunTag(name, value) for name, value in said.items() if value]
-    client.log_batch(run.run_id, metrics=metrics, tags=tags)
-    if data.get("continued") and not data.get("detached"):
+    client.log_batch(run_id, metrics=metrics, tags=tags)
+    if DETACHED not in said and (begun or end is not None):
         try:
-            client.delete_tag(run.run_id, DETACHED)
-        except MlflowException as error:  # it was not detached, but killed
+            client.delete_tag(run_id, DETACHED)
+        except MlflowException as error:  # it was not detached
             if not is_refusal(error):
                 raise
-    pipeline = ledger.pipeline(run.try_id)
-    tries = [_pictured(job) for job in jobs if not job.behind]
-    shown = views.make_picture(
-        run.data["name"], pipeline, tries, data["time"], over="status" in data
-    )
-    _draw(client, run, shown)
+    pipeline = log.pipeline(run.id)
+    if pipeline is not None:
+        members = log.members(run.id)
+        ahead = {tracked.try_id for tracked, _ in jobs if tracked.behind}
+        found = overview_jobs([record for _, record in jobs], controlled=True, members=members)
+        tries = [replace(job, note=job.remark) for job in found if job.id not in ahead]
+        over = end is not None
+        _draw(
+            client, run.id, run_id,
+            views.make_picture(run.data["name"], pipeline, tries, now, over=over),
+        )  # fmt: skip
+    if end is not None:
+        client.set_terminated(run_id, end.data["status"], int(end.time * 1000))
 
 
-def _pictured(job: JobRow) -> Node:
-    return Node(
-        id=job.try_id,
-        name=job.name,
-        rule=job.rule,
-        state=_STATES[job.state],
-        site=job.site,
-        prepared=job.created,
-        submitted=job.submitted,
-        queued=job.queued,
-        started=job.started,
-        ended=job.ended,
-        note=job.note,
-        jobs=job.members or (job.job,),
-    )
-
-
-def _draw(client: MlflowClient, run: RunRecord, shown: Picture) -> None:
+def _draw(client: MlflowClient, run_of: str, run_id: str, shown: Picture) -> None:
     try:
         drawn = views.render_files(shown)
     except Exception as error:  # noqa: BLE001 - an error in drawing must not block other runs
-        sys.stderr.write(f"{run.try_id}: the pictures cannot be drawn: {error!r}\n")
+        sys.stderr.write(f"{run_of}: the pictures cannot be drawn: {error!r}\n")
         return
     with tempfile.TemporaryDirectory() as directory:
         for name, text in drawn.items():
             Path(directory, name).write_text(text, encoding="utf-8")
-        client.log_artifacts(run.run_id, directory, ARTIFACT_FOLDER)
-
-
-def end_workflow_run(client: MlflowClient, run: RunRecord, data: Mapping[str, Any]) -> None:
-    """Set the final status of a workflow's run."""
-    client.set_terminated(run.run_id, data["status"], int(data["time"] * 1000))
+        client.log_artifacts(run_id, directory, ARTIFACT_FOLDER)
 
 
 _DEFAULT: Final = "Default"
@@ -167,7 +150,7 @@ _LONGEST_ENDS: Final = 1 << 20
 
 
 def make_member_runs(
-    client: MlflowClient, run: RunRecord, group_run: str, experiment_id: str, *, again: bool
+    client: MlflowClient, run: LoggedRun, group_run: str, experiment_id: str, *, again: bool
 ) -> dict[str, str]:
     """Create the runs of a group's members, and return their ids by number.
 
@@ -178,7 +161,7 @@ def make_member_runs(
     """
     made = {}
     for number, member in run.data.get("members", {}).items():
-        mark = f"{run.try_id}/{number}"
+        mark = f"{run.id}/{number}"
         found = client.search_runs([experiment_id], f"tags.`{_MEMBER}` = '{mark}'") if again else ()
         made[number] = (
             found[0].info.run_id
@@ -192,27 +175,36 @@ def make_member_runs(
     return made
 
 
-def set_member_status(client: MlflowClient, run: RunRecord, status: str) -> None:
+def set_member_status(client: MlflowClient, run_ids: Iterable[str], status: str) -> None:
     """Set the status of the runs of a group's members."""
-    for _, run_id in run.members.values():
+    for run_id in run_ids:
         with _unless_refused():
             client.update_run(run_id, status=status)
 
 
 def end_members(
-    client: MlflowClient, run: RunRecord, workdir: Path, status: str, moment: int
+    client: MlflowClient,
+    run_ids: Mapping[str, str],
+    own_ids: Mapping[str, str],
+    *,
+    ends: Path,
+    status: str,
+    moment: int,
 ) -> None:
     """End the runs of a group's members; `status` is the group's, `moment` in ms.
 
-    A member whose end the group has not noted did not start, or was ended with the group.
+    `run_ids` are MLflow's by the members' numbers, and `own_ids` those that the job knows; `ends`
+    is the file of `member_ends`. A member whose end the group has not noted did not start, or was
+    ended with the group.
     """
-    ends = dict(_read_ends(workdir / member_ends(run.try_id)))
-    for number, (own_id, run_id) in run.members.items():
+    known = dict(_read_ends(ends))
+    for number, run_id in run_ids.items():
+        own_id = own_ids.get(number, run_id)
         ended = "FINISHED" if status == "FINISHED" else "KILLED"
         tags = [RunTag("mantik.own_run_id", own_id)] if own_id != run_id else []
         metrics = []
-        if number in ends:
-            code, seconds = ends[number]
+        if int(number) in known:
+            code, seconds = known[int(number)]
             ended = "FINISHED" if code == 0 else "FAILED"
             tags.append(RunTag("mantik.exit_code", str(code)))
             metrics.append(Metric("mantik/running_seconds", float(seconds), moment, 0))

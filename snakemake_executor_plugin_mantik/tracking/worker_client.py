@@ -18,6 +18,8 @@ from typing import Any
 
 from snakemake_executor_plugin_mantik.common.humanize import humanize_count
 
+from .store import DIRECTORY
+
 MADE_WAIT_S = 15.0
 """The most seconds that a job waits for MLflow to create its run.
 
@@ -28,12 +30,11 @@ WORKERS = 3
 
 
 class WorkerClient:
-    """Has a worker publish the outbox to MLflow."""
+    """Has a worker publish the log to MLflow."""
 
     def __init__(
         self,
         workdir: Path,
-        log: Path,
         notify: Callable[[str], None],
         tracked: Collection[str],
     ) -> None:
@@ -41,12 +42,10 @@ class WorkerClient:
 
         Args:
             workdir: the workflow's directory.
-            log: the file for the worker's own output.
             notify: writes a line to the user's log.
-            tracked: the keys in the outbox of this process's jobs and workflow; it grows.
+            tracked: this process's jobs and workflow; it grows.
         """
         self._workdir = workdir
-        self._log = log
         self._notify = notify
         self._tracked = tracked
         self._wait_s = MADE_WAIT_S
@@ -68,7 +67,7 @@ class WorkerClient:
             if self._pipe is not None:
                 self._pipe.close(0)
             self._workers += 1
-            self._pipe = WorkerPipe(self._workdir, self._log, self._hear)
+            self._pipe = WorkerPipe(self._workdir, self._hear)
         self._pipe.wake()
 
     async def made(self, try_id: str, turn_s: float = 0.0) -> None:
@@ -146,7 +145,7 @@ class WorkerClient:
         self.release()
 
 
-WORKER = "snakemake_executor_plugin_mantik.tracking.worker.process"
+WORKER = "snakemake_executor_plugin_mantik.tracking.process"
 _LOG_BYTES = 1 << 20
 """The size of the worker's log above which it is truncated, in bytes."""
 
@@ -154,17 +153,18 @@ _LOG_BYTES = 1 << 20
 class WorkerPipe:
     """A worker process and the pipes to it."""
 
-    def __init__(self, workdir: Path, log: Path, hear: Callable[[Mapping[str, Any]], None]) -> None:
+    def __init__(self, workdir: Path, hear: Callable[[Mapping[str, Any]], None]) -> None:
         """Start the worker.
 
         Args:
             workdir: the workflow's directory.
-            log: the file for the worker's own output.
             hear: called with each answer, in a thread of its own.
 
         Raises:
             OSError: the process cannot be started.
         """
+        log = workdir / DIRECTORY / "worker.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
         small = log.exists() and log.stat().st_size < _LOG_BYTES
         with log.open("a" if small else "w") as errors:
             # In a session of its own: Ctrl-C must reach only the controller, which ends the worker.
@@ -195,7 +195,7 @@ class WorkerPipe:
         return self._process.poll() is None
 
     def wake(self) -> None:
-        """Announce new events in the outbox. Never blocks."""
+        """Announce new events in the log. Never blocks."""
         # Full: earlier bytes will still wake it. Broken: it is dead, and the next worker continues.
         with suppress(BlockingIOError, BrokenPipeError):
             os.write(self._input, b"\n")

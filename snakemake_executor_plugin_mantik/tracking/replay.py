@@ -25,7 +25,6 @@ from mlflow.tracking import MlflowClient
 
 from snakemake_executor_plugin_mantik.common.humanize import humanize_count
 
-from ..run import without_users
 from .overview import is_refusal
 from .published import (
     PARENT_TAG,
@@ -37,6 +36,7 @@ from .published import (
 )
 from .registered import Models, RegisteredModels
 from .repair import LoggedMetric, exclude_in_turn, metric_identity, prepare_store, without_repeated
+from .run import without_users
 
 BATCH = 100
 """Parameters and tags per request: MLflow's limit."""

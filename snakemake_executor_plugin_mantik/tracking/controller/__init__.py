@@ -1,1 +1,0 @@
-"""Tracking in the controller: write events to the outbox, and start the worker process."""

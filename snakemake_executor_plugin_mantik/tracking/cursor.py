@@ -1,0 +1,339 @@
+"""What the journal's log says of runs, and up to where it is published to MLflow.
+
+The journal is read without its lock. What was published is in a file of its own, one per workflow
+directory, that only the process that publishes writes: MLflow's ids of the runs, and of each the
+last event that is published. A write survives kill -9 once the method has returned.
+"""
+
+import json
+import sqlite3
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from snakemake_executor_plugin_mantik.common.state_directory import STATE
+from snakemake_executor_plugin_mantik.journal import (
+    GOES_ON,
+    JOURNAL_FILE,
+    Event,
+    EventKind,
+    TrackedTry,
+    TryRecord,
+    connect,
+    read_adopted,
+    read_events,
+    read_tracked,
+    read_tries,
+)
+
+from .store import DIRECTORY
+
+CURSOR = "published.sqlite"
+_VERSION = 1
+_LOCK_WAIT_S = 5.0
+"""The most seconds to wait while another process writes; a write takes about a millisecond."""
+
+_SCHEMA = """
+CREATE TABLE cursor (seq INTEGER NOT NULL);
+INSERT INTO cursor VALUES (0);
+CREATE TABLE runs (
+    id TEXT PRIMARY KEY, uri TEXT NOT NULL DEFAULT '', run_id TEXT NOT NULL DEFAULT '',
+    experiment_id TEXT NOT NULL DEFAULT '', experiment TEXT NOT NULL DEFAULT '',
+    members TEXT NOT NULL DEFAULT '{}', steps TEXT NOT NULL DEFAULT '',
+    making INTEGER NOT NULL DEFAULT 0, described INTEGER NOT NULL DEFAULT 0,
+    live INTEGER NOT NULL DEFAULT 0, begun INTEGER NOT NULL DEFAULT 0,
+    seq INTEGER NOT NULL DEFAULT 0
+)
+"""
+
+
+@dataclass(frozen=True)
+class PublishedRun:
+    """A run at MLflow.
+
+    Attributes:
+        id: the try or workflow that it was created for.
+        run_id: MLflow's id; empty until MLflow has created it.
+        members: MLflow's ids of the runs of a group's members, by number.
+        steps: the last step of each metric that earlier segments have logged, as far as known.
+        making: whether its creation was ever begun.
+        described: whether its parameters and files are published.
+        live: whether what its running job has logged was ever begun to be published.
+        begun, seq: the last event whose publication was begun, and that is published.
+    """
+
+    id: str
+    uri: str = ""
+    run_id: str = ""
+    experiment_id: str = ""
+    experiment: str = ""
+    members: Mapping[str, str] = field(default_factory=dict)
+    steps: Mapping[str, int] | None = None
+    making: bool = False
+    described: bool = False
+    live: bool = False
+    begun: int = 0
+    seq: int = 0
+
+
+class Cursor:
+    """What was published of one workflow directory; all methods may be called from any thread.
+
+    All methods raise `sqlite3.Error` if the file cannot be used.
+    """
+
+    def __init__(self, workdir: Path) -> None:
+        """Open the file, and create it if needed."""
+        path = workdir / DIRECTORY / CURSOR
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._lock = threading.Lock()
+        self._db = sqlite3.connect(
+            path, isolation_level=None, timeout=_LOCK_WAIT_S, check_same_thread=False
+        )
+        self._db.row_factory = sqlite3.Row
+        self._db.execute("PRAGMA journal_mode = WAL")
+        self._db.execute("PRAGMA synchronous = NORMAL")
+        self._db.execute("BEGIN IMMEDIATE")
+        version = self._db.execute("PRAGMA user_version").fetchone()[0]
+        if not version:
+            for statement in _SCHEMA.split(";"):
+                self._db.execute(statement)
+            self._db.execute(f"PRAGMA user_version = {_VERSION}")
+        self._db.execute("COMMIT")
+        if version not in (0, _VERSION):
+            raise sqlite3.NotSupportedError(f"{path} was made by another version")
+
+    def close(self) -> None:
+        self._db.close()
+
+    @property
+    def seq(self) -> int:
+        """The event up to which everything is published."""
+        with self._lock:
+            return int(self._db.execute("SELECT seq FROM cursor").fetchone()["seq"])
+
+    def advance(self, seq: int) -> None:
+        """Record that everything up to an event is published."""
+        with self._lock:
+            self._db.execute("UPDATE cursor SET seq = ?", (seq,))
+
+    def run(self, run_of: str) -> PublishedRun:
+        """Return the run of a try or workflow, as far as it is published."""
+        with self._lock:
+            row = self._db.execute("SELECT * FROM runs WHERE id = ?", (run_of,)).fetchone()
+        if row is None:
+            return PublishedRun(run_of)
+        known = dict(row)
+        known["members"] = json.loads(row["members"])
+        known["steps"] = json.loads(row["steps"]) if row["steps"] else None
+        return PublishedRun(**known | {n: bool(row[n]) for n in ("making", "described", "live")})
+
+    def set(self, run_of: str, **values: object) -> None:
+        """Record some of the attributes of `PublishedRun`."""
+        found = {
+            name: json.dumps(value) if isinstance(value, Mapping) else value
+            for name, value in values.items()
+        }
+        names = ", ".join(found)
+        marks = ", ".join("?" * len(found))
+        changes = ", ".join(f"{name} = excluded.{name}" for name in found)
+        with self._lock:
+            self._db.execute(
+                f"INSERT INTO runs (id, {names}) VALUES (?, {marks})"  # noqa: S608
+                f" ON CONFLICT (id) DO UPDATE SET {changes}",
+                (run_of, *found.values()),
+            )
+
+
+@dataclass(frozen=True)
+class LoggedRun:
+    """A try that has a run, or a workflow, as the journal knows it now.
+
+    Attributes:
+        data: what its run is created with.
+        created: seconds since the epoch.
+        tracked, record: the try; None for a workflow.
+    """
+
+    id: str
+    data: Mapping[str, Any]
+    created: float
+    tracked: TrackedTry | None = None
+    record: TryRecord | None = None
+
+    @property
+    def head(self) -> str:
+        """The try or workflow that the run was created for."""
+        return str(self.data.get("head") or self.id)
+
+    @property
+    def follows(self) -> str:
+        """The try in whose run this one goes on; empty if it has one of its own."""
+        return str(self.data.get("follows", ""))
+
+    @property
+    def one(self) -> bool:
+        """Whether retries go on in its run."""
+        return bool(self.data.get("one"))
+
+
+class Log:
+    """The journal of a workflow directory, read beside the controller that writes it.
+
+    An object is used within `open_log`, in one thread. Methods raise `sqlite3.Error`.
+    """
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self.db = db
+
+    def run(self, run_of: str) -> LoggedRun | None:
+        """Return a try that has a run, or a workflow; None if it has none."""
+        tracked = read_tracked(self.db, run_of)
+        if tracked is not None:
+            records = read_tries(self.db, "WHERE id = ?", (run_of,))
+            if not tracked.data or not records:
+                return None
+            return LoggedRun(run_of, tracked.data, records[0].created, tracked, records[0])
+        row = self.db.execute(
+            "SELECT data, created FROM workflows WHERE id = ? AND data <> ''", (run_of,)
+        ).fetchone()
+        return LoggedRun(run_of, json.loads(row["data"]), row["created"]) if row else None
+
+    def events(self, after: int = 0, *, of: str = "") -> list[Event]:
+        """Return the events after one, of one try or workflow or of all."""
+        return read_events(self.db, after, subject=of)
+
+    def end(self, try_id: str) -> Event | None:
+        """Return how a try has ended; the first time counts."""
+        found = (e for e in self.events(of=try_id) if e.kind is EventKind.ENDED)
+        return next(found, None)
+
+    def chain(self, run: LoggedRun) -> list[LoggedRun]:
+        """Return the tries that share a run up to this one, the first one first."""
+        found = [run]
+        while found[-1].follows and (before := self.run(found[-1].follows)) is not None:
+            found.append(before)
+        return found[::-1]
+
+    def is_continued(self, try_id: str) -> bool:
+        """Return whether another try goes on in the run of this one."""
+        row = self.db.execute(
+            "SELECT 1 FROM tracked WHERE data <> '' AND json_extract(data, '$.follows') = ?",
+            (try_id,),
+        ).fetchone()
+        return row is not None
+
+    def sharing(self, head: str) -> list[str]:
+        """Return the tries whose run was created for one of them."""
+        rows = self.db.execute(
+            "SELECT try FROM tracked"
+            " WHERE try = ? OR data <> '' AND json_extract(data, '$.head') = ?",
+            (head, head),
+        )
+        return [row["try"] for row in rows]
+
+    def jobs(self, workflow: str) -> list[tuple[TrackedTry, TryRecord]]:
+        """Return all tries of a workflow, the oldest first."""
+        records = read_tries(
+            self.db, "WHERE id IN (SELECT try FROM tracked WHERE workflow = ?)", (workflow,)
+        )
+        pairs = ((read_tracked(self.db, record.id), record) for record in records)
+        return [(tracked, record) for tracked, record in pairs if tracked is not None]
+
+    def tries(self, ids: Sequence[str]) -> list[TryRecord]:
+        marks = ", ".join("?" * len(ids))
+        return read_tries(self.db, f"WHERE id IN ({marks})", ids) if ids else []
+
+    def members(self, workflow: str) -> dict[str, tuple[str, ...]]:
+        """Return the jobs of each group of a workflow, by the group's try."""
+        found: dict[str, tuple[str, ...]] = {}
+        for row in self.db.execute(
+            "SELECT members.try, job FROM members JOIN tracked USING (try) WHERE workflow = ?",
+            (workflow,),
+        ):
+            found[row["try"]] = (*found.get(row["try"], ()), row["job"])
+        return found
+
+    def pipeline(self, workflow: str) -> Any:
+        """Return a workflow's jobs and their dependencies; None if another one ran since."""
+        row = self.db.execute(
+            "SELECT pipeline FROM runs WHERE rowid = (SELECT run FROM workflows WHERE id = ?)",
+            (workflow,),
+        ).fetchone()
+        return json.loads(row["pipeline"]) if row is not None and row["pipeline"] else None
+
+    def running(self) -> list[str]:
+        """Return the tries with runs of their own that may log now."""
+        rows = self.db.execute(
+            "SELECT try FROM tracked WHERE status = '' AND data <> '' AND NOT behind"
+        )
+        return [row["try"] for row in rows]
+
+    def unpublished(self, cursor: Cursor) -> dict[str, list[Event]]:
+        """Return the events to publish, by try or workflow, in the order of the first of each.
+
+        Segments that wait for the one before are left out until their turn comes.
+        """
+        found: dict[str, list[Event]] = {}
+        for event in self.events(cursor.seq):
+            found.setdefault(event.subject, []).append(event)
+        for subject, events in list(found.items()):
+            tracked = read_tracked(self.db, subject)
+            seq = cursor.run(subject).seq
+            left = [event for event in events if event.seq > seq]
+            hidden = tracked is not None and (tracked.behind or not tracked.data)
+            if hidden or not left or self.run(subject) is None:
+                del found[subject]
+            else:
+                found[subject] = left
+        return found
+
+
+@contextmanager
+def open_log(workdir: Path) -> Iterator[Log]:
+    """Open the journal of the workflow in `workdir` for reading.
+
+    Raises:
+        sqlite3.Error: it cannot be read.
+    """
+    db = connect(workdir / STATE / JOURNAL_FILE)
+    try:
+        yield Log(db)
+    finally:
+        db.close()
+
+
+def count_unpublished(workdir: Path) -> int:
+    """Return the number of runs that MLflow does not know everything about.
+
+    Raises:
+        sqlite3.Error: the journal or the cursor cannot be read.
+    """
+    cursor = Cursor(workdir)
+    try:
+        with open_log(workdir) as log:
+            return len(log.unpublished(cursor))
+    finally:
+        cursor.close()
+
+
+def is_reported(workdir: Path, run_id: str) -> bool:
+    """Return whether the end of the run that a try has adopted, which has this id, is published.
+
+    Raises:
+        sqlite3.Error: the journal or the cursor cannot be read.
+    """
+    cursor = Cursor(workdir)
+    try:
+        with open_log(workdir) as log:
+            for try_id in log.sharing(read_adopted(log.db, run_id)):
+                tracked, end = read_tracked(log.db, try_id), log.end(try_id)
+                over = tracked is not None and tracked.status not in ("", GOES_ON)
+                if over and end is not None and cursor.run(try_id).seq >= end.seq:
+                    return True
+            return False
+    finally:
+        cursor.close()

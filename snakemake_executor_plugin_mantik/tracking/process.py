@@ -1,0 +1,387 @@
+"""The process that publishes to MLflow: `python -m` with this module reads the journal's log.
+
+It publishes what is new in the log of the working directory, and what running jobs log, each try by
+a thread of its own; making runs goes first, since jobs wait for that.
+
+Input only wakes it up. The end of its input means that the controller has ended. Then it ends as
+soon as everything is published, or MLflow does not answer, and after `DRAIN_S` at the latest. The
+next one publishes what is left; `smk-mantik track` starts one for that.
+
+It answers with JSON, one object per line: `{"try": …}` when MLflow has created a run,
+`{"down": WHY, "tries": […]}` when MLflow cannot be updated for these tries, and `{"tell": TEXT}`
+for the user.
+"""
+
+import fcntl
+import json
+import os
+import queue
+import sqlite3
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from snakemake_executor_plugin_mantik.common.state_directory import STATE
+from snakemake_executor_plugin_mantik.journal import JOURNAL_FILE, EventKind, read_tracked
+
+from .cursor import Cursor, Log, LoggedRun, open_log
+from .run import without_users
+from .store import DIRECTORY, copy_directory
+
+WORKER_LOCK = "lock"
+_POSITION = "position"
+"""The file that is written whenever a job's copy has grown, as in `engine.live_copies`."""
+_IDLE_S = 2.0
+"""Seconds after which the log is read without being woken up."""
+_FIRST_WAIT_S = 1.0
+_LONGEST_WAIT_S = 60.0
+"""The longest wait after a failure, in seconds; waits double from `_FIRST_WAIT_S`."""
+_FAILURES = 2
+"""Failures in a row after which nothing goes to a destination for a while."""
+MAKERS = 4
+"""Runs to create at the same time: a server may be far away, and jobs wait."""
+_OTHERS, _ENDING = 4, 3
+"""Most tries to publish at the same time, and of these the most ends, which may take long."""
+GIVE_WAY_S = 1.0
+"""The most seconds that all else waits while runs are being created."""
+_UPDATE_S = 60.0
+"""The least seconds between two updates of a workflow's run (counts and pictures)."""
+DRAIN_S = 600.0
+"""The most seconds that it continues after its controller has ended."""
+SETTINGS: Mapping[str, str] = {
+    # To read the jobs' own stores.
+    "MLFLOW_ALLOW_FILE_STORE": "true",
+    # The process itself retries: the log holds everything.
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "GIT_PYTHON_REFRESH": "quiet",
+}
+"""The settings of the process's MLflow, unless the user has set them."""
+
+
+class RunTarget(NamedTuple):
+    """The requested destination of a run: its failures mostly affect all runs that go there."""
+
+    uri: str
+    experiment_id: str
+    experiment: str
+
+
+@dataclass
+class _Place:
+    """What is known of a destination.
+
+    Attributes:
+        answers: whether its last answer was no failure; until then, one request shows it.
+        failures: failures in a row.
+        retry_at: when it may be asked again, by the monotonic clock.
+    """
+
+    answers: bool = False
+    failures: int = 0
+    retry_at: float = 0.0
+
+
+@dataclass
+class _Item:
+    """A try or workflow of which something is not published.
+
+    Attributes:
+        seq: the first event that is not published, for the order.
+        making: whether its run must be created first.
+        ends: whether its end is among what is to be published.
+        live: the state of what its running job has logged; None if nothing is new.
+        follows: the try whose end comes first.
+        failures: how often its publication has failed.
+        at: when it may be published, by the monotonic clock.
+    """
+
+    place: RunTarget
+    seq: int
+    making: bool
+    ends: bool = False
+    live: tuple[int, int] | None = None
+    follows: str = ""
+    failures: int = 0
+    at: float = 0.0
+
+
+class Worker:
+    """Publishes until the input has ended, and then what is left."""
+
+    def __init__(self, workdir: Path, answer: Callable[[Mapping[str, Any]], None]) -> None:
+        """Prepare; `answer` is called with each answer to the controller."""
+        from .publishing import Publisher
+
+        self._workdir = workdir
+        self._answer = answer
+        self._cursor = Cursor(workdir)
+        self._publisher = Publisher(workdir, self._cursor, answer, self._report_once)
+        self._wake = threading.Event()
+        self._ending = threading.Event()
+        self._drains = False
+        self._done: queue.SimpleQueue[tuple[str, bool, Future[None]]] = queue.SimpleQueue()
+        self._pools = {
+            True: ThreadPoolExecutor(MAKERS, "maker"), False: ThreadPoolExecutor(_OTHERS, "other")
+        }  # fmt: skip
+        self._items: dict[str, _Item] = {}
+        self._busy: dict[str, _Item] = {}
+        self._places: dict[RunTarget, _Place] = {}
+        self._read = self._advanced = self._cursor.seq
+        self._look_again: set[str] = set()
+        self._stamps: dict[str, tuple[int, int]] = {}
+        self._changed: set[str] = set()
+        self._updated: dict[str, float] = {}
+        self._makes_since: float | None = None
+        self._reported: set[str] = set()
+
+    def wake(self) -> None:
+        """Have the log read again."""
+        self._wake.set()
+
+    def finish(self) -> None:
+        """Announce the end of the input: nothing new will come."""
+        self._ending.set()
+        self.wake()
+
+    def work(self) -> None:
+        """Publish until the end."""
+        while True:
+            if self._ending.is_set() and not self._drains:
+                self._drains = True
+                for item in self._items.values():
+                    item.at = 0.0
+                    item.failures = 0
+                for place in self._places.values():
+                    place.retry_at, place.failures = 0.0, 0
+            self._wake.clear()
+            self._collect()
+            try:
+                self._look()
+            except sqlite3.Error as error:
+                sys.stderr.write(f"the journal cannot be read now: {error}\n")
+            self._dispatch()
+            if not self._items and not self._busy and self._read != self._advanced:
+                self._advanced = self._read
+                self._cursor.advance(self._read)
+            if self._drains and not self._busy and not any(map(self._may_go, self._items)):
+                return
+            self._wake.wait(self._pause())
+
+    def close(self) -> None:
+        for pool in self._pools.values():
+            pool.shutdown()
+        self._cursor.close()
+
+    # What is to be published
+
+    def _look(self) -> None:
+        """Read what is new in the log, and in what running jobs have logged."""
+        with open_log(self._workdir) as log:
+            new = log.events(self._read)
+            for subject in dict.fromkeys([*self._look_again, *(event.subject for event in new)]):
+                self._note(log, subject)
+            self._look_again.clear()
+            for subject in {event.subject for event in new}:
+                if (tracked := read_tracked(log.db, subject)) is not None:
+                    self._changed.add(tracked.workflow)
+            self._read = new[-1].seq if new else self._read
+            for try_id in log.running():
+                self._note_live(log, try_id)
+            now = time.monotonic()
+            for workflow in list(self._changed):
+                due = self._updated.get(workflow, now - _UPDATE_S) + _UPDATE_S
+                if due > now and not self._drains:
+                    continue
+                self._changed.discard(workflow)
+                if (run := log.run(workflow)) is not None and workflow not in self._items:
+                    self._updated[workflow] = now
+                    self._items[workflow] = self._item(run, self._read)
+
+    def _note(self, log: Log, subject: str) -> None:
+        """Note what is not published of a try or workflow."""
+        run = log.run(subject)
+        if run is None or (run.tracked is not None and run.tracked.behind):
+            return
+        events = log.events(self._cursor.run(subject).seq, of=subject)
+        if events:
+            item = self._items.get(subject) or self._item(run, events[0].seq)
+            item.ends = any(event.kind is EventKind.ENDED for event in events)
+            self._items[subject] = item
+        elif run.tracked and subject in self._items and not self._items[subject].live:
+            del self._items[subject]  # it was published meanwhile
+
+    def _note_live(self, log: Log, try_id: str) -> None:
+        """Note whether the copy of what a job logs (`engine.live_copies`) has grown."""
+        try:
+            found = (self._workdir / copy_directory(try_id) / _POSITION).stat()
+        except OSError:
+            return
+        stamp = (found.st_mtime_ns, found.st_ino)
+        if self._stamps.get(try_id) == stamp or try_id in self._busy:
+            return
+        if try_id not in self._items and (run := log.run(try_id)) is not None:
+            self._items[try_id] = self._item(run, self._read)
+        if try_id in self._items:
+            self._items[try_id].live = stamp
+
+    def _item(self, run: LoggedRun, seq: int) -> _Item:
+        making = not self._cursor.run(run.head).run_id
+        data = run.data
+        place = RunTarget(str(data["uri"]), str(data["experiment_id"]), str(data["experiment"]))
+        return _Item(place, seq, making, follows=run.follows)
+
+    # Who may go
+
+    def _may_go(self, subject: str) -> bool:
+        """Return whether a try may be published, as soon as a thread is free."""
+        item = self._items[subject]
+        place = self._places.setdefault(item.place, _Place())
+        if self._drains and (item.failures or place.failures >= _FAILURES):
+            return False
+        return item.follows not in self._items and item.follows not in self._busy
+
+    def _dispatch(self) -> None:
+        now = time.monotonic()
+        order = sorted(
+            self._items,
+            key=lambda s: (
+                not self._items[s].making, self._items[s].failures > 0, self._items[s].seq,
+            ),
+        )  # fmt: skip
+        makes = [i for i in [*self._busy.values(), *self._items.values()] if i.making]
+        makes = [item for item in makes if self._places.get(item.place, _Place()).answers]
+        self._makes_since = (self._makes_since or now) if makes else None
+        first = self._makes_since is not None and now - self._makes_since < GIVE_WAY_S
+        for subject in order:
+            item = self._items[subject]
+            busy = list(self._busy.values())
+            if subject in self._busy or not self._may_go(subject) or item.at > now:
+                continue
+            place = self._places[item.place]
+            if place.retry_at > now:
+                continue
+            if not place.answers and any(other.place == item.place for other in busy):
+                continue
+            others = [other for other in busy if not other.making]
+            if item.making:
+                if len(busy) - len(others) >= MAKERS:
+                    continue
+            elif (
+                first
+                or len(others) >= _OTHERS
+                or (item.ends and sum(other.ends for other in others) >= _ENDING)
+            ):
+                continue
+            self._begin(subject, item)
+
+    def _begin(self, subject: str, item: _Item) -> None:
+        self._busy[subject] = item
+        del self._items[subject]
+        if item.making:
+            future = self._pools[True].submit(self._publisher.make, subject)
+        else:
+            live = item.live is not None
+            future = self._pools[False].submit(self._publisher.publish, subject, live=live)
+
+        def done(future: "Future[None]") -> None:
+            self._done.put((subject, item.making, future))
+            self._wake.set()
+
+        future.add_done_callback(done)
+
+    def _collect(self) -> None:
+        """Take in what the threads have done."""
+        while True:
+            try:
+                subject, made, future = self._done.get_nowait()
+            except queue.Empty:
+                return
+            item = self._busy.pop(subject)
+            place = self._places[item.place]
+            error = future.exception()
+            if error is None:
+                place.answers, place.failures = True, 0
+                self._look_again.add(subject)
+                if subject in self._updated:
+                    self._updated[subject] = time.monotonic()
+                if not made and item.live is not None:
+                    self._stamps[subject] = item.live
+                continue
+            self._failed(subject, item, place, error)
+
+    def _failed(self, subject: str, item: _Item, place: _Place, error: BaseException) -> None:
+        why = " ".join(without_users(f"{type(error).__name__}: {error}").split())
+        sys.stderr.write(f"{subject}: {why}\n")
+        concerned = [s for s, other in self._items.items() if other.place == item.place]
+        self._answer({"down": why[:300], "tries": [subject, *concerned]})
+        now = time.monotonic()
+        item.failures += 1
+        item.at = now + min(_FIRST_WAIT_S * 2 ** (item.failures - 1), _LONGEST_WAIT_S)
+        place.answers, place.failures = False, place.failures + 1
+        if place.failures >= _FAILURES:
+            wait = _FIRST_WAIT_S * 2 ** min(place.failures - _FAILURES, 10)
+            place.retry_at = now + min(wait, _LONGEST_WAIT_S)
+        self._items[subject] = item
+
+    def _pause(self) -> float:
+        """Return how long to wait for something new."""
+        now = time.monotonic()
+        moments = [
+            max(item.at, self._places[item.place].retry_at)
+            for subject, item in self._items.items()
+            if item.place in self._places
+        ]
+        if self._makes_since is not None:
+            moments.append(self._makes_since + GIVE_WAY_S)
+        return min([_IDLE_S, *(moment - now for moment in moments if moment > now)])
+
+    def _report_once(self, text: str) -> None:
+        if text not in self._reported:
+            self._reported.add(text)
+            self._answer({"tell": text})
+
+
+def main() -> int:
+    """Publish what the journal of the current directory says."""
+    workdir = Path.cwd()
+    directory = workdir / DIRECTORY
+    if not (workdir / STATE / JOURNAL_FILE).exists():
+        return 0
+    directory.mkdir(parents=True, exist_ok=True)
+    answering = threading.Lock()
+
+    def answer(values: Mapping[str, Any]) -> None:
+        # The controller may be gone.
+        with answering, suppress(OSError, ValueError):
+            sys.stdout.write(json.dumps(values) + "\n")
+            sys.stdout.flush()
+
+    for name, value in SETTINGS.items():
+        os.environ.setdefault(name, value)
+    with (directory / WORKER_LOCK).open("w") as lock:
+        # Wait for another worker, which ends soon: its controller has ended.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        lock.write(f"{os.getpid()}\n")
+        lock.flush()
+        worker = Worker(workdir, answer)
+        thread = threading.Thread(target=worker.work, daemon=True)
+        thread.start()
+        for _ in sys.stdin.buffer:
+            worker.wake()
+        worker.finish()
+        thread.join(DRAIN_S)
+        sys.stdout.flush()
+        # A thread that hangs in a request must not keep the lock.
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

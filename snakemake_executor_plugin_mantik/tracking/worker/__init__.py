@@ -1,1 +1,0 @@
-"""The worker process: publish the outbox and the stores of jobs to MLflow."""

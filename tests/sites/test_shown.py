@@ -20,7 +20,7 @@ from snakemake_executor_plugin_mantik.config.environment import (
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
 from snakemake_executor_plugin_mantik.engine.forecast import TRY, Preview, make_preview
 from snakemake_executor_plugin_mantik.engine.plan import Planner, make_submission
-from snakemake_executor_plugin_mantik.jobs.paths import TryPaths
+from snakemake_executor_plugin_mantik.jobs.paths import TryPaths, workspace_below
 from snakemake_executor_plugin_mantik.jobs.resources import merge_resources
 from snakemake_executor_plugin_mantik.jobs.spec import JobSpec
 from snakemake_executor_plugin_mantik.sites.base import Site, Submission
@@ -100,7 +100,7 @@ def test_firecrest(sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyP
     config = config_of(api, workspace, "slurm")
     with submissions(monkeypatch) as seen:
         there = asyncio.run(submitted(firecrest_site(sandbox, "x", Workspace=workspace), config))
-    assert there == workspace
+    assert there == workspace_below(workspace)
     made = shown(config)
     assert seen == [made.submission]
     assert made.script == seen[0]["job"]["script"]
@@ -119,7 +119,7 @@ def test_unicore(
     config = config_of({"UnicoreApiUrl": unicorex.url}, workspace, scheduler, Environment=login)
     site = unicore_site(unicorex, "x", Workspace=workspace, scheduler=scheduler)
     with submissions(monkeypatch) as seen:
-        assert asyncio.run(submitted(site, config)) == workspace
+        assert asyncio.run(submitted(site, config)) == workspace_below(workspace)
     made = shown(config)
     (sent,) = seen
     told = dict(made.submission)

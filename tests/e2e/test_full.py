@@ -205,7 +205,7 @@ def test_workdir_directive_and_a_profile(project: Project) -> None:
         """,
     )
     project.run().ok()
-    assert project.read("run/out.txt") == "mantik\n1 2 2 from beside\n"
+    assert project.read("run/out.txt") == "up1\n1 2 2 from beside\n"
 
 
 def test_inputs_that_are_others_at_the_site_are_no_silent_success(project: Project) -> None:

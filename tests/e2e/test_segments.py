@@ -170,7 +170,7 @@ def test_used_up_segments_go_on_when_it_is_started_again(project: Project) -> No
 MISTAKES = {
     "mantik_checkpoint=None": "needs a checkpoint to go on from",
     'mantik_warn="soon"': "has to be a time before the walltime ends",
-    'mantik_warn="15s"': "leaves less than half of the walltime",
+    'mantik_warn="25s"': "leaves less than half of the walltime",
     'mantik_continue="many"': "has to be a number of segments",
     'mantik_continue_on="bad luck"': "has to name ends after which the job goes on",
     'mantik_checkpoint="../x"': "below the working directory",

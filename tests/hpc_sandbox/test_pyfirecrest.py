@@ -18,7 +18,8 @@ from firecrest.v2 import AsyncFirecrest, Firecrest
 
 from hpc_sandbox.firecrest.site import FirecrestServer
 from hpc_sandbox.server import Sandbox
-from tests.support.sandbox import FAST, wait_for
+from tests.support.places import PATIENT
+from tests.support.sandbox import wait_for
 
 SYSTEM = "hpc2"
 
@@ -68,7 +69,7 @@ def test_the_system(client: Any) -> None:
     assert system["scheduler"]["type"] == "slurm"
     assert system["dataOperation"]["max_ops_file_size"] == 5_242_880
     assert system["dataOperation"]["data_transfer"]["serviceType"] == "s3"
-    assert system["ssh"]["timeout"]["commandExecution"] == FAST.firecrest.command_timeout
+    assert system["ssh"]["timeout"]["commandExecution"] == PATIENT.firecrest.command_timeout
     assert all(service["healthy"] for service in system["servicesHealth"])
     assert [p["name"] for p in client.partitions(SYSTEM)] == ["batch", "devel", "closed", "fragile"]
     assert client.nodes(SYSTEM)[0]["partitions"][:2] == ["batch", "devel"]

@@ -634,7 +634,7 @@ _m_find_undeclared() {
   for (( i = 3; i < ${#_m_outputs[@]}; i += 4 )); do
     own[${_m_outputs[i]}]=yes
     path=${_m_outputs[i]%/*}
-    case $path in ./.* | /*) continue ;; esac
+    case $path in ./.mantik/up/*/*) ;; ./.* | /*) continue ;; esac
     if [ -z "${near[$path]+yes}" ] && (( ${#near[@]} < 100 )) && [ -d "$path" ]; then
       near[$path]=yes folders+=("$path")
     fi

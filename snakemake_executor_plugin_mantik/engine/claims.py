@@ -6,7 +6,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from snakemake_executor_plugin_mantik.common.errors import SiteNotFound, SiteRejected
+from snakemake_executor_plugin_mantik.common.errors import (
+    SiteNotFound,
+    SiteRejected,
+    SiteUnreachable,
+)
 from snakemake_executor_plugin_mantik.jobs.paths import parse_marker_name
 from snakemake_executor_plugin_mantik.journal import TryRecord, decode_identity
 from snakemake_executor_plugin_mantik.sites.base import Entry, JobState, Site
@@ -54,6 +58,7 @@ async def list_claims(site: Site, retry: SiteRetry, directory: str) -> dict[str,
     example from a proxy, must not count.
 
     Raises:
+        SiteUnreachable: the site gives that answer to all requests.
         SiteError: the directory cannot be listed.
     """
     for _ in range(2):
@@ -61,7 +66,7 @@ async def list_claims(site: Site, retry: SiteRetry, directory: str) -> dict[str,
             return await site.list(directory)
         except SiteNotFound as error:
             if not await retry.believed(error):
-                raise
+                raise SiteUnreachable(error.what, where=error.where, do=error.do) from error
     return {}
 
 

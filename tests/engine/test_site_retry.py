@@ -2,6 +2,8 @@
 
 import asyncio
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
@@ -12,7 +14,9 @@ from snakemake_executor_plugin_mantik.common.errors import (
     SiteUnauthorized,
     SiteUnreachable,
 )
+from snakemake_executor_plugin_mantik.engine.claims import list_claims
 from snakemake_executor_plugin_mantik.engine.site_retry import LONGEST_BUSY_S, SiteRetry
+from snakemake_executor_plugin_mantik.sites.base import Site
 from tests.support import virtualtime
 
 HOUR_S = 3600.0
@@ -129,3 +133,16 @@ def test_a_denial_that_is_believed_is_an_answer() -> None:
     virtualtime.run(run())
     assert "has not answered" in said[0]
     assert "answers again" in said[-1]
+
+
+def test_a_server_that_denies_everything_while_it_starts_is_waited_for() -> None:
+    """Its denial of a directory of claims says nothing about the jobs there."""
+    act = Flaky(100, lambda: SiteNotFound("no such thing"))
+
+    async def run() -> object:
+        retry = SiteRetry("hpc1", lambda line: None, asyncio.get_running_loop().time, proof=act)
+        site = cast(Site, SimpleNamespace(list=lambda directory: act()))
+        return await retry(lambda: list_claims(site, retry, "tries"))
+
+    assert virtualtime.run(run()) == "done"
+    assert act.asked[-1] >= 100

@@ -101,29 +101,17 @@ class SlurmCluster:
     shortest_s: int = 60
 
     def cancel(self, number: str) -> None:
-        """See `Cluster`."""
+        """See `Cluster`. No process of the job is left then; signals may reach it late."""
         self._run("scancel", number)
+        self._until(number, "JobState=CANCELLED")
 
     def fail_node(self, number: str) -> None:
         """See `Cluster`."""
         details = dict(w.split("=", 1) for w in self._show(number) if "=" in w)
         node = f"nodename={details['BatchHost']}"
         self._run("scontrol", "update", node, "state=down", "reason=test")
-        end = time.monotonic() + _WAIT_S
-        while "JobState=NODE_FAIL" not in self._show(number):
-            assert time.monotonic() < end, self._show(number)
-            time.sleep(0.1)
+        self._until(number, "JobState=NODE_FAIL")
         self._run("scontrol", "update", node, "state=resume", check=False)
-
-    @contextmanager
-    def drained(self, node: str) -> Iterator[None]:
-        """Let a node start no further jobs meanwhile."""
-        change = ("scontrol", "update", f"nodename={node}")
-        self._run(*change, "state=drain", "reason=test")
-        try:
-            yield
-        finally:
-            self._run(*change, "state=resume")
 
     @contextmanager
     def full(self) -> Iterator[Resources]:
@@ -136,6 +124,12 @@ class SlurmCluster:
                 yield Resources(runtime_s=600, account=OTHER_ACCOUNT)
             finally:
                 self._run(*change, "maxsubmitjobs=-1")
+
+    def _until(self, number: str, state: str) -> None:
+        end = time.monotonic() + _WAIT_S
+        while state not in (shown := self._show(number)):
+            assert time.monotonic() < end, shown
+            time.sleep(0.1)
 
     def _show(self, number: str) -> list[str]:
         return self._run("scontrol", "--oneliner", "show", "job", number).split()

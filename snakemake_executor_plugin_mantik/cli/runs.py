@@ -256,14 +256,20 @@ def _write(text: str) -> None:
 @runs_app.command("cancel")
 def cancel_command(run: _Run) -> None:
     """Cancel a run, and wait until its site confirms."""
+    from snakemake_executor_plugin_mantik.runs.listing import LATE
+    from snakemake_executor_plugin_mantik.runs.store import ENDED
+
     here = _found_here(
         run, "", "Cancel it where it was: smk-mantik cancel in the workflow's directory"
     )
     local_runs.cancel_run(here, say)
     run_id = here.request.run_id
     typer.echo(f"Run {run_id}: {controller.run_status(here.directory)}.")
-    if (away := _find(run_id).away) is not None:
-        warn(f"smk-mantik runs list will report this to MLflow. {away}")
+    found = _find(run_id)
+    if found.away is not None:
+        warn(f"smk-mantik runs list will report this to MLflow. {found.away}")
+    elif found.run is not None and found.run.info.status not in ENDED:
+        warn(f"{LATE}.")
 
 
 @runs_app.command("continue")

@@ -31,6 +31,7 @@ _WAITS: Final = "SCHEDULED"
 """MLflow's status of a run whose job has not started."""
 GONE: Final = "its controller is gone: smk-mantik runs continue"
 STALE: Final = "as known on this machine: MLflow does not answer"
+LATE: Final = "MLflow does not know this yet; publishing continues in the background"
 
 
 @dataclass(frozen=True)
@@ -188,8 +189,11 @@ def make_row(run: Any, experiment: str, here: LocalRun | None, store: RunStore) 
         why = of_run[0].hindrance
     if why and not note:
         note = f"cannot start: {why}"
-    if here is not None and here.request.run_id == info.run_id and here.gone:
-        note = GONE
+    if here is not None and here.request.run_id == info.run_id:
+        if here.gone:
+            note = GONE
+        elif here.end is not None and state not in ENDED:
+            state, note = run_status(here.directory), LATE
     return RunRow(
         run_id=info.run_id, name=info.run_name, experiment=experiment, state=state,
         site=tags.get(SITE, ""), entry_point=tags.get("mlflow.project.entryPoint", ""),

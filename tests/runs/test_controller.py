@@ -27,6 +27,7 @@ from snakemake_executor_plugin_mantik.runs.directories import (
 )
 from snakemake_executor_plugin_mantik.runs.listing import (
     GONE,
+    LATE,
     STALE,
     RunFilter,
     find_run,
@@ -292,6 +293,7 @@ def test_what_tracking_has_still_to_tell_goes_first(
 
     assert begun == [run.workdir]
     assert status(run) == "SCHEDULED"
+    assert listed() == [("FAILED", LATE)]
     with closing(Cursor(run.workdir)) as cursor, open_log(run.workdir) as log:
         cursor.set(record.id, seq=log.events()[-1].seq)
     written.journal.close()

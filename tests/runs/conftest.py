@@ -23,7 +23,13 @@ from snakemake_executor_plugin_mantik.runs.directories import RunDirectory
 from snakemake_executor_plugin_mantik.runs.local_runs import LocalRun, read_local_run
 from tests.support.command import smk_mantik
 from tests.support.workflows import WAIT_S, Project, Ran, until
-from tests.tracking.conftest import TrackingServer, place, sandbox, tracking_server
+from tests.tracking.conftest import (
+    TrackingServer,
+    place,
+    sandbox,
+    tracking_server,
+    until_published,
+)
 
 __all__ = ["sandbox", "tracking_server"]
 
@@ -135,9 +141,10 @@ class Runs:
         (self.workspace(run_id) / "go").touch()
 
     def over(self, run_id: str) -> Run:
-        """Wait for a run's controller; the run in MLflow."""
+        """Wait for a run's controller, and until MLflow knows all; the run in MLflow."""
         controller.wait_for_controller(self.directory(run_id))
         assert self.here(run_id).end is not None, self.log(run_id)
+        until_published(self.home)
         return self.client.get_run(run_id)
 
     def log(self, run_id: str) -> str:

@@ -12,6 +12,7 @@ from tests.runs.conftest import Runs
 from tests.support.clusters import OTHER_ACCOUNT
 from tests.support.command import smk_mantik
 from tests.support.workflows import tells
+from tests.tracking.conftest import until_published
 
 # A run takes half a dozen starts of Python, and MLflow's import in three of them.
 pytestmark = [pytest.mark.software("MLflow in a file"), pytest.mark.timeout(1800)]
@@ -158,14 +159,14 @@ def test_cancelled_with_and_without_a_controller(runs: Runs) -> None:
     run_id = runs.submit("-e", "waits")
     runs.started(run_id)
     tells(runs.notify("cancel", run_id).ok().output, "KILLED")
-    assert runs.client.get_run(run_id).info.status == "KILLED"
+    assert runs.over(run_id).info.status == "KILLED"
     assert [t.outcome for t in runs.here(run_id).tries] == ["cancelled"]
 
     other = runs.json("rerun", run_id, "--name", "other")["run_id"]
     runs.started(other)
     runs.kill(other)
     said = runs.notify("cancel", "other").ok().output
-    assert runs.client.get_run(other).info.status == "KILLED", said
+    assert runs.over(other).info.status == "KILLED", said
     assert [t.outcome for t in runs.here(other).tries] == ["cancelled"]
     assert runs.here(other).end is not None
 
@@ -178,6 +179,7 @@ def test_a_run_that_fails_and_one_with_changed_values(served: Runs) -> None:
     # The snapshot counts, not what becomes of the folder.
     served.project.write("churn/train.py", "raise SystemError\n")
 
+    until_published(served.home)
     (row,) = served.json("list", "--state", "FAILED", "--experiment", served.experiment)
     assert "exit code 1" in row["note"]
     run_id = row["run_id"]
@@ -197,7 +199,7 @@ def test_a_run_that_fails_and_one_with_changed_values(served: Runs) -> None:
         "--wait",
     )["run_id"]  # fmt: skip
 
-    run = served.client.get_run(again_id)
+    run = served.over(again_id)
     assert run.info.status == "FINISHED", served.log(again_id)
     assert (run.data.params["alpha"], run.data.params["seed"]) == ("0.5", "1")
     assert served.client.get_experiment_by_name(elsewhere).experiment_id == run.info.experiment_id

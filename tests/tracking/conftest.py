@@ -5,6 +5,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -16,12 +17,10 @@ from mlflow.tracking import MlflowClient
 
 from hpc_sandbox.server import Sandbox
 from hpc_sandbox.settings import SiteOption
-from snakemake_executor_plugin_mantik.common.locks import is_locked
 from snakemake_executor_plugin_mantik.jobs.spec import ScriptLimits
 from snakemake_executor_plugin_mantik.tracking import worker_client
-from snakemake_executor_plugin_mantik.tracking.process import WORKER_LOCK
 from snakemake_executor_plugin_mantik.tracking.run import WORKFLOW
-from snakemake_executor_plugin_mantik.tracking.store import DIRECTORY
+from snakemake_executor_plugin_mantik.tracking.worker_client import WORKER
 from tests.support.daemons import Daemon
 from tests.support.forkserver import LIMITS
 from tests.support.gate import Gate
@@ -109,6 +108,23 @@ def place(sandbox: Sandbox, name: str) -> Place:
     return place_in(sandbox, name).timed(replace(SHORT, marker_grace_s=1, script=script))
 
 
+def until_published(root: Path) -> None:
+    """Wait until no process publishes what happened in a directory, or below.
+
+    Not for the lock of these: nobody holds it while one is starting.
+    """
+    until(lambda: not _is_published_from(root), "what publishes to MLflow")
+
+
+def _is_published_from(root: Path) -> bool:
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            words = (process / "cmdline").read_bytes().split(b"\0")
+            if WORKER.encode() in words and (process / "cwd").readlink().is_relative_to(root):
+                return True
+    return False
+
+
 @dataclass
 class Tracked:
     """A project whose runs are tracked, and what MLflow knows of them."""
@@ -130,13 +146,12 @@ class Tracked:
         self.client = MlflowClient(tracking_uri=self.uri)
 
     def _settle(self) -> None:
-        """Where no Snakemake runs any more, wait until its worker has told what it can.
+        """Where no Snakemake runs any more, wait until MLflow knows what it can.
 
         A Snakemake itself does not wait for that for longer than 30 s.
         """
         if all(running.process.poll() is not None for running in self.project.started):
-            lock = self.project.directory / DIRECTORY / WORKER_LOCK
-            until(lambda: not is_locked(lock), "the worker's end")
+            until_published(self.project.directory)
 
     def runs(self) -> dict[str, Run]:
         """The jobs' runs by their names; a name that comes twice is a mistake."""

@@ -40,12 +40,11 @@ from snakemake_executor_plugin_mantik.rules.context import (
     read_options,
 )
 from snakemake_executor_plugin_mantik.rules.kinds import groups
-from snakemake_executor_plugin_mantik.rules.kinds.missing_snakemake import MissingSnakemake
 from snakemake_executor_plugin_mantik.rules.make_request import make_request as request_of
 from snakemake_executor_plugin_mantik.rules.make_request import refuse_secret_inputs, why_full_job
-from snakemake_executor_plugin_mantik.rules.mpi import launcher_mistake
 from snakemake_executor_plugin_mantik.rules.paths import storage
 from snakemake_executor_plugin_mantik.rules.preflight import (
+    MissingSnakemake,
     find_obstacles,
     refuse_jobs,
     refuse_obstacles,
@@ -435,7 +434,7 @@ def _environment_mistakes(dag: Any, jobs: list[Any], context: RuleContext) -> di
         job.rule.name: mistake
         for job in jobs
         if (mistake := deployment.deployment_mistake(job, context, products)) is not None
-        or (mistake := launcher_mistake(job, context)) is not None
+        or (mistake := deployment.launcher_mistake(job, context)) is not None
     }
 
 

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from snakemake_executor_plugin_mantik.engine.request import JobNumber, JobRequest, Outcome
     from snakemake_executor_plugin_mantik.engine.transfer_meter import TransferMeter
 
-    from .active_run import ActiveRun, Ending
     from .progress_line import BottomLine
     from .run_notices import RunNotices
+    from .startup import ActiveRun, Ending
 
 _Job = Any
 """A Snakemake job. Snakemake's own classes are not typed."""

@@ -70,7 +70,7 @@ def bootstrap(
     from snakemake import __version__
 
     from snakemake_executor_plugin_mantik.rules.kinds.full_jobs import BOOTSTRAPPED
-    from snakemake_executor_plugin_mantik.rules.kinds.missing_snakemake import MissingSnakemake
+    from snakemake_executor_plugin_mantik.rules.preflight import MissingSnakemake
 
     known = read_configs([site], Path()) if is_config(site) else {}
     name = next(iter(known), site)

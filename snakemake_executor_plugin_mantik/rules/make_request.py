@@ -44,7 +44,7 @@ from snakemake_executor_plugin_mantik.storage.paths import (
 
 from . import Job
 from .context import Payload, RuleContext
-from .deployment import wrap_deployment
+from .deployment import has_launcher, wrap_deployment
 from .kinds import full_jobs
 from .kinds.shell_command import (
     own_tmpdir,
@@ -54,11 +54,10 @@ from .kinds.shell_command import (
     use_node_tmpdir,
     wrap_shell,
 )
-from .mpi import has_launcher
-from .paths import path_rewriting, source_files, storage
+from .paths import path_rewriting, storage
 from .paths.job_paths import JobPaths, find_job_paths
-from .paths.source_files import is_source_file, stable_paths
 from .paths.storage import is_unstaged, may_stay
+from .paths.workflow_code import is_source_file, stable_paths, upload_source_files
 from .resources import (
     choose_environment,
     choose_site,
@@ -242,7 +241,7 @@ def _thin(job: Job, context: RuleContext, iteration: int | None) -> Payload:
         refuse_secret_code(job, payload, config, str(find_script_file(job).path))
         return payload
     text = shell_command(job, places, iteration)
-    text, uploads = source_files.upload_source_files(job, text, lambda: places.workspace)
+    text, uploads = upload_source_files(job, text, lambda: places.workspace)
     text, beside = path_rewriting.upload_siblings(job, text, places, config)
     text, shell = use_node_tmpdir(text, shell)
     payload = Payload(text, shell, (*uploads, *beside))

@@ -5,12 +5,15 @@ when its job is ready, which may be days after the first submission, and ends th
 fails.
 """
 
+import hashlib
+import json
 import os
 from collections.abc import Iterable, Mapping
 from itertools import chain
-from typing import Any, Final
+from pathlib import Path
+from typing import Any
 
-from snakemake.common.tbdstring import TBDString
+from snakemake import __version__
 from snakemake.exceptions import RuleException, format_exception_to_string
 from snakemake.io import is_callable, is_flagged
 from snakemake.settings.types import DeploymentMethod
@@ -19,6 +22,7 @@ from snakemake_interface_common.exceptions import WorkflowError
 from snakemake_executor_plugin_mantik.common.errors import (
     UserError,
     WorkflowNotRunnable,
+    printable,
     shorten_list,
 )
 from snakemake_executor_plugin_mantik.jobs.paths import OURS
@@ -33,14 +37,12 @@ from .context import RuleContext
 from .kinds.groups import group_obstacle
 from .kinds.shell_command import format_resources, placeholder_in_group
 from .make_request import make_payload, why_full_job
-from .paths.job_paths import command_text
-from .paths.plain import expand_params
-from .paths.source_files import is_source_file
+from .onsite.full_job import LACK
+from .paths.job_paths import UNKNOWN, command_text, expand_params
 from .paths.storage import is_unstaged, jobs_use_storage, local_mistake, stored_mistake
-from .resources import given_resources
+from .paths.workflow_code import is_source_file
+from .resources import ENVIRONMENT_RESOURCE, choose_site, given_resources, split_undetermined
 from .units import list_members
-
-_UNKNOWN: Final = str(TBDString())
 
 
 def find_mistakes(
@@ -100,12 +102,12 @@ def is_determined(job: Job) -> bool:
     try:
         values = given_resources(job)
         params = job.params
-        if _UNKNOWN in str(params):  # perhaps only the node's temporary directory is unknown
+        if UNKNOWN in str(params):  # perhaps only the node's temporary directory is unknown
             lists = job.input, job.output
             params = expand_params(job, lists, format_resources(job))
     except (RuleException, WorkflowError):
         return False
-    return _UNKNOWN not in str((params, values, job.threads))
+    return UNKNOWN not in str((params, values, job.threads))
 
 
 def _may_change(job: Job, error: Exception) -> bool:
@@ -238,3 +240,88 @@ def refuse_obstacles(found: Mapping[str, str]) -> None:
             + "; ".join(shorten_list(f"rule {name} {found[name]}" for name in sorted(found))),
             do="Correct these rules, or name them in localrules: to run them here",
         )
+
+
+_RECORDS = "lacks.json"
+"""Name of the file in the executor's directory."""
+
+
+class MissingSnakemake:
+    """Records, by site, the message of a full job that found no fitting Snakemake.
+
+    The next run refuses early then. A record does not count any more if the backend config's
+    environment (image, modules, Python, variables, hooks) or the Snakemake on this machine changes.
+    `smk-mantik bootstrap` removes it, and so does a full job that succeeds.
+    """
+
+    def __init__(self, state: Path, environments: Mapping[str, str]) -> None:
+        """Read the records. `environments` has the environment of each site as text."""
+        self._path = state / _RECORDS
+        self._environments = {
+            name: hashlib.sha256(f"{__version__}\0{text}".encode()).hexdigest()[:16]
+            for name, text in environments.items()
+        }
+        try:
+            self._known: dict[str, dict[str, str]] = json.loads(self._path.read_text())
+        except (OSError, ValueError):
+            self._known = {}  # the next full job will report the lack again
+
+    def refuse(self, jobs: Iterable[Job]) -> None:
+        """Refuse full jobs at sites where an earlier one found no fitting Snakemake.
+
+        Raises:
+            WorkflowNotRunnable: there are such jobs. Quotes the message of the last one.
+        """
+        rules: dict[str, dict[str, None]] = {}
+        for job in jobs:
+            if why_full_job(job) is None:
+                continue
+            try:
+                given, _ = split_undetermined(given_resources(job))
+                site = choose_site(given, self._environments)
+                if given.get(ENVIRONMENT_RESOURCE) is not None:
+                    continue  # the records are about `Environment`
+            except UserError:
+                continue  # reported with all other mistakes in resources
+            if self._lack(site):
+                rules.setdefault(site, {})[job.rule.name] = None
+        if rules:
+            raise WorkflowNotRunnable(
+                "nothing submitted: "
+                + "; ".join(
+                    f"{'rule' if len(names) == 1 else 'rules'} {', '.join(names)} cannot run at"
+                    f" {site}, where the last such job reported: {self._lack(site)}"
+                    for site, names in rules.items()
+                ),
+                do="If you have installed it since, run smk-mantik bootstrap SITE to check again",
+            )
+
+    def _lack(self, site: str) -> str:
+        known = self._known.get(site, {})
+        same = known.get("environment") == self._environments[site]
+        return known.get("said", "") if same else ""
+
+    def note(self, site: str, log: Path) -> None:
+        """Record the message of a failed job if it found no fitting Snakemake."""
+        try:
+            lines = log.read_text(errors="replace").splitlines()
+        except OSError:
+            return
+        for line in lines:
+            # In a group the member's name precedes the message.
+            _, found, more = line.partition(LACK)
+            if found:
+                message = printable(f"{LACK}{more}".removeprefix("mantik:").strip())
+                self._known[site] = {"environment": self._environments[site], "said": message}
+                self._write()
+                return
+
+    def forget(self, site: str) -> None:
+        """Remove the record of a site that has a Snakemake now."""
+        if self._known.pop(site, None) is not None:
+            self._write()
+
+    def _write(self) -> None:
+        new = self._path.with_suffix(".new")
+        new.write_text(json.dumps(self._known))
+        os.replace(new, self._path)

@@ -11,7 +11,7 @@ from snakemake_executor_plugin_mantik.mlproject.project import find_bound_entry_
 from snakemake_executor_plugin_mantik.tracking.run import TrackedMember, TrackedRun, flatten_config
 
 from . import Job
-from .paths.plain import plain_params
+from .paths.job_paths import plain_params
 from .resources import TRACK_RESOURCE
 from .units import job_display_name
 

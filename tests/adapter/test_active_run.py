@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 from typing import Any, cast
 
-from snakemake_executor_plugin_mantik.adapter.active_run import ActiveRun
+from snakemake_executor_plugin_mantik.adapter.startup import ActiveRun
 
 
 class Dag:

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from snakemake_executor_plugin_mantik.rules.mpi import has_launcher
+from snakemake_executor_plugin_mantik.rules.deployment import has_launcher
 
 
 @pytest.mark.parametrize(

@@ -34,13 +34,13 @@ from .. import Job
 from ..context import Method
 from ..deployment import deployment_files, nested_options
 from ..onsite import full_job
-from ..paths.source_files import is_source_file
 from ..paths.storage import jobs_use_storage
 from ..paths.workflow_code import (
     ELSEWHERE,
     WorkflowCode,
     enters_workdir,
     find_workflow_code,
+    is_source_file,
     resolve_recorded,
     resolve_source,
 )

@@ -19,7 +19,7 @@ from snakemake_executor_plugin_mantik.jobs.paths import WORK, script_path
 from snakemake_executor_plugin_mantik.jobs.templates import load_template
 
 from .. import Job
-from ..paths import path_rewriting, source_files
+from ..paths import path_rewriting, workflow_code
 from ..paths.job_paths import JobPaths
 from ..paths.path_rewriting import rewrite_paths
 from .imports import snakemake_imports
@@ -151,7 +151,7 @@ def _script_context(
     uploads: list[Upload] = []
 
     def there(text: str) -> str:
-        text, cached = source_files.upload_source_files(job, text, lambda: places.workspace)
+        text, cached = workflow_code.upload_source_files(job, text, lambda: places.workspace)
         text, named = path_rewriting.upload_siblings(job, text, places, config)
         uploads.extend((*cached, *named))
         return text

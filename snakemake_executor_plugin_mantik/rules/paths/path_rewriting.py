@@ -35,9 +35,16 @@ from snakemake_executor_plugin_mantik.storage.paths import find_dataset
 from .. import Job
 from ..context import report_withheld
 from ..kinds.script_file import ScriptFile
-from .job_paths import JobPaths, command_text, is_kept_in_storage
-from .plain import expand_params, make_plain, map_texts, plain_params
-from .source_files import is_source_file
+from .job_paths import (
+    JobPaths,
+    command_text,
+    expand_params,
+    is_kept_in_storage,
+    make_plain,
+    map_texts,
+    plain_params,
+)
+from .workflow_code import is_source_file
 
 _SYSTEM = ("/bin", "/boot", "/etc", "/lib", "/opt", "/run", "/sbin", "/usr", "/var")
 """Directories that each site has of its own. A text that names other files there means the site's.

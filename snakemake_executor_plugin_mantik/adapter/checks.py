@@ -15,7 +15,6 @@ from snakemake_executor_plugin_mantik.common.errors import (
     Mistake,
     MistakeCollector,
     UserError,
-    WorkflowNotRunnable,
     shorten_list,
 )
 from snakemake_executor_plugin_mantik.config.environment_keys import EnvironmentConfig
@@ -38,6 +37,7 @@ from snakemake_executor_plugin_mantik.rules.context import (
     check_conda_here,
     ignored_options,
     read_options,
+    refuse_rules,
 )
 from snakemake_executor_plugin_mantik.rules.kinds import groups
 from snakemake_executor_plugin_mantik.rules.make_request import make_request as request_of
@@ -301,7 +301,9 @@ def _check_at_sites(
         _check_datasets(jobs, context)
     mistakes = _environment_mistakes(dag, jobs, context)
     with found.check():
-        _refuse_environments(mistakes)
+        refuse_rules(
+            mistakes, "the environments of some rules are not available", do="Correct these rules"
+        )
     with found.check():
         refuse_secret_inputs(jobs, context)
     with found.check():
@@ -388,13 +390,12 @@ def _check_datasets(jobs: list[Any], context: RuleContext) -> None:
         for job in jobs
         if (mistake := storage.dataset_mistake(job, context)) is not None
     }
-    if found:
-        raise UserError(
-            "datasets are not where they are read (nothing submitted): "
-            + "; ".join(f"rule {name} {mistake}" for name, mistake in sorted(found.items())),
-            do="Name the site of the rule (resources: mantik_site) in storage.mantik, or the"
-            " dataset's site in the rule",
-        )
+    refuse_rules(
+        found,
+        "datasets are not where they are read",
+        do="Name the site of the rule (resources: mantik_site) in storage.mantik, or the dataset's"
+        " site in the rule",
+    )
 
 
 def look_up_datasets(jobs: Iterable[Any], catalog: Catalog) -> list[Finding]:
@@ -436,15 +437,6 @@ def _environment_mistakes(dag: Any, jobs: list[Any], context: RuleContext) -> di
         if (mistake := deployment.deployment_mistake(job, context, products)) is not None
         or (mistake := deployment.launcher_mistake(job, context)) is not None
     }
-
-
-def _refuse_environments(found: Mapping[str, str]) -> None:
-    if found:
-        raise WorkflowNotRunnable(
-            "the environments of some rules are not available (nothing submitted): "
-            + "; ".join(f"rule {name} {mistake}" for name, mistake in sorted(found.items())),
-            do="Correct these rules",
-        )
 
 
 def _check_projects(jobs: list[Any], configs: Mapping[str, LoadedConfig]) -> None:

@@ -7,7 +7,6 @@ a caller whose error it is, and so what to do about it:
     ├── UserError               the user's: reported at once, never retried
     │   ├── ConfigError         one or more mistakes in configuration files, all of them
     │   ├── CredentialError     credentials that are missing or that a site refuses
-    │   ├── WorkflowNotRunnable rules or options of a workflow that the executor cannot run
     │   └── PlaceTaken          another workflow owns a workspace, or another controller leads it
     ├── SiteError               an error that a site answered, or a missing answer
     │   ├── SiteUnreachable     no answer, or none that can be trusted: the action may have happened
@@ -115,10 +114,6 @@ class ConfigError(UserError):
 
 class CredentialError(UserError):
     """Credentials are missing, unusable or refused by a site."""
-
-
-class WorkflowNotRunnable(UserError):  # noqa: N818 - a plain name
-    """The workflow needs something that the executor does not support."""
 
 
 class PlaceTaken(UserError):  # noqa: N818 - a plain name

@@ -13,7 +13,7 @@ from snakemake.logging import logger
 from snakemake.settings.types import PreemptibleRules
 from snakemake_interface_executor_plugins.settings import DeploymentMethod
 
-from snakemake_executor_plugin_mantik.common.errors import UserError
+from snakemake_executor_plugin_mantik.common.errors import UserError, shorten_list
 from snakemake_executor_plugin_mantik.config.reading import LoadedConfig
 from snakemake_executor_plugin_mantik.engine.forecast import WORKSPACE
 from snakemake_executor_plugin_mantik.engine.request import Upload
@@ -251,3 +251,14 @@ def report_withheld(directory: str, withheld: str) -> None:
     """
     if withheld:
         logger.warning(f"Files of {directory}: {withheld}.")
+
+
+def refuse_rules(found: Mapping[str, str], what: str, *, do: str) -> None:
+    """Refuse a workflow if mistakes were found; `found` has them by rule, as words after its name.
+
+    Raises:
+        UserError: `what` is wrong. Lists each rule, once, with its mistake.
+    """
+    if found:
+        listed = shorten_list(f"rule {name} {found[name]}" for name in sorted(found))
+        raise UserError(f"{what} (nothing submitted): {'; '.join(listed)}", do=do)

@@ -23,7 +23,6 @@ from typing import Any
 
 from snakemake.io import is_flagged
 
-from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.common.secret_names import is_secret
 from snakemake_executor_plugin_mantik.common.state_directory import read_umask
 from snakemake_executor_plugin_mantik.config.environment import environment_uploads
@@ -43,7 +42,7 @@ from snakemake_executor_plugin_mantik.storage.paths import (
 )
 
 from . import Job
-from .context import Payload, RuleContext
+from .context import Payload, RuleContext, refuse_rules
 from .deployment import has_launcher, wrap_deployment
 from .kinds import full_jobs
 from .kinds.shell_command import (
@@ -150,7 +149,7 @@ def _look(found: dict[str, str], job: Job, paths: Iterable[str], config: Backend
     """Note the rule of a job if one of `paths` must not leave this machine."""
     include = tuple(config.site.include)
     if secrets := "; ".join(filter(None, (_look_at(include, os.path.relpath(p)) for p in paths))):
-        found.setdefault(job.rule.name, secrets)
+        found.setdefault(job.rule.name, f"reads {secrets}")
 
 
 @cache  # many jobs read the same files
@@ -163,14 +162,13 @@ def _secret_files(include: tuple[str, ...]) -> SecretFiles:
     return SecretFiles(Include(include))
 
 
-def _refuse(found: dict[str, str]) -> None:
-    if found:
-        raise UserError(
-            "files that must not leave this machine would be uploaded (nothing submitted): "
-            + "; ".join(f"rule {name} reads {found[name]}" for name in sorted(found)),
-            do="Take them out, and pass secrets with envvars:. To upload one that only looks like a"
-            " secret, add it to Site: Include in the backend config",
-        )
+def _refuse(found: Mapping[str, str]) -> None:
+    refuse_rules(
+        found,
+        "files that must not leave this machine would be uploaded",
+        do="Take them out, and pass secrets with envvars:. To upload one that only looks like a"
+        " secret, add it to Site: Include in the backend config",
+    )
 
 
 def why_full_job(job: Job) -> str | None:

@@ -21,7 +21,6 @@ from snakemake_interface_common.exceptions import WorkflowError
 
 from snakemake_executor_plugin_mantik.common.errors import (
     UserError,
-    WorkflowNotRunnable,
     printable,
     shorten_list,
 )
@@ -33,7 +32,7 @@ from snakemake_executor_plugin_mantik.mlproject.project import (
 from snakemake_executor_plugin_mantik.storage.paths import find_dataset
 
 from . import Job
-from .context import RuleContext
+from .context import RuleContext, refuse_rules
 from .kinds.groups import group_obstacle
 from .kinds.shell_command import format_resources, placeholder_in_group
 from .make_request import make_payload, why_full_job
@@ -76,12 +75,12 @@ def refuse_mistakes(found: Mapping[str, str]) -> None:
     """Refuse the workflow if `find_mistakes` has found any mistake.
 
     Raises:
-        WorkflowNotRunnable: lists all mistakes.
+        UserError: lists all mistakes.
     """
     if found:
         listed = shorten_list(found[name] for name in sorted(found))
         mistakes = "\n".join(listed).replace("\n", "\n  ")
-        raise WorkflowNotRunnable(
+        raise UserError(
             f"nothing submitted: the commands of these rules cannot be made:\n  {mistakes}",
             do="Correct these rules",
         )
@@ -223,7 +222,7 @@ def refuse_jobs(jobs: Iterable[Job], deployment: Iterable[DeploymentMethod]) -> 
     """Refuse the jobs for which `find_obstacles` finds an obstacle.
 
     Raises:
-        WorkflowNotRunnable: there is one.
+        UserError: there is one.
     """
     refuse_obstacles(find_obstacles(jobs, deployment))
 
@@ -232,18 +231,13 @@ def refuse_obstacles(found: Mapping[str, str]) -> None:
     """Refuse the workflow if `find_obstacles` has found any obstacle.
 
     Raises:
-        WorkflowNotRunnable: lists each rule, once, with the reason.
+        UserError: lists each rule, once, with the reason.
     """
-    if found:
-        raise WorkflowNotRunnable(
-            "not every rule can run at a site yet (nothing submitted): "
-            + "; ".join(shorten_list(f"rule {name} {found[name]}" for name in sorted(found))),
-            do="Correct these rules, or name them in localrules: to run them here",
-        )
-
-
-_RECORDS = "lacks.json"
-"""Name of the file in the executor's directory."""
+    refuse_rules(
+        found,
+        "not every rule can run at a site yet",
+        do="Correct these rules, or name them in localrules: to run them here",
+    )
 
 
 class MissingSnakemake:
@@ -256,7 +250,7 @@ class MissingSnakemake:
 
     def __init__(self, state: Path, environments: Mapping[str, str]) -> None:
         """Read the records. `environments` has the environment of each site as text."""
-        self._path = state / _RECORDS
+        self._path = state / "lacks.json"
         self._environments = {
             name: hashlib.sha256(f"{__version__}\0{text}".encode()).hexdigest()[:16]
             for name, text in environments.items()
@@ -270,7 +264,7 @@ class MissingSnakemake:
         """Refuse full jobs at sites where an earlier one found no fitting Snakemake.
 
         Raises:
-            WorkflowNotRunnable: there are such jobs. Quotes the message of the last one.
+            UserError: there are such jobs. Quotes the message of the last one.
         """
         rules: dict[str, dict[str, None]] = {}
         for job in jobs:
@@ -286,7 +280,7 @@ class MissingSnakemake:
             if self._lack(site):
                 rules.setdefault(site, {})[job.rule.name] = None
         if rules:
-            raise WorkflowNotRunnable(
+            raise UserError(
                 "nothing submitted: "
                 + "; ".join(
                     f"{'rule' if len(names) == 1 else 'rules'} {', '.join(names)} cannot run at"

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 
+from snakemake_executor_plugin_mantik.engine.dispatch import Dispatcher
 from snakemake_executor_plugin_mantik.engine.request import JobRequest
 from snakemake_executor_plugin_mantik.jobs.segments import Continuation
 from snakemake_executor_plugin_mantik.jobs.spec import JobSpec, OutputFile
@@ -224,3 +225,31 @@ def test_no_job_is_submitted_behind_one_that_ended_before_it_was_known(
     session = play(world, scenario)
     assert session.sites["sim"].calls["submit"] == 1 + len(jobs)
     assert not [line for line in session.said if "not used" in line and "command" not in line]
+
+
+def test_no_try_is_made_behind_one_that_fails_while_its_files_are_looked_at(
+    play: Player, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(duration=lambda spec: 1.0, place=lambda path: "alone")
+    look_at_files = Dispatcher.look_at_files
+
+    async def scenario(session: Session) -> None:
+        failed = asyncio.Event()
+
+        async def late(self: Any, request: JobRequest, makers: Any = ()) -> Any:
+            if request.unmade:
+                await failed.wait()
+            return await look_at_files(self, request, makers)
+
+        monkeypatch.setattr(Dispatcher, "look_at_files", late)
+        session.sites["sim"].fault = lambda method, about: "rejected" if about == "out/0" else ""
+        session.engine.proposed(behind(1, request(0)))
+        outcome = await session.engine.job(request(0))
+        assert (outcome.succeeded, outcome.try_id) == (False, "")
+        failed.set()
+        await asyncio.sleep(300.0)
+        assert [record.job for record in session.journal._tries("", ())] == [request(0).job]
+        await session.engine.closed(tidy=True)
+
+    session = play(world, scenario)
+    assert session.sites["sim"].calls["submit"] == 1

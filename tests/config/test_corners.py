@@ -23,11 +23,6 @@ def as_bytes(text: str | bytes) -> bytes:
     return text if isinstance(text, bytes) else text.encode()
 
 
-def test_there_are_many_of_them() -> None:
-    assert len({as_bytes(text) for text, _ in WRONG}) == len(WRONG) > 200
-    assert len({text for text, _ in RIGHT}) == len(RIGHT) > 50
-
-
 @pytest.mark.parametrize(("text", "told"), WRONG)
 def test_each_mistake_is_told_once(text: str | bytes, told: dict[str, str], project: Path) -> None:
     with pytest.raises(ConfigError) as caught:

@@ -606,16 +606,16 @@ def test_what_cannot_stay_is_told_before_anything_is_sent(one: Project) -> None:
     assert one.exists("model.pt")
 
 
+REAL_PAIR = pytest.param(
+    ("unicore_centre", "firecrest_centre"),
+    marks=[pytest.mark.software(tsi.SOFTWARE), pytest.mark.software(FIRECREST)],
+    id="real",
+)
+
+
 @pytest.mark.parametrize(
     "places",
-    [
-        ("sandbox", "firecrest"),
-        pytest.param(
-            ("unicore_centre", "firecrest_centre"),
-            marks=[pytest.mark.software(tsi.SOFTWARE), pytest.mark.software(FIRECREST)],
-        ),
-    ],
-    ids=["sandbox", "real"],
+    [pytest.param(("sandbox", "firecrest"), id="sandbox"), REAL_PAIR],
 )
 def test_between_sites(
     places: tuple[str, str], request: pytest.FixtureRequest, tmp_path: Path
@@ -725,14 +725,7 @@ LARGE_BYTES = 150_000_000
 
 @pytest.mark.parametrize(
     "places",
-    [
-        pytest.param(("sandbox", "firecrest"), marks=pytest.mark.nightly),
-        pytest.param(
-            ("unicore_centre", "firecrest_centre"),
-            marks=[pytest.mark.software(tsi.SOFTWARE), pytest.mark.software(FIRECREST)],
-        ),
-    ],
-    ids=["sandbox", "real"],
+    [pytest.param(("sandbox", "firecrest"), marks=pytest.mark.nightly, id="sandbox"), REAL_PAIR],
 )
 def test_killed_while_a_file_moves(
     places: tuple[str, str], request: pytest.FixtureRequest, tmp_path: Path

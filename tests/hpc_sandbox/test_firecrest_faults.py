@@ -7,7 +7,6 @@ import pytest
 
 from hpc_sandbox import faults
 from hpc_sandbox.faults import Action, Fault
-from hpc_sandbox.record import request_kind
 from hpc_sandbox.server import Sandbox
 from tests.support.sandbox import FAST, FirecrestClient, message, wait_for
 
@@ -117,14 +116,6 @@ def test_tokens_that_are_not_known_any_more(faulty: Sandbox, fire: FirecrestClie
     assert fire.http.get("/status/systems", headers=headers).status_code == 200
 
 
-def test_a_node_that_dies(sandbox: Sandbox, fire: FirecrestClient) -> None:
-    number = fire.submit("sleep 300")
-    wait_for(lambda: fire.job(number)["status"]["state"] == "RUNNING")
-    sandbox.fail_node("hpc2", int(number))
-    status = fire.ended(number)["status"]
-    assert (status["state"], status["exitCode"]) == ("NODE_FAIL", 0)
-
-
 def test_record(sandbox: Sandbox, fire: FirecrestClient) -> None:
     number = fire.submit("exit 4", "--job-name=recorded")
     fire.ended(number)
@@ -134,22 +125,3 @@ def test_record(sandbox: Sandbox, fire: FirecrestClient) -> None:
     assert (job["name"], job["exit_code"], job["status"]) == ("recorded", 4, "FAILED")
     run = next(run for run in record["runs"] if run["scheduler_id"] in job["scheduler_ids"])
     assert run["starts"] == 1
-
-
-@pytest.mark.parametrize(
-    ("path", "kind"),
-    [
-        ("/s/firecrest/v2/compute/s/jobs", "compute/jobs"),
-        ("/s/firecrest/v2/compute/s/jobs/12", "compute/jobs/*"),
-        ("/s/firecrest/v2/compute/s/jobs/12/metadata", "compute/jobs/*/metadata"),
-        ("/s/firecrest/v2/filesystem/s/ops/ls", "filesystem/ops/ls"),
-        ("/s/firecrest/v2/filesystem/s/transfer/upload", "filesystem/transfer/upload"),
-        ("/s/firecrest/v2/status/systems", "status/systems"),
-        ("/s/firecrest/v2/status/liveness/", "status/liveness"),
-        ("/s/firecrest/v2/status/s/userinfo", "status/userinfo"),
-        ("/s/auth/realms/sandbox/protocol/openid-connect/token", "token"),
-        ("/s/store/1/2", "store"),
-    ],
-)
-def test_request_kinds(path: str, kind: str) -> None:
-    assert request_kind("GET", path) == f"GET {kind}"

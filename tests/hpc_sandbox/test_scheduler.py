@@ -172,15 +172,6 @@ def test_memory_over_the_limit_as_slurm_without_cgroups_has_it(tmp_path: Path) -
     play(tmp_path, test, replace(SETTINGS, memory_state="FAILED"))
 
 
-def test_more_jobs_than_allowed_are_refused(tmp_path: Path) -> None:
-    async def test(scheduler: LocalScheduler) -> None:
-        await scheduler.submit(script("true", "--hold"), tmp_path)
-        with pytest.raises(SbatchError, match="AssocMaxSubmitJobLimit"):
-            await scheduler.submit(script("true"), tmp_path)
-
-    play(tmp_path, test, replace(SETTINGS, max_submit_jobs=1))
-
-
 def test_jobs_of_a_partition_that_is_down_wait(tmp_path: Path) -> None:
     async def test(scheduler: LocalScheduler) -> None:
         job = await scheduler.submit(script("true", "--partition=closed"), tmp_path)
@@ -289,18 +280,6 @@ def test_other_dependencies_are_refused(tmp_path: Path) -> None:
     play(tmp_path, test)
 
 
-def test_node_failure(tmp_path: Path) -> None:
-    async def test(scheduler: LocalScheduler) -> None:
-        job = await scheduler.submit(script("trap 'touch trapped' TERM EXIT; sleep 60"), tmp_path)
-        await until(lambda: job.pid)
-        await scheduler.fail_node(job.id)
-        await end(job)
-        assert (job.state, job.reason) == (BatchState.NODE_FAIL, "NodeDown")
-        assert not (tmp_path / "trapped").exists()
-
-    play(tmp_path, test)
-
-
 def test_nothing_survives_stop(tmp_path: Path) -> None:
     pids: list[int] = []
 
@@ -373,14 +352,5 @@ def test_srun_of_this_machine_is_not_called(
         job = await scheduler.submit(script("srun echo mine"), tmp_path)
         await end(job)
         assert (tmp_path / "out").read_text() == "mine\n"
-
-    play(tmp_path, test)
-
-
-def test_a_working_directory_that_is_gone(tmp_path: Path) -> None:
-    async def test(scheduler: LocalScheduler) -> None:
-        job = await scheduler.submit(script("true"), tmp_path / "nowhere")
-        await end(job)
-        assert (job.state, job.exit_text) == (BatchState.FAILED, "0:53")
 
     play(tmp_path, test)

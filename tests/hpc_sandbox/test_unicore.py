@@ -4,7 +4,6 @@
 """
 
 import ssl
-import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -496,9 +495,7 @@ def test_listings_are_cut_at_ten_thousand(rest: RestClient, sandbox: Sandbox, fi
     directory = sandbox.directory / "hpc1" / "scratch" / files.rpartition("/")[2]
     for number in range(10_050):
         (directory / str(number)).touch()
-    began = time.process_time()
     shown = rest.http.get(files).json()
-    assert time.process_time() - began < 5
     assert len(shown["content"]) == 10_000
     rest_of_it = rest.http.get(files, params={"offset": 10_000, "num": 100}).json()["content"]
     assert len(rest_of_it) == 50

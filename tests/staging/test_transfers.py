@@ -48,14 +48,6 @@ def test_long_names_with_the_same_beginning_do_not_meet(tmp_path: Path) -> None:
     assert len({landing.place(file(name)) for name in names}) == 3
 
 
-def test_many_outputs_take_no_longer_each_than_few(tmp_path: Path) -> None:
-    names = [f"d{n % 7}/{n}" for n in range(5000)]
-    landing = OutputStaging(tmp_path, TRY, names)
-    started = time.process_time()
-    assert len({landing.place(file(name)) for name in names}) == len(names)
-    assert time.process_time() - started < 1
-
-
 def test_directory_replaces_all_that_was_in_the_old_one(tmp_path: Path) -> None:
     (tmp_path / "d/old").mkdir(parents=True)
     settle(tmp_path, ["d"], [directory("d"), directory("d/e"), file("d/e/x")])

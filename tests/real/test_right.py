@@ -3,14 +3,23 @@
 Files that a job reads, journals that know too little, directories for temporary files.
 """
 
+import json
+import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 
+from tests.faults.faults import refusal
 from tests.real.centre import firecrest, open_directory, tsi
-from tests.support.workflows import UNTRACKED, Place, Project, tells, until
+from tests.support.command import smk_mantik
+from tests.support.proxy import Answer, Exchange, Proxy, Request, Rule
+from tests.support.workflows import FILES_STAY, UNTRACKED, Place, Project, Ran, tells, until
 
 pytestmark = pytest.mark.timeout(1800)
 
@@ -127,3 +136,85 @@ def test_a_journal_that_knows_too_little_doubles_nothing(project: Project, outsi
 
     tells(said, "spare")
     assert (outside / "first").read_text() == (outside / "slow").read_text() == "x\n"
+
+
+STORED = """
+    localrules: all
+
+    rule all:
+        input: "set/sum.txt"
+
+    rule make:
+        output: "set/part.txt", "set/more.txt"
+        shell: "echo make >> {outside}/ran; echo 1 | tee {{output[0]}} > {{output[1]}}"
+
+    rule sum:
+        input: "set/part.txt", "set/more.txt"
+        output: "set/sum.txt"
+        shell: "echo sum >> {outside}/ran; cat {{input}} > {{output}}"
+"""
+LISTED = {
+    "unicore": r"GET .*/files/.*/set/?\?.*offset=",
+    "firecrest": r"GET .*/ops/ls\?.*path=[^&]*/set/?(&|$)",
+}
+LISTS = {"unicore": "content", "firecrest": "output"}
+
+
+async def empty(api: str, exchange: Exchange) -> None:
+    answer = await exchange.forward()
+    found = json.loads(answer.body)
+    found[LISTS[api]] = type(found[LISTS[api]])()
+    await exchange.send(Answer(200, answer.headers, json.dumps(found).encode()))
+
+
+async def not_found(api: str, exchange: Exchange) -> None:
+    await exchange.send(refusal(api, 404, "No such file or directory"))
+
+
+@pytest.mark.parametrize("wrong", [empty, not_found])
+def test_one_wrong_listing_forgets_no_stored_output(
+    wrong: Callable[[str, Exchange], Awaitable[None]], place: Place, tmp_path: Path, outside: Path,
+    request: pytest.FixtureRequest,
+) -> None:  # fmt: skip
+    api = "unicore" if place.name == "uni" else "firecrest"
+    found = re.search(r"https?://[^/\s]+", place.config)
+    assert found is not None
+    ca_file = request.getfixturevalue("tsi_unicorex").ca_file if api == "unicore" else None
+
+    def kind(asked: Request) -> str:
+        said = f"{asked.method} {unquote(asked.target)}"
+        return "list" if re.search(LISTED[api], said) else "other"
+
+    with Proxy(found[0], kind, ca_file=ca_file) as proxy:
+        config = place.config.replace(found[0], proxy.url)
+        behind = replace(
+            place, config=re.sub(r" *CAFile: .*\n", "", config).removesuffix("Site:\n")
+        )
+        project = Project(tmp_path / "project", behind, dict(UNTRACKED))
+        with closing(project):
+            project.write("Snakefile", STORED.format(outside=outside))
+            project.run(*FILES_STAY).ok()
+            assert not project.exists("set")
+
+            looks: list[Callable[[], Ran]] = [
+                lambda: project.run(*FILES_STAY, "--dry-run"),
+                lambda: project.run(*FILES_STAY),
+                lambda: smk_mantik(project, "ls"),
+                lambda: smk_mantik(project, "plan", "--", *FILES_STAY),
+                lambda: smk_mantik(project, "get", "set/part.txt"),
+            ]
+            met = 0
+            for look in looks:
+                rule = proxy.add(Rule("wrong", {"list"}, partial(wrong, api)))
+                said = look().output
+                met += rule.taken["list"]
+                proxy.heal()
+                listed = smk_mantik(project, "ls").ok().output
+                assert "set/part.txt" in listed, said
+                assert "set/sum.txt" in listed, said
+            assert met, proxy.counted()
+
+            tells(project.run(*FILES_STAY).ok().output, "Nothing to be done")
+            smk_mantik(project, "get", "--all").ok()
+            assert project.read("set/sum.txt") == "1\n1\n"
+    assert (outside / "ran").read_text() == "make\nsum\n"

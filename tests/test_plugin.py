@@ -83,7 +83,7 @@ def test_the_wheel_has_all_files_and_no_others(wheel: Path) -> None:
         name for name in names if name.startswith((f"{PACKAGE}/", f"{STORAGE}/", f"{SANDBOX}/"))
     } == ours
     assert f"{PACKAGE}/py.typed" in names
-    assert f"{PACKAGE}/jobs/bash/script.sh.j2" in names
+    assert f"{PACKAGE}/jobs/bash/main.sh" in names
     assert f"{SANDBOX}/shims/bin/srun" in names
     assert {name.partition("/")[0] for name in names} - {PACKAGE, STORAGE, SANDBOX} == {
         f"{PACKAGE}-0.1.0.dist-info"

@@ -136,7 +136,7 @@ _MIB = 1024 * 1024
 def write_benchmark(job: Any, measured: Path, *, extended: bool) -> None:
     """Write a job's benchmark file, with the columns of `--benchmark-extended` if `extended`.
 
-    The file `measured` has a line for each run of the command (`jobs/bash/benchmark.sh.j2`).
+    The file `measured` has a line for each run of the command (`jobs/bash/benchmark.sh`).
 
     Raises:
         MantikError: the measurements are missing or incomplete, or the file cannot be written.

@@ -36,8 +36,8 @@ from snakemake_executor_plugin_mantik.engine.plan import (
     find_misfits,
     unchecked_resources,
 )
-from snakemake_executor_plugin_mantik.jobs.expansion import expands
 from snakemake_executor_plugin_mantik.jobs.paths import OURS, ROOT, path_at_site, workspace_root
+from snakemake_executor_plugin_mantik.jobs.quoting import expands
 from snakemake_executor_plugin_mantik.jobs.spec import Resources
 from snakemake_executor_plugin_mantik.sites import make_issuer, make_site
 from snakemake_executor_plugin_mantik.sites.authentication import Credential

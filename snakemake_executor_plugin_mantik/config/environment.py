@@ -14,8 +14,8 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
-from snakemake_executor_plugin_mantik.jobs.expansion import keep_literal
 from snakemake_executor_plugin_mantik.jobs.paths import IMAGES
+from snakemake_executor_plugin_mantik.jobs.quoting import keep_literal
 from snakemake_executor_plugin_mantik.jobs.spec import (
     Apptainer,
     Container,

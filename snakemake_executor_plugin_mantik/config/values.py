@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from pydantic import BeforeValidator, ValidationError, WithJsonSchema
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from snakemake_executor_plugin_mantik.jobs.expansion import code_end
+from snakemake_executor_plugin_mantik.jobs.quoting import code_end
 from snakemake_executor_plugin_mantik.jobs.script import BASH_OWN, VARIABLE_BYTES
 
 from . import units

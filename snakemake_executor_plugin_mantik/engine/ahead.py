@@ -1,7 +1,7 @@
 """Submit jobs before their inputs exist, behind the tries that make these.
 
 So a pipeline goes on while no controller runs. The scheduler starts such a job when the others have
-ended, and its script decides whether it runs (`jobs/bash/predecessors.sh.j2`). Nothing watches it.
+ended, and its script decides whether it runs (`jobs/bash/inputs.sh`). Nothing watches it.
 When Snakemake requests the job, its try is adopted like one of an earlier run: its fingerprint
 names each input that did not exist by the try that makes it.
 """

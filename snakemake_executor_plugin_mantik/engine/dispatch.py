@@ -6,6 +6,7 @@ import posixpath
 import shlex
 import time
 from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
 from itertools import starmap
@@ -20,6 +21,7 @@ from snakemake_executor_plugin_mantik.common.errors import (
     SiteUnreachable,
     UserError,
 )
+from snakemake_executor_plugin_mantik.jobs.library import library_path, read_library
 from snakemake_executor_plugin_mantik.jobs.paths import SECRETS, display_path, local_path, nearest
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.jobs.resources import memory_per_node
@@ -69,7 +71,7 @@ class Submitter:
         self._site = site
         self._journal = journal
         self._retry = retry
-        self._directories: dict[str, asyncio.Task[None]] = {}
+        self._there: dict[str, asyncio.Task[None]] = {}
 
     async def submit(
         self,
@@ -88,6 +90,7 @@ class Submitter:
         """
         paths = record.paths
         await self._directory(paths.tries)  # the job makes its claim there
+        await self._once(library_path(), self._put_library)
         if secrets:
             await self._directory(SECRETS, private=True)
             content = _secret_assignments(secrets)
@@ -111,19 +114,29 @@ class Submitter:
         return site_job
 
     def purged(self) -> None:
-        """Let the next submission make its directories again: the workspace has lost files."""
-        self._directories.clear()
+        """Let the next submission write again what jobs need: the workspace has lost files."""
+        self._there.clear()
 
     async def _directory(self, path: str, *, private: bool = False) -> None:
-        """Make a directory that jobs need, once per run, and again after `purged`."""
-        if path not in self._directories:
-            self._directories[path] = asyncio.create_task(
-                self._retry.found(lambda: self._site.make_directory(path, private=private))
-            )
+        await self._once(path, lambda: self._site.make_directory(path, private=private))
+
+    async def _put_library(self) -> None:
+        """Upload the library unless it is there: a job that starts meanwhile would read a part."""
+        folder, name = posixpath.split(library_path())
+        with suppress(SiteNotFound):
+            there = (await self._site.list(folder)).get(name)
+            if there is not None and there.size == len(read_library()):
+                return
+        await self._site.put(library_path(), read_library())
+
+    async def _once(self, path: str, write: Callable[[], Awaitable[None]]) -> None:
+        """Write what all jobs need, once per run, and again after `purged`."""
+        if path not in self._there:
+            self._there[path] = asyncio.create_task(self._retry.found(write))
         try:
-            await self._directories[path]
+            await self._there[path]
         except BaseException:
-            self._directories.pop(path, None)  # the next job tries again
+            self._there.pop(path, None)  # the next job tries again
             raise
 
 

@@ -1,4 +1,4 @@
-"""Download what jobs write to an observer's directories while they run (`jobs/bash/live.sh.j2`).
+"""Download what jobs write to an observer's directories while they run (`jobs/bash/live.sh`).
 
 The watcher's listing shows how much there is; only new bytes are requested. A local copy of each
 directory grows, and the observer is notified. Nothing depends on the copy: all of the directory is

@@ -6,9 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from snakemake_executor_plugin_mantik.common.humanize import humanize_size
-from snakemake_executor_plugin_mantik.jobs.markers import Marker, OutputEntry
+from snakemake_executor_plugin_mantik.jobs.markers import MOST_NEW, Marker, OutputEntry
 from snakemake_executor_plugin_mantik.jobs.paths import nearest
-from snakemake_executor_plugin_mantik.jobs.script import MOST_NEW
 from snakemake_executor_plugin_mantik.journal import TryRecord, UndeclaredFile, is_utf8
 
 from .compare import same_time

@@ -486,7 +486,7 @@ class Uploader:
 
 
 def _part_name(number: int, count: int) -> str:
-    """Return the name of a part; the script counts them by it (`inputs.sh.j2`)."""
+    """Return the name of a part; the script counts them by it (`inputs.sh`)."""
     return f"{number + 1:0{_PART_DIGITS}}{_PART}{count:0{_PART_DIGITS}}"
 
 

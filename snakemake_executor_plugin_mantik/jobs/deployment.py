@@ -1,7 +1,7 @@
 """Wrap a rule's command in bash that sets up its environment: modules, conda, a container.
 
 The bash must run in the workspace or in a shadow directory: both have `.mantik`. The first job that
-needs a conda environment or an image makes it, once per workspace (`once.sh.j2`). A job whose
+needs a conda environment or an image makes it, once per workspace (`once.sh`). A job whose
 environment cannot be made fails before its command.
 """
 
@@ -9,10 +9,8 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from .expansion import quote_word
-from .paths import BELOW_TOP, CONDA, IMAGES
-from .script import quote_expandable
-from .templates import Times, load_template, venv_text
+from .library import use_library
+from .quoting import quote_expandable, quote_word
 
 MACHINES = {
     "linux-64": "x86_64",
@@ -20,30 +18,6 @@ MACHINES = {
     "linux-ppc64le": "ppc64le",
 }
 """Conda's platforms, and the output of `uname -m` on them."""
-
-_NO_TOOL = (
-    "what to do: load a module that brings one (Environment: Modules in the backend config), or",
-    "name one in the variable MANTIK_CONDA (Environment: Variables in the backend config)",
-)
-_NO_ENVIRONMENT = (
-    "what to do: name one that is at the site, by its path if its tool is not found by itself, or",
-    "an environment file (conda: envs/NAME.yaml), of which one is made there",
-)
-_NOT_MADE = {
-    "environment": (
-        "what to do: where compute nodes reach no package server, name an environment that is at",
-        "the site (conda: NAME or PATH); a failure that passes is tried again with the next job",
-    ),
-    "python": (
-        "what to do: where compute nodes reach no package index, make the environment on a login",
-        "node, name it in the backend config (Environment: Python), and do not deploy the",
-        "project's; a failure that passes is tried again with the next job",
-    ),
-    "image": (
-        "what to do: where compute nodes reach no registry, fetch the image to a file here",
-        "(apptainer pull FILE.sif URL) and name the file in container:",
-    ),
-}
 
 
 @dataclass(frozen=True)
@@ -87,59 +61,28 @@ class Image:
 
 def wrap_modules(modules: Sequence[str], command: str, *, rule: str) -> str:
     """Return bash that runs the command after `module purge` and `module load`, as in Snakemake."""
-    words = [word for name in modules for word in name.split()]
-    setup = load_template("envmodules.sh.j2").render(
-        who=_who(rule),
-        modules=shlex.join(words),
-        failed=shlex.quote(f"not all modules could be loaded: {' '.join(words)}"),
-    )
-    return setup + command
+    words = " ".join(map(shlex.quote, (word for name in modules for word in name.split())))
+    load = f"_m_own _m_load_modules {_who(rule)} {words}"
+    return f"{use_library()} && {load} || exit 1\nunset -f $(compgen -A function _m_)\n{command}"
 
 
 def wrap_conda(
-    environment: CondaFile | str,
-    command: str,
-    *,
-    rule: str,
-    blocked: Iterable[str] = (),
-    times: Times | None = None,
+    environment: CondaFile | str, command: str, *, rule: str, blocked: Iterable[str] = ()
 ) -> str:
     """Return bash that runs the command in a conda environment.
 
     `environment` is one to make, or the name or path of one at the site. `blocked` variables, which
     would lead the environment's programs elsewhere, are unset.
     """
-    values: dict[str, object]
-    label = environment if isinstance(environment, str) else environment.label
     if isinstance(environment, str):
-        values = {
-            "created": False,
-            "no_environment": _lines(_NO_ENVIRONMENT),
-        }
+        call = f"_m_find_conda {_who(rule)} {shlex.quote(environment)}"
     else:
-        values = {
-            "created": True,
-            "no_tool": _lines(_NO_TOOL),
-            "turn": shlex.quote(f"{CONDA}/turn"),
-            "place": shlex.quote(f"{CONDA}/{environment.place}"),
-            "file": shlex.quote(environment.file),
-            "pins": [
-                (MACHINES[platform], shlex.quote(path))
-                for platform, path in environment.pins.items()
-            ],
-            "post_deploy": environment.post_deploy and shlex.quote(environment.post_deploy),
-            "interpreter": environment.interpreter,
-        }
-    setup = load_template("conda.sh.j2").render(
-        who=_who(rule),
-        label=shlex.quote(label),
-        what=shlex.quote(f"conda environment {label}"),
-        advice=_lines(_NOT_MADE["environment"]),
-        times=times or Times(),
-        blocked=shlex.join(blocked),
-        **values,
-    )
-    return setup + command
+        one = environment
+        pins = [word for name, pin in one.pins.items() for word in (MACHINES[name], pin)]
+        words = (one.label, one.place, one.file, one.post_deploy, one.interpreter, *pins)
+        call = f"_m_make_conda {_who(rule)} {shlex.join(words)}"
+    unset = f"unset {shlex.join(blocked)}\n" if blocked else ""
+    return f'{_assign("conda", call)}eval "$_m_conda"\nunset _m_conda\n{unset}{command}'
 
 
 def wrap_venv(
@@ -150,47 +93,43 @@ def wrap_venv(
     rule: str,
     folder: str = "",
     version: str = "",
-    times: Times | None = None,
 ) -> str:
     """Return bash that runs the command in a virtual environment made of requirements.
 
-    For the arguments see `venv_text`.
+    Args:
+        path: the directory, relative to that for virtual environments, for each content of them.
+        files: paths in the workspace: the file that pip reads, then others that it names.
+        command: what to run.
+        rule: what needs the environment, for messages.
+        folder: the directory in the workspace that pip runs in.
+        version: the version of Python to prefer, `3.12`.
     """
-    made = venv_text(
-        path, files, who=f"rule {rule}", folder=folder, version=version,
-        advice=_NOT_MADE["python"], times=times,
-    )  # fmt: skip
-    return load_template("own_venv.sh.j2").render(venv=made.rstrip()) + command
+    words = shlex.join((path, path, folder or ".", version, "project", *files))
+    made = _assign("python", f"_m_make_venv {_who(rule)} {words}")
+    return f'{made}. "$_m_python/bin/activate"\nunset _m_python\n{command}'
 
 
-def wrap_container(image: Image, start: str, *, rule: str, times: Times | None = None) -> str:
+def wrap_container(image: Image, start: str, *, rule: str) -> str:
     """Return bash that runs a program in a container, with the workspace as its home.
 
     The working directory stays the same: the workspace, or a shadow directory. `start` holds the
     program and its arguments, quoted.
     """
     arguments = list(map(quote_word if image.expand else quote_expandable, image.options))
-    if image.arguments:
-        arguments.append(image.arguments)
-    return load_template("container.sh.j2").render(
-        who=_who(rule),
-        what=shlex.quote(f"image {image.source}"),
-        advice=_lines(_NOT_MADE["image"]),
-        times=times or Times(),
-        fetched=bool(image.place),
-        url=shlex.quote(image.source),
-        place=shlex.quote(f"{IMAGES}/{image.place}"),
-        absolute=image.source.startswith("/"),
-        image=shlex.quote(image.source),
-        options="".join(f" {word}" for word in arguments),
-        below_top=BELOW_TOP,
-        start=start,
-    )
+    options = shlex.quote(" ".join([*arguments, image.arguments]).strip())
+    words = shlex.join((image.source, image.place))
+    enter = f"_m_own _m_enter_image {_who(rule)} {words} {start}"
+    return f"{_TRAPS}\n{use_library()} && _m_options={options} && {enter}\nexit 1\n"
+
+
+_TRAPS = "trap 'exit 143' TERM; trap 'exit 130' INT; trap 'exit 129' HUP"
+
+
+def _assign(name: str, call: str) -> str:
+    """Return bash that sets a variable to what a function of the library prints, or exits."""
+    own = f"_m_{name}=$({use_library()} && _m_own {call}) || exit 1"
+    return f"{_TRAPS}\n{own}\ntrap - TERM INT HUP\n"
 
 
 def _who(rule: str) -> str:
     return shlex.quote(f"rule {rule}")
-
-
-def _lines(lines: Iterable[str]) -> list[str]:
-    return [shlex.quote(line) for line in lines]

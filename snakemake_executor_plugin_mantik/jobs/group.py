@@ -1,4 +1,4 @@
-"""Render the program of a group: one bash script that runs many jobs on one node (`group.sh.j2`).
+"""Write the program of a group: one bash script that runs many jobs on one node (`group.sh`).
 
 It runs as the command of a job. A member starts as soon as the members that it needs have
 succeeded. Independent members run at the same time as far as the group's resources allow. Each line
@@ -6,12 +6,12 @@ of their output begins with the member's name.
 """
 
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from .script import COMMAND_BYTES, encode_text, export_lines, path_argument, shell_quote
-from .templates import load_template
-from .tmpdir import make_tmpdir_code
+from .library import use_library
+from .quoting import quote_paths, quote_words
+from .script import export_lines, tmpdir_parts
 
 TEMPORARY = ("TMPDIR", "TMP", "TEMPDIR", "TEMP")
 """Variables with the directory for temporary files."""
@@ -106,69 +106,72 @@ class GroupProgram:
 
 
 def render_group(group: GroupProgram) -> str:
-    """Render the bash script of a group; the same group gives the same script.
+    """Write the bash script of a group; the same group gives the same script.
 
     Raises:
         UserError: for text that no script can hold (`jobs.script.render_script`).
     """
-    return load_template("group.sh.j2").render(
-        names=_words(member.name for member in group.members),
-        prefixes=_words(_in_sed(f"[{member.name}] ") for member in group.members),
-        teams=_numbers(member.team for member in group.members),
-        services=_numbers(int(member.service) for member in group.members),
-        followers=_words(
-            _numbers(n for n, team in enumerate(group.teams) if number in team.needs)
-            for number in range(len(group.members))
+    members, teams = group.members, group.teams
+    numbers = range(len(members))
+    arrays = {
+        "name": _words(member.name for member in members),
+        "prefix": _words(_in_sed(f"[{member.name}] ") for member in members),
+        "team": _numbers(member.team for member in members),
+        "service": _numbers(int(member.service) for member in members),
+        "followers": _words(
+            _numbers(n for n, team in enumerate(teams) if number in team.needs)
+            for number in numbers
         ),
-        of_teams=_words(
-            _numbers(n for n, member in enumerate(group.members) if member.team == number)
-            for number in range(len(group.teams))
+        "members": _words(
+            _numbers(n for n, member in enumerate(members) if member.team == number)
+            for number in range(len(teams))
         ),
-        awaits=_numbers(len(team.needs) for team in group.teams),
-        takes=_words(_numbers(team.takes) for team in group.teams),
-        limits=_numbers(group.limits),
-        pipes=_paths(group.pipes),
-        temporary=_paths(temporary.path for temporary in group.temporary),
-        readers=_words(_numbers(temporary.readers) for temporary in group.temporary),
-        report=shell_quote(path_argument(group.report), "the report"),
-        keep_going="yes" if group.keep_going else "no",
-        service_wait_s=group.service_wait_s,
-        measured=any(member.measured for member in group.members),
-        members=[_member(number, member) for number, member in enumerate(group.members)],
+        "awaits": _numbers(len(team.needs) for team in teams),
+        "takes": _words(_numbers(team.takes) for team in teams),
+        "limit": _numbers(group.limits),
+        "pipes": quote_paths(group.pipes),
+        "temporary": quote_paths(temporary.path for temporary in group.temporary),
+        "readers": _words(_numbers(temporary.readers) for temporary in group.temporary),
+    }
+    return "\n".join(
+        [
+            "#!/bin/bash",
+            "# Runs a group of jobs on one node; the library says what these data mean.",
+            *(f"_m_{name}=({words})" for name, words in arrays.items()),
+            f"_m_report={quote_paths([group.report], 'the report')}",
+            f"_m_keep_going={'yes' if group.keep_going else 'no'}",
+            f"_m_service_wait_s={group.service_wait_s}",
+            *(line for n, member in enumerate(members) for line in _member(n, member)),
+            f"{use_library()} && _m_run_group",
+            "",
+        ]
     )
 
 
-def _member(number: int, member: GroupMember) -> dict[str, object]:
+def _member(number: int, member: GroupMember) -> Iterator[str]:
+    """Yield the function that runs a member, or fails as soon as a part of it does."""
     variables = dict(member.variables)
     tmpdir = variables.pop("TMPDIR", "")
-    return {
-        "title": " ".join(member.name.split()),
-        "variables": export_lines(variables),
-        "temporary": "".join(
-            f' {name}="$TMPDIR"' for name in TEMPORARY[1:] if name not in member.settled
-        ),
-        "tmpdir": tmpdir
-        and make_tmpdir_code(tmpdir, '"$PWD"', "{ _m_say {}; return 1; }").replace("\n", "\n  "),
-        "waits": [shell_quote(path_argument(path), "an input") for path in member.waits],
-        "touches": [shell_quote(path_argument(path), "an output") for path in member.touches],
-        "outputs": "".join(
-            f" {shell_quote(path_argument(path), 'an output')}" for path in member.outputs
-        ),
-        "measured": member.measured
-        and shell_quote(path_argument(member.measured), "the measurements"),
-        "benchmark": member.measured
-        and shell_quote(path_argument(member.benchmark), "the benchmark"),
-        "commands": [
-            {
-                "text": shell_quote(text, "the command"),
-                "shell": shell_quote(member.shell, "the shell"),
-                "file": f"command.{number}.{run}"
-                if len(encode_text(text, "the command")) > COMMAND_BYTES
-                else "",
-            }
-            for run, text in enumerate(member.commands)
-        ],
-    }
+    lines = [f"export {name}={value}" for name, value in export_lines(variables)]
+    if tmpdir:
+        parts = quote_words(tmpdir_parts(tmpdir), "a directory")
+        names = [name for name in TEMPORARY[1:] if name not in member.settled]
+        lines.append(f'_m_make_tmpdir "$PWD" {parts} || {{ _m_say "$_m_reason"; return 1; }}')
+        lines.append(" ".join(["export", "TMPDIR", *(f'{name}="$TMPDIR"' for name in names)]))
+    lines += [f"_m_wait_for_service {quote_paths([p], 'an input')}" for p in member.waits]
+    measures = ""
+    if member.measured:
+        measures = quote_paths([member.measured, member.benchmark], "the measurements")
+        lines.append(f": > {quote_paths([member.measured], 'the measurements')}")
+    for text in member.commands:
+        words = quote_words([member.shell, text], "the command")
+        lines.append(f"_m_run_member {words} {measures}".rstrip())
+    lines += [f"_m_touch {quote_paths([path], 'an output')}" for path in member.touches]
+    if member.outputs:
+        lines.append(f"_m_check_made {quote_paths(member.outputs, 'an output')}")
+    yield f"_m_member_{number}() {{  # {' '.join(member.name.split())}"
+    yield from (f"  {line} || return" for line in lines or [":"])
+    yield "}"
 
 
 def _words(texts: Iterable[str]) -> str:
@@ -177,10 +180,6 @@ def _words(texts: Iterable[str]) -> str:
 
 def _numbers(numbers: Iterable[int]) -> str:
     return " ".join(map(str, numbers))
-
-
-def _paths(paths: Iterable[str]) -> str:
-    return " ".join(shell_quote(path_argument(path), "a path") for path in paths)
 
 
 def _in_sed(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Read what a running job has logged, as its script packs it (`live.sh.j2`).
+"""Read what a running job has logged, as its script packs it (`live.sh`).
 
 A pack may hold anything, because the job's own user can write it. So paths outside the directory,
 packs that are too large, and malformed ones raise `PackDamaged`.

@@ -1,6 +1,6 @@
 """Read a marker: how a try ended, which files it made, and its small outputs.
 
-A marker is a gzipped tar that a job script writes last (`marker.sh.j2`): `meta` (lines of
+A marker is a gzipped tar that a job script writes last (`outputs.sh`): `meta` (lines of
 key=value), `missing` (inputs) and `lacking` (outputs), `files` (records of what the job made, all
 separated by NUL), `times` (modification times), `new` (files beside the outputs), `log` (the end of
 the log) and small outputs. If
@@ -26,6 +26,9 @@ from .tar_reader import MOST_ENTRIES, TarDamaged, read_tar
 
 MARKER_LIMIT: Final = 256 << 20
 """Maximum size of an unpacked marker in bytes; scripts make far smaller ones."""
+
+MOST_NEW: Final = 500
+"""Most new files beside the outputs that a script lists."""
 
 _LATEST_S: Final = 1e12
 """Times at or beyond this are invalid, in seconds since the epoch."""
@@ -104,9 +107,9 @@ class Marker:
         log_bytes: size of the whole log.
         cpu: CPU seconds of all processes that the script waited for; None if unknown.
         memory: the most memory at a time of its processes on the first node, in bytes, as sampled
-            (`memory.sh.j2`); None if unknown.
+            (`heartbeat.sh`); None if unknown.
         gpu_busy: how busy its GPUs on the first node were on average, in percent, as sampled
-            (`gpus.sh.j2`); None if unknown.
+            (`heartbeat.sh`); None if unknown.
         go_on: why a job that may continue (`spec.Segment`) is to go on in a next segment: it
             `asked`, or its walltime ended (`time_limit`); empty if it is not to, by its script.
         changed: whether its checkpoint changed since the segment began.
@@ -343,7 +346,7 @@ def _cpu(meta: Mapping[str, str]) -> float | None:
 
 
 def _gpu_busy(text: str) -> float | None:
-    """Divide the sum of samples by their number, which `gpus.sh.j2` writes."""
+    """Divide the sum of samples by their number, which `heartbeat.sh` writes."""
     total, _, number = text.partition(" ")
     if not (_is_number(total) and _is_number(number) and int(number)):
         return None

@@ -20,6 +20,7 @@ The workspace mirrors the workflow's working directory; the executor's own files
     .mantik/bundles/<bucket>/<id>.tar.gz    bundle of uploaded files
     .mantik/bundles/<bucket>/<id>.done      exists when the bundle has been unpacked
     .mantik/bundles/kept/<id>.tar.gz        bundle that stays until a job unpacks it
+    .mantik/lib-<checksum>.sh               the library of bash that jobs' scripts use; it stays
     .mantik/place/                          who owns the workspace (`engine.leases`), and what a
                                             lost journal knew of it (`engine.catch_up`)
     .mantik/newer/<path>.n                  number of the newest content for a path, if it has one
@@ -122,7 +123,7 @@ class TryPaths:
         return f"{self.work}/log"
 
     def piece(self, start: int) -> str:
-        """Return the path of the piece of logged data that begins at `start` (`live.sh.j2`)."""
+        """Return the path of the piece of logged data that begins at `start` (`live.sh`)."""
         return f"{self.work}/live/piece.{start}"
 
     @property

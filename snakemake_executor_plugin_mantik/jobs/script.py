@@ -1,4 +1,4 @@
-"""Render a job's script: one complete bash script per try, from `script.sh.j2`.
+"""Write a job's script: its data, and a call of the library (`bash/*.sh`), which does the rest.
 
 All text from the user is quoted for bash, except the options of Apptainer. These use bash's quotes
 themselves: `$NAME`, `${NAME}` and `~/` at the beginning of a word are expanded on the node, and
@@ -9,18 +9,26 @@ import base64
 import os
 import re
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
 
-from . import live_packs
-from .expansion import expands, quote_expanded, quote_word
-from .paths import IMPORTED, UP, UPS, bundle_done_path, bundle_path, workspace_root, workspace_top
-from .segments import GO_ON_CODE, START_MARK
-from .spec import Container, Environment, JobSpec, Segment
-from .templates import load_template, venv_text
-from .tmpdir import make_tmpdir_code
+from .library import library_path
+from .paths import UPS, bundle_done_path, bundle_path, workspace_root, workspace_top
+from .quoting import (
+    encode_text,
+    expands,
+    path_argument,
+    quote_expandable,
+    quote_expanded,
+    quote_paths,
+    quote_word,
+    quote_words,
+    shell_quote,
+)
+from .segments import START_MARK
+from .spec import Container, Environment, JobSpec, OutputFile, Segment
 
 PREDECESSORS: Final = "predecessors"
 CHECKPOINT: Final = "checkpoint"
@@ -46,16 +54,10 @@ STEPS: Final = (
 a marker names the one that failed."""
 
 COMMAND_BYTES: Final = 100_000
-"""A longer command is written to a file: Linux accepts no argument of 128 KiB or more."""
+"""A longer command has to be a file: Linux accepts no argument of 128 KiB or more."""
 
 _SUM_DIGITS: Final = 32
-"""Digits of an input's checksum that a script holds: 128 bits, for many inputs in one script."""
-
-SMALL_BYTES: Final = 1 << 20
-"""A larger input is read only if its content may differ from the uploaded one."""
-
-MOST_NEW: Final = 500
-"""Most new files beside the outputs that a marker lists."""
+"""Digits of an input's checksum that a script has (`inputs.sh`)."""
 
 VARIABLE_BYTES: Final = 131_000
 """A longer variable would keep the job from starting any program (Linux, MAX_ARG_STRLEN)."""
@@ -75,104 +77,207 @@ value, and read-only ones would end the job (tried with bash 5.2)."""
 _MONITOR: Final = "MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING"
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_VARIABLE = r"\$(?:[A-Za-z_][A-Za-z0-9_]*|\{[A-Za-z_][A-Za-z0-9_]*\})"
-_PLAIN_WORD = re.compile(rf"(?:[A-Za-z0-9_@%+=:,./^-]|{_VARIABLE})+")
-_IN_QUOTES = re.compile(rf"({_VARIABLE})|([\\\"`$])")
-# In double quotes, a backslash before any other character is a literal backslash.
-_ESCAPED = re.compile(r'\\([\\$`"])')
-# The parts of a word: in single quotes, in double quotes, after a backslash, unquoted.
-_PARTS = re.compile(
-    r"""'(?P<single>[^']*)'|"(?P<double>(?:[^"\\]|\\.)*)"|\\(?P<escaped>.)|(?P<bare>[^'"\\]+|.)""",
-    re.DOTALL,
-)
+_VARIABLE = re.compile(r"\$(?:(?P<bare>[A-Za-z_]\w*)|\{(?P<braced>[A-Za-z_]\w*)\})")
+
+_HEAD = """\
+#!/bin/bash
+# Job: {title}
+#
+# Runs one try of a job for the mantik executor of Snakemake. What follows is its data; what all
+# jobs do is in the library in the workspace that the last lines read.
+"""
+_TAIL = """\
+_m_site_job=${{PWD##*/}}
+_m_library={library}
+if cd -- "$_m_workspace" && [ -s $_m_library ] && . ./$_m_library && declare -F _m_main > /dev/null
+then
+  _m_main
+  exit 1
+fi
+echo "mantik: no $_m_library in $_m_workspace: the job did not start" >&2
+exit 0  # the workspace was purged: the job is submitted again
+"""
 
 
 def render_script(spec: JobSpec) -> str:
-    """Render the bash script that runs the try `spec`; the same spec gives the same script.
+    """Write the bash script that runs the try `spec`; the same spec gives the same script.
 
     Raises `UserError` for a NUL character, an invalid name of a variable, and a variable of more
     than `VARIABLE_BYTES`.
     """
-    paths, environment = spec.paths, spec.environment
-    variables = dict(spec.variables)
-    tmpdir = variables.pop("TMPDIR", "") if "TMPDIR" not in environment.variables else ""
-    temporary = [n for n in ("TMP", "TEMPDIR", "TEMP") if n not in environment.variables]
-    return load_template("script.sh.j2").render(
-        title=" ".join(spec.name.split())[:200],
-        workspace=shell_quote(spec.workspace, "the workspace"),
-        up=UP,
-        ups=UPS if workspace_root(spec.workspace) != spec.workspace else (),
-        try_id=shlex.quote(paths.try_id),
-        tries=shlex.quote(paths.tries),
-        claim=shlex.quote(paths.claim),
-        work=shlex.quote(paths.work),
-        limits=spec.limits,
-        incomplete=spec.incomplete,
-        own_umask="027" if spec.shared else "077",
-        umask="" if spec.umask is None else f"{spec.umask:04o}",
-        inputs=_inputs(spec),
-        outputs=_outputs(spec),
-        stored=[
-            shell_quote(path_argument(file.path), "an output")
-            for file in spec.outputs
-            if file.stored
-        ],
-        mounts=_mounts(spec),
-        container=environment.container and _container(environment.container, spec),
-        storage_link=spec.storage_link and link_words(spec.storage_link),
-        bundles=[
-            {"path": shlex.quote(bundle_path(name)), "done": shlex.quote(bundle_done_path(name))}
-            for name in spec.bundles
-        ],
-        moved=",".join(str(3 * n) for n, file in enumerate(spec.inputs) if file.moved),
-        inline=_base64(spec.inline),
-        numbers=[
-            (shell_quote(path_argument(p), "an input"), n) for p, n in sorted(spec.numbers.items())
-        ],
-        term=spec.term,
-        identity=shell_quote(spec.identity, "the job's identity"),
-        predecessors=[
-            (
-                one.code,
-                shlex.quote(f"./{one.paths.claim}"),
-                " ".join(shell_quote(path_argument(path), "an input") for path in one.makes),
-            )
-            for one in spec.after
-        ],
-        imported=IMPORTED,
-        most_new=MOST_NEW,
-        segment=spec.segment and _segment(spec.segment),
-        sum_digits=_SUM_DIGITS,
-        small_bytes=SMALL_BYTES,
-        secrets=" ".join(_name(name) for name in spec.secrets),
-        secrets_path=shlex.quote(f"./{paths.secrets}"),
-        variables=export_lines({**variables, **environment.variables}),
-        tmpdir=tmpdir
-        and make_tmpdir_code(tmpdir, '"$_m_workspace"', "_m_fail {}").replace("\n", "\n  "),
-        expanded=_expanded(environment),
-        modules=" ".join(shell_quote(name, "a module") for name in environment.modules),
-        modules_text=_in_double_quotes(" ".join(environment.modules)),
-        before=[shell_quote(text, "a command") for text in environment.before_on_compute],
-        after=[shell_quote(text, "a command") for text in environment.after_on_compute],
-        **_python(environment),
-        venv=_venv(environment),
-        temporary="".join(f' {name}="$TMPDIR"' for name in temporary),
-        commands=_commands(spec),
-        benchmark=spec.benchmark
-        and shell_quote(path_argument(spec.benchmark.path), "the measurements"),
-        benchmark_file=spec.benchmark
-        and shell_quote(path_argument(spec.benchmark.file), "the benchmark"),
-        always_zero=bool(environment.after_on_login),
-        launches=spec.launches,
-        live=spec.live
-        and shell_quote(path_argument(spec.live.path), "the directory that is shown"),
-        gpus=bool(spec.resources.gpus_per_node),
-        gpu_metrics=_gpu_metrics(spec),
-        growing=spec.live and shlex.quote(spec.live.growing),
-        pack_bytes=live_packs.PACK_BYTES,
-        piece_bytes=live_packs.PIECE_BYTES,
-        **_apptainer(environment, spec.workspace),
+    head = _HEAD.format(title=" ".join(spec.name.split())[:200])
+    lines = [line for line in _data(spec) if line]
+    return "\n".join([head, *lines, "", _TAIL.format(library=library_path())])
+
+
+def _data(spec: JobSpec) -> Iterator[str]:
+    paths, limits, environment = spec.paths, spec.limits, spec.environment
+    yield _set("workspace", spec.workspace)
+    if workspace_root(spec.workspace) != spec.workspace:
+        yield f"_m_ups=({' '.join(map(str, UPS))})"
+    yield _set("try", paths.try_id)
+    yield _set("tries", paths.tries)
+    yield _set("claim", paths.claim)
+    yield _set("work", paths.work)
+    yield _set("identity", spec.identity) or "_m_identity="
+    yield f"_m_term={spec.term}"
+    yield f"_m_own_umask={'027' if spec.shared else '077'}"
+    yield _set("umask", "" if spec.umask is None else f"{spec.umask:04o}")
+    yield (
+        f"_m_heartbeat_s={limits.heartbeat_s} _m_grace_s={limits.grace_s}"
+        f" _m_visible_s={limits.visible_s}"
     )
+    yield (
+        f"_m_marker_bytes={limits.marker_bytes} _m_archive_file_bytes={limits.archive_file_bytes}"
+        f" _m_log_tail_bytes={limits.log_tail_bytes}"
+    )
+    yield from _files(spec)
+    yield from _environment(environment, spec)
+    yield _array("before", quote_words(environment.before_on_compute, "a command"))
+    yield _set("always_zero", "yes" if environment.after_on_login else "")
+    if spec.segment is not None:
+        yield from _segment(spec.segment)
+    if spec.live is not None:
+        yield _set_path("live", spec.live.path)
+        yield _set("growing", spec.live.growing)
+        yield (
+            f"_m_live_s={limits.live_s} _m_live_file_bytes={limits.live_file_bytes}"
+            f" _m_live_bytes={limits.live_bytes}"
+        )
+    if spec.resources.gpus_per_node:
+        yield "_m_gpus_wanted=yes"
+        yield _set_path("gpu_metrics", _gpu_metrics(spec))
+    if spec.benchmark is not None:
+        yield _set_path("benchmark", spec.benchmark.path)
+        yield _set_path("benchmark_file", spec.benchmark.file)
+    yield _set("shell", spec.shell)
+    commands = spec.benchmark.commands if spec.benchmark is not None else (spec.command,)
+    yield _array("commands", quote_words(commands, "the command"))
+    yield _array("after", quote_words(environment.after_on_compute, "a command"))
+    if spec.inline:
+        yield f"_m_inline() {{\n  base64 -d <<'_M_INLINE'\n{_base64(spec.inline)}_M_INLINE\n}}"
+
+
+def _files(spec: JobSpec) -> Iterator[str]:
+    yield _rows(
+        "inputs",
+        (
+            f"{'/' if file.directory else '-' if file.size is None else file.size} "
+            f"{file.sha256[:_SUM_DIGITS] or '-'}{'+' if file.changed else ''} "
+            f"{quote_paths([file.path], 'an input')}"
+            for file in spec.inputs
+        ),
+        "size, checksum and path",
+    )
+    yield _set("moved", " ".join(str(3 * n) for n, file in enumerate(spec.inputs) if file.moved))
+    yield _rows(
+        "numbers",
+        (f"{n} {quote_paths([path], 'an input')}" for path, n in sorted(spec.numbers.items())),
+        "of contents that may arrive late",
+    )
+    yield _rows(
+        "outputs",
+        (
+            f"{file.kind} {_flags(file)} {quote_paths([file.path], 'an output')}"
+            for file in spec.outputs
+        ),
+        "kind, flags and path",
+    )
+    yield _rows(
+        "predecessors",
+        (
+            f"{one.code} {shlex.quote(f'./{one.paths.claim}')} {len(one.makes)}"
+            f" {quote_paths(one.makes, 'an input')}"
+            for one in spec.after
+        ),
+        "code, claim, and the inputs that each makes",
+    )
+    yield _rows(
+        "bundles",
+        (quote_words((bundle_path(name), bundle_done_path(name)), "") for name in spec.bundles),
+        "to unpack, and what says that they are",
+    )
+    if spec.storage_link:
+        yield from link_lines(spec.storage_link)
+    yield _set("incomplete", "yes" if spec.incomplete else "")
+    if spec.secrets:
+        yield _array("secrets", " ".join(map(_name, spec.secrets)))
+        yield _set("secrets_path", spec.paths.secrets)
+
+
+def _flags(file: OutputFile) -> str:
+    return "d" * file.directory + "k" * file.keep + "s" * file.stored or "-"
+
+
+def _environment(environment: Environment, spec: JobSpec) -> Iterator[str]:
+    own = environment.variables
+    variables = dict(spec.variables)
+    tmpdir = variables.pop("TMPDIR", "") if "TMPDIR" not in own else ""
+    lines = []
+    for name, value in export_lines({**variables, **own}):
+        lines.append(f"{name} '=' {value}")
+        if environment.expand and name in own and expands(own[name]):
+            code = f"{name}={quote_expanded(own[name])}"
+            lines[-1] = f"{name} eval {shell_quote(code, f'the variable {name}')}"
+    yield _rows("variables", lines)
+    yield _array("modules", quote_words(environment.modules, "a module"))
+    yield _array("tmpdir", tmpdir and quote_words(tmpdir_parts(tmpdir), "a directory"))
+    yield _array("temporary", " ".join(n for n in ("TMP", "TEMPDIR", "TEMP") if n not in own))
+    if environment.python is not None:
+        yield _set_expanded("python", _readable(environment.python), environment)
+        if environment.requirements:
+            yield _set("python_name", environment.python)
+            yield _array("requirements", quote_words(environment.requirements, "a file"))
+    if spec.datasets:
+        yield _set("mounts", _mounts(spec))
+    yield _set("launches", "yes" if spec.launches else "")
+    if (apptainer := environment.apptainer) is not None:
+        image = apptainer.image if "://" in apptainer.image else _readable(apptainer.image)
+        yield _set_expanded("image", image, environment)
+        yield _set("options", _words(apptainer.options, environment)) or "_m_options="
+        if not any(word.startswith(("--cwd", "--pwd")) for word in apptainer.options):
+            yield "_m_start_in_workspace=yes"
+    elif environment.container is not None:
+        yield from _container(environment.container, spec)
+
+
+def _set(name: str, value: str) -> str:
+    return f"_m_{name}={shell_quote(value, f'the {name}')}" if value else ""
+
+
+def _set_path(name: str, path: str) -> str:
+    return _set(name, path and path_argument(path))
+
+
+def _set_expanded(name: str, value: str, environment: Environment) -> str:
+    """Set a variable to a path, or to bash that sets it if it is to be expanded."""
+    if not environment.expand or not expands(value):
+        return _set(name, value)
+    return _set(f"{name}_code", f"_m_{name}={quote_expanded(value)}")
+
+
+def _array(name: str, words: str) -> str:
+    return f"_m_{name}=({words})" if words else ""
+
+
+def _rows(name: str, rows: Iterable[str], comment: str = "") -> str:
+    text = "".join(f"  {row}\n" for row in rows)
+    return f"_m_{name}=({f'  # {comment}' if comment else ''}\n{text})" if text else ""
+
+
+def tmpdir_parts(text: str) -> list[str]:
+    """Split a rule's own directory for temporary files (`resources: tmpdir`) for the node.
+
+    Texts and names of variables follow in turn. Snakemake makes the directory where the job runs: a
+    variable in its name is the node's, such as those of a scheduler (`$SLURM_JOB_ID`) and of a site
+    (`$SCRATCH`), which exist nowhere else. A leading `~` is HOME.
+    """
+    text = re.sub(r"^~(?=/|$)", "${HOME}", text)
+    parts, end = [], 0
+    for found in _VARIABLE.finditer(text):
+        parts += [text[end : found.start()], found["bare"] or found["braced"]]
+        end = found.end()
+    return [*parts, text[end:]]
 
 
 def _gpu_metrics(spec: JobSpec) -> str:
@@ -180,8 +285,7 @@ def _gpu_metrics(spec: JobSpec) -> str:
     variables = {**spec.variables, **spec.environment.variables}
     if variables.get(_MONITOR, "").lower() in ("true", "1") or not spec.live:
         return ""
-    metrics = spec.live.metrics
-    return shell_quote(path_argument(metrics), "the directory of metrics") if metrics else ""
+    return spec.live.metrics
 
 
 def strip_inline(script: str, spec: JobSpec) -> str:
@@ -191,23 +295,6 @@ def strip_inline(script: str, spec: JobSpec) -> str:
 
 def _base64(content: bytes) -> str:
     return base64.encodebytes(content).decode("ascii")
-
-
-def _commands(spec: JobSpec) -> list[dict[str, str]]:
-    """Return text, file (if any) and start of the command, or of each run of a benchmark."""
-    commands = []
-    for number, text in enumerate(spec.benchmark.commands if spec.benchmark else [spec.command]):
-        command, shell = shell_quote(text, "the command"), shell_quote(spec.shell, "the shell")
-        file = ""
-        start = f"{shell} -c {command}"
-        if len(encode_text(text, "the command")) > COMMAND_BYTES:
-            file = f"{spec.paths.work}/command{number or ''}"
-            absolute = f"{spec.workspace.rstrip('/')}/{file}"
-            start = f"{shell} {shlex.quote(absolute)}"
-        commands.append(
-            {"text": command, "file": shlex.quote(file) if file else "", "start": start}
-        )
-    return commands
 
 
 def _mounts(spec: JobSpec) -> str:
@@ -224,88 +311,26 @@ def _mounts(spec: JobSpec) -> str:
         for path in spec.datasets
         if not f"{workspace_top(spec.workspace)}/".startswith(f"{path.rstrip('/')}/")
     )
-    text = "\n".join(lines)
-    return shell_quote(text, "a dataset") if text else ""
+    return "\n".join(lines)
 
 
-def _python(environment: Environment) -> dict[str, str]:
-    """Return the virtual environment's path, and bash that sets it if it is to be expanded."""
-    path = environment.python
-    if path is None:
-        return {"python": "", "python_code": ""}
-    return _path("python", _readable(path), environment)
+def _words(words: Sequence[str], environment: Environment) -> str:
+    """Return options of a container as text that bash expands to their words."""
+    code = environment.expand and any(map(expands, words))
+    return " ".join(map(quote_word if code else quote_expandable, words))
 
 
-def _path(name: str, path: str, environment: Environment) -> dict[str, str]:
-    """Return a path as a word of bash, and an assignment to run before if bash is to expand it."""
-    if not environment.expand or not expands(path):
-        return {name: shell_quote(path, f"the {name}"), f"{name}_code": ""}
-    code = f"_m_{name}={quote_expanded(path)}"
-    return {name: f'"$_m_{name}"', f"{name}_code": shell_quote(code, f"the {name}")}
-
-
-def _options(options: Iterable[str], environment: Environment) -> dict[str, str]:
-    """Return options as words of bash, and an assignment to run before if they hold code."""
-    words = list(options)
-    if not environment.expand or not any(map(expands, words)):
-        text = "".join(f" {quote_expandable(word)}" for word in words)
-        return {"options": text, "options_code": ""}
-    code = f"_m_options=({' '.join(map(quote_word, words))})"
-    return {"options": ' "${_m_options[@]}"', "options_code": shell_quote(code, "the options")}
-
-
-def _apptainer(environment: Environment, workspace: str) -> dict[str, object]:
-    apptainer = environment.apptainer
-    if apptainer is None:
-        return {"image": "", **_options((), environment)}
-    is_file = "://" not in apptainer.image
-    return {
-        **_path("image", _readable(apptainer.image) if is_file else apptainer.image, environment),
-        "image_is_file": is_file,
-        **_options(apptainer.options, environment),
-        "bind": shlex.quote(re.sub(r"([\\,:])", r"\\\1", workspace_top(workspace))),
-        # APPTAINER_PWD would override --cwd, and APPTAINER_CWD --pwd.
-        "set_directory": not any(w.startswith(("--cwd", "--pwd")) for w in apptainer.options),
-    }
-
-
-def _venv(environment: Environment) -> str:
-    """Return bash that makes the virtual environment; empty if it lies at the site."""
-    if environment.python is None or not environment.requirements:
-        return ""
-    return venv_text(
-        environment.python,
-        environment.requirements,
-        place='"$_m_python"' if environment.expand and expands(environment.python) else "",
-        who="Environment: Python",
-        modules=environment.modules,
-    )
-
-
-def _expanded(environment: Environment) -> dict[str, str]:
-    """Return the assignments of variables whose values bash expands, for `eval`, by name."""
-    if not environment.expand:
-        return {}
-    found = {}
-    for name, value in environment.variables.items():
-        if "$" in value or "`" in value:
-            text = f"{name}={quote_expanded(value)}"
-            found[name] = shell_quote(text, f"the variable {name}")
-    return found
-
-
-def _container(container: Container, spec: JobSpec) -> dict[str, object]:
-    """Return the values for `container.sh.j2`.
+def _container(container: Container, spec: JobSpec) -> Iterator[str]:
+    """Yield what `srun` starts a container with.
 
     Raises `UserError` if pyxis cannot mount the workspace or a dataset because of its name.
     """
     source = _readable(container.source) if container.is_file else container.source
     if container.is_file and not source.startswith("/"):
         source = f"{spec.workspace.rstrip('/')}/{source.removeprefix('./')}"
-    words = [f"--environment={source}"]
-    mounts: list[str] = []
+    words = [shell_quote(f"--environment={source}", "the container")]
     if container.plugin == "Pyxis":
-        words = [f"--container-image={source}"]
+        words = [shell_quote(f"--container-image={source}", "the container")]
         mounts = [quote_expandable(mount) for mount in container.mounts]
         # The workspace comes last, so that no other mount covers it.
         top = workspace_top(spec.workspace)
@@ -318,19 +343,11 @@ def _container(container: Container, spec: JobSpec) -> dict[str, object]:
                     do="Use another path (Site: Workspace in the backend config)",
                 )
         mounts += [shell_quote(mount, "a mount") for mount in own]
-    own_names = {*spec.variables, *spec.environment.variables}
-    return {
-        "words": " ".join(shell_quote(word, "the container") for word in words),
-        "mounts": ",".join(mounts),
-        **_options(container.options, spec.environment),
-        "file": shell_quote(source, "the container") if container.is_file else "",
-        "names": " ".join(sorted(own_names)),
-        "inside": shlex.quote(f"./{spec.paths.work}/inside"),
-        "started": shlex.quote(f"./{spec.paths.work}/started"),
-        "codes": shlex.quote(f"./{spec.paths.work}/code"),
-        "code": shlex.quote(f"{spec.paths.work}/srun"),
-        "own_tmp": shlex.quote(f"{spec.paths.work}/scratch"),
-    }
+        words.append(f"--container-mounts={','.join(mounts)}")
+    words.append(_words(container.options, spec.environment))
+    yield _set("plugin", container.plugin)
+    yield _set("options", " ".join(filter(None, words)))
+    yield _set("container_file", source if container.is_file else "")
 
 
 def _readable(path: str) -> str:
@@ -339,60 +356,21 @@ def _readable(path: str) -> str:
     return path if path.startswith("./-") else path.removeprefix("./")
 
 
-def _inputs(spec: JobSpec) -> str:
-    return _lines(
-        f"{'/' if file.directory else '-' if file.size is None else file.size} "
-        f"{file.sha256[:_SUM_DIGITS] or '-'}{'+' if file.changed else ''} "
-        f"{shell_quote(path_argument(file.path), 'an input')}"
-        for file in spec.inputs
-    )
+def link_lines(path: str) -> list[str]:
+    """Return bash that names a link at `path` to the workspace itself, and its target."""
+    target = os.path.relpath(".", os.path.dirname(path) or ".")
+    return [_set_path("storage_link", path), _set_path("storage_target", target)]
 
 
-def link_words(path: str) -> dict[str, str]:
-    """Return a link at `path` to the workspace itself: its directory and target, and it; quoted."""
-    folder = os.path.dirname(path) or "."
-    words = {"folder": folder, "target": os.path.relpath(".", folder), "path": path}
-    return {name: shell_quote(path_argument(word), "a link") for name, word in words.items()}
-
-
-def _outputs(spec: JobSpec) -> str:
-    return _lines(
-        f"{file.kind} {'yes' if file.directory else 'no'} {'yes' if file.keep else 'no'} "
-        f"{shell_quote(path_argument(file.path), 'an output')}"
-        for file in spec.outputs
-    )
-
-
-def _segment(segment: Segment) -> dict[str, object]:
-    def words(paths: Iterable[str]) -> str:
-        return " ".join(shell_quote(path_argument(path), "a checkpoint") for path in paths)
-
-    return {
-        "number": segment.number,
-        "most": segment.most,
-        "checkpoint": words(
-            path for path in segment.checkpoint if os.path.basename(path) != START_MARK
-        ),
-        "folders": words(path for path in segment.checkpoint if path.endswith("/")),
-        "runtime_s": segment.runtime_s,
-        "warn_ms": round(1000 * segment.warn_s),
-        "before": segment.before and shlex.quote(f"./{segment.before.work}"),
-        "exit_code": GO_ON_CODE,
-    }
-
-
-def _lines(items: Iterable[str]) -> str:
-    text = "".join(f"  {item}\n" for item in items)
-    return f"\n{text}" if text else ""
-
-
-def path_argument(path: str) -> str:
-    """Prefix a relative path with `./`, so that no program takes it for an option.
-
-    Slashes at its end are removed.
-    """
-    path = path.rstrip("/") or "/"
-    return path if path.startswith("/") else f"./{path.removeprefix('./')}"
+def _segment(segment: Segment) -> Iterator[str]:
+    kept = [path for path in segment.checkpoint if os.path.basename(path) != START_MARK]
+    folders = [path for path in segment.checkpoint if path.endswith("/")]
+    yield f"_m_segment={segment.number} _m_segments={segment.most}"
+    yield f"_m_runtime_s={segment.runtime_s} _m_warn_ms={round(1000 * segment.warn_s)}"
+    yield _array("checkpoint", quote_paths(kept, "a checkpoint"))
+    yield _array("checkpoint_folders", quote_paths(folders, "a checkpoint"))
+    if segment.before is not None:
+        yield _set_path("segment_before", segment.before.work)
 
 
 def export_lines(variables: Mapping[str, str]) -> list[tuple[str, str]]:
@@ -415,54 +393,3 @@ def _name(name: str) -> str:
             do="Use letters, digits and _ only, and no digit first",
         )
     return name
-
-
-def shell_quote(text: str, what: str) -> str:
-    """Quote the text as one word of bash; `what` names it in the error."""
-    encode_text(text, what)
-    return shlex.quote(text)
-
-
-def encode_text(text: str, what: str) -> bytes:
-    """Encode the text as UTF-8; bytes of file names that are not UTF-8 stay as they are."""
-    if "\0" in text:
-        raise UserError(f"{what} holds a NUL character", do="Remove it")
-    return text.encode("utf-8", "surrogateescape")
-
-
-def quote_expandable(word: str) -> str:
-    """Quote a word that may hold quotes of bash, so that only `$NAME` and `${NAME}` expand.
-
-    `~` and `~/…` expand as well, because Apptainer does not know the home directory. `~user`, `~+`
-    and `NAME=~/…` do not, although bash would expand them.
-    """
-    encode_text(word, "an option of Apptainer")
-    if word == "~":
-        return word
-    home = "~/" if word.startswith("~/") else ""
-    rest = "".join(map(_part, _PARTS.finditer(word.removeprefix(home))))
-    return f"{home}{rest}" or "''"
-
-
-def _part(match: re.Match[str]) -> str:
-    """Quote one part of a word: text in one kind of quotes, or unquoted."""
-    if match["bare"] is not None:
-        bare = match["bare"]
-        return bare if _PLAIN_WORD.fullmatch(bare) else f'"{_in_double_quotes(bare, keep=True)}"'
-    if match["double"] is None:
-        return shlex.quote(match["single"] if match["escaped"] is None else match["escaped"])
-    pieces = _ESCAPED.split(match["double"])  # every second one is an escaped character
-    return "".join(
-        f'"{_in_double_quotes(piece, keep=True)}"' if number % 2 == 0 else shlex.quote(piece)
-        for number, piece in enumerate(pieces)
-        if piece or len(pieces) == 1
-    )
-
-
-def _in_double_quotes(text: str, *, keep: bool = False) -> str:
-    """Escape the text for double quotes; `keep` lets variables expand."""
-
-    def escaped(match: re.Match[str]) -> str:
-        return match[0] if keep and match[1] else re.sub(r"([\\\"`$])", r"\\\1", match[0])
-
-    return _IN_QUOTES.sub(escaped, text)

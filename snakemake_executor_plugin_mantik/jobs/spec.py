@@ -172,7 +172,7 @@ class Benchmark:
 
     Attributes:
         path: file of the measurements, relative to the workspace, with one line for each run of the
-            command (`jobs/bash/benchmark.sh.j2` describes the columns).
+            command (`jobs/bash/benchmark.sh` describes the columns).
         file: the benchmark file, relative to the workspace. It is for later commands at the site;
             the user's is written on this machine.
         commands: the command of each run; they differ if the command names its iteration.
@@ -201,7 +201,7 @@ class Predecessor:
 
 @dataclass(frozen=True)
 class LiveDirectory:
-    """A directory whose new content is reported while the job runs (`jobs/bash/live.sh.j2`).
+    """A directory whose new content is reported while the job runs (`jobs/bash/live.sh`).
 
     Attributes:
         path: relative to the workspace; reports begin when it exists.
@@ -218,7 +218,7 @@ class LiveDirectory:
 
 @dataclass(frozen=True)
 class Segment:
-    """One of several tries in a row that continue a job past its walltime (`segment.sh.j2`).
+    """One of several tries in a row that continue a job past its walltime (`segment.sh`).
 
     Attributes:
         number: counts from 0.

@@ -9,9 +9,9 @@ import os
 import shlex
 from dataclasses import dataclass
 
+from snakemake_executor_plugin_mantik.jobs.library import use_library
 from snakemake_executor_plugin_mantik.jobs.paths import SHADOWS
-from snakemake_executor_plugin_mantik.jobs.script import link_words
-from snakemake_executor_plugin_mantik.jobs.templates import load_template
+from snakemake_executor_plugin_mantik.jobs.script import link_lines
 from snakemake_executor_plugin_mantik.storage.paths import find_dataset, find_storage_link
 
 from . import Job
@@ -94,23 +94,27 @@ def wrap_shadow(
     the directory, which later ones reuse. The `last` one, or one that fails, removes it.
     """
     folders = {os.path.dirname(path) for path in (*shadow.inputs, *shadow.outputs, *shadow.logs)}
-    return load_template("shadow.sh.j2").render(
-        who=shlex.quote(f"rule {rule}"),
-        shadow=shlex.quote(shadow.place),
-        depth=shadow.depth,
-        folders=[shlex.quote(folder) for folder in sorted(folders) if folder],
-        inputs=[_linked(path, shadow.place) for path in shadow.inputs],
-        also=[_linked(path, shadow.place) for path in shadow.also],
-        outputs=[shlex.quote(path) for path in shadow.outputs],
-        logs=[shlex.quote(path) for path in shadow.logs],
-        storage_link=shadow.storage_link and link_words(shadow.storage_link),
-        start=start,
-        first=first,
-        last=last,
+    arrays = {
+        "folders": sorted(filter(None, folders)),
+        "shadow_inputs": [word for path in shadow.inputs for word in (path, _back(path, shadow))],
+        "also": [word for path in shadow.also for word in (path, _back(path, shadow))],
+        "shadow_outputs": shadow.outputs,
+        "shadow_logs": shadow.logs,
+    }
+    return "\n".join(
+        [
+            f"{use_library()} || exit 1",
+            f"_m_who={shlex.quote(f'rule {rule}')}",
+            f"_m_shadow={shlex.quote(shadow.place)} _m_depth={shadow.depth}",
+            f"_m_first={'yes' if first else ''} _m_last={'yes' if last else ''}",
+            *(link_lines(shadow.storage_link) if shadow.storage_link else ()),
+            *(f"_m_{name}=({shlex.join(words)})" for name, words in arrays.items() if words),
+            f"_m_run_in_shadow {start}",
+            "",
+        ]
     )
 
 
-def _linked(path: str, place: str) -> tuple[str, str]:
-    """Return the path, and the target of a link at it in the shadow directory; both quoted."""
-    back = os.path.relpath(path, os.path.dirname(os.path.join(place, path)))
-    return shlex.quote(path), shlex.quote(back)
+def _back(path: str, shadow: Shadow) -> str:
+    """Return the target of a link at the path in the shadow directory."""
+    return os.path.relpath(path, os.path.dirname(os.path.join(shadow.place, path)))

@@ -99,7 +99,8 @@ def test_each_content_goes_up_once(project: Project, sandbox: Sandbox) -> None:
     requests = Requests(sandbox)
 
     project.run().ok()
-    assert requests.uploads == 4, "the workspace's permissions, the lease, the sources, the input"
+    uploads = "the workspace's permissions, the lease, the library, the sources, the input"
+    assert requests.uploads == 5, uploads
     assert tree(project.workspace) == tree(project.directory), "the site is left as a mirror"
     assert project.read("a.sum") == project.read("b.sum")
 
@@ -119,7 +120,7 @@ def test_each_content_goes_up_once(project: Project, sandbox: Sandbox) -> None:
 
     shutil.rmtree(project.workspace)
     project.run("--forceall").ok()
-    assert requests.uploads == 4, "all of it has been purged"
+    assert requests.uploads == 5, "all of it has been purged"
     assert project.read("a.sum") == project.read("b.sum")
 
 

@@ -1,11 +1,13 @@
 """Of all starts of a try one runs, whatever happens."""
 
 import os
+import posixpath
 import shutil
 import signal
 
 import pytest
 
+from snakemake_executor_plugin_mantik.jobs.library import library_path, read_library
 from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
 from tests.support.trial import Trial, session, wait_until
 
@@ -96,7 +98,22 @@ def test_a_workspace_that_is_gone_is_left_alone(trial: Trial) -> None:
     process = trial.start(spec)
     output, _ = process.communicate(timeout=600)
     assert (process.returncode, output) == (0, "")
-    assert [path.name for path in trial.workspace.rglob("*")] == [".mantik", "tries"]
+    names = {path.name for path in trial.workspace.rglob("*")}
+    assert names == {".mantik", "tries", posixpath.basename(library_path())}
+
+
+@pytest.mark.parametrize("lost", ["all", "half", "end"])
+def test_without_its_library_nothing_runs(trial: Trial, lost: str) -> None:
+    library = trial.workspace / library_path()
+    content = read_library()
+    if lost == "all":
+        library.unlink()
+    else:
+        end = len(content) // 2 if lost == "half" else content.index(b"\n_m_main() {")
+        library.write_bytes(content[:end])
+    ended = trial.run(trial.spec(COUNT))
+    assert (ended.returned, ended.entries) == (0, ())  # as after a purge of the workspace
+    assert f"no {library_path()} in" in ended.output
 
 
 def test_a_claim_of_nobody_is_not_taken_for_ones_own(trial: Trial) -> None:

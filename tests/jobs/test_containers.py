@@ -1,5 +1,6 @@
 """Commands in containers that srun starts, with a fake of the plugins that really start them."""
 
+import shlex
 import signal
 from pathlib import Path
 
@@ -177,15 +178,12 @@ def test_options_for_srun(trial: Trial, tmp_path: Path) -> None:
         environment=Environment(container=container), datasets=("/data",),
     )  # fmt: skip
     script = render_script(spec)
-    joined = script.replace("\\\n", "").split("srun --export=ALL", 1)[1].split("\n", 1)[0]
-    assert joined.split("sh -c")[0].split() == [
-        *("--nodes=1", "--ntasks=1", "--ntasks-per-node=1"),
-        '--cpus-per-task="${SLURM_CPUS_ON_NODE:-1}"',
-        "'--container-image=a#b'",
-        "--container-mounts=/x:/y:ro,$D:/d,/data:/data:ro,'/w",
-        "s:/w",
-        "s'",
-        "--no-container-mount-home",
-    ]
+    [options] = [line for line in script.splitlines() if line.startswith("_m_options=")]
+    [words] = shlex.split(options.removeprefix("_m_options="))
+    assert words == (
+        "'--container-image=a#b'"
+        " --container-mounts=/x:/y:ro,$D:/d,/data:/data:ro,'/w s:/w s'"
+        " --no-container-mount-home"
+    )
     with pytest.raises(UserError, match="comma or a colon"):
         render_script(trial.spec(workspace="/a,b", environment=Environment(container=container)))

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,15 +15,15 @@ from snakemake_executor_plugin_mantik.jobs.deployment import (
     wrap_container,
     wrap_modules,
 )
-from snakemake_executor_plugin_mantik.jobs.templates import Times
+from snakemake_executor_plugin_mantik.jobs.library import library_path, read_library
 from tests.support import condas
 from tests.support.trial import NASTY, wait_until
 
-QUICK = Times(beat_s=0.1, stale_s=2, poll_s=0.05)
+PATIENT = "_m_beat_s=0.1 _m_poll_s=0.05 _m_stale_s=60\n"
+"""How long jobs wait for one another, of whom nobody dies."""
+QUICK = PATIENT.replace("=60", "=2")
 """For one who waits for somebody dead, and nobody else: a busy machine lets a job rest for a while.
 """
-PATIENT = replace(QUICK, stale_s=60)
-"""For those of whom nobody dies."""
 MACHINE = os.uname().machine
 COMMAND = "set -euo pipefail; tool"
 
@@ -35,6 +34,7 @@ class Node:
     def __init__(self, folder: Path) -> None:
         self.workspace = folder / NASTY
         (self.workspace / ".mantik/files").mkdir(parents=True)
+        (self.workspace / library_path()).write_bytes(read_library())
         self.bin = folder / "bin"
         self.bin.mkdir()
         self.home = folder / "home"
@@ -95,8 +95,8 @@ def node(tmp_path: Path) -> Iterator[Node]:
     made.close()
 
 
-def conda(environment: CondaFile | str, command: str = COMMAND, times: Times = PATIENT) -> str:
-    return wrap_conda(environment, command, rule="train's", blocked=["R_LIBS"], times=times)
+def conda(environment: CondaFile | str, command: str = COMMAND, times: str = PATIENT) -> str:
+    return times + wrap_conda(environment, command, rule="train's", blocked=["R_LIBS"])
 
 
 def waiting(jobs: Sequence["subprocess.Popen[str]"]) -> int:
@@ -126,7 +126,7 @@ def test_many_jobs_at_once_make_it_once(node: Node) -> None:
 
 def test_a_killed_job_leaves_nothing_half_made(node: Node) -> None:
     # Of those who wait one makes it then: the others have to see for a while that it lives.
-    text = conda(node.file("endless"), times=replace(QUICK, stale_s=5))
+    text = conda(node.file("endless"), times=QUICK.replace("=2", "=5"))
     killed = node.start(text)
     wait_until((node.environments / "1/half").exists)
     node.file("quick")
@@ -153,7 +153,7 @@ def test_a_job_that_is_ended_makes_room_at_once(node: Node) -> None:
     told = node.start(text)
     wait_until((node.environments / "1/half").exists)
     node.file("quick")
-    other = node.start(wrap_conda(node.file("quick"), COMMAND, rule="b", times=Times(poll_s=0.05)))
+    other = node.start("_m_poll_s=0.05\n" + wrap_conda(node.file("quick"), COMMAND, rule="b"))
     os.killpg(told.pid, signal.SIGTERM)
     assert ended(told)[0] == 143
     code, output, _ = ended(other)  # long before a missing sign of life would tell
@@ -181,11 +181,15 @@ def test_those_who_waited_for_a_failure_fail_with_it(node: Node) -> None:
 
 
 def test_a_slow_one_is_waited_for(node: Node) -> None:
-    text = conda(node.file("x"), times=replace(QUICK, stale_s=4))
-    node.file("x\nslow")
-    first = node.start(text.replace("--quiet", '--quiet "$(sleep 6)"'))
-    wait_until((node.environments / "1.lock").exists)
+    text = conda(node.file("held x"), times=QUICK.replace("=2", "=4"))
+    first = node.start(text)
+    alive = node.environments / "1.lock/alive"
+    wait_until(alive.exists)
     second = node.start(text)
+    assert waiting([second]) == 1
+    # Many more heartbeats come than there is time for without one.
+    wait_until(lambda: int(alive.read_text() or 0) > 60)
+    (node.bin / "go").touch()
     assert ended(first)[0] == ended(second)[0] == 0
     assert len(node.made()) == 1
 
@@ -353,7 +357,7 @@ def test_an_image_is_fetched_once(node: Node) -> None:
     (node.bin / "apptainer").write_text(ENGINE)
     (node.bin / "apptainer").chmod(0o755)
     image = Image("docker://a/b:1", "i1", ("--nv", "-B", "$DATA:/d"), "--env 'A=b c'")
-    text = wrap_container(image, "bash -c 'echo in; pwd'", rule="x", times=PATIENT)
+    text = PATIENT + wrap_container(image, "bash -c 'echo in; pwd'", rule="x")
     results = [ended(job) for job in [node.start(text, DATA="/p d") for _ in range(5)]]
     assert {result[:2] for result in results} == {(0, f"in\n{node.workspace}\n")}, results
     sif = f"{node.workspace}/.mantik/images/i1-{MACHINE}/1.sif"
@@ -366,7 +370,7 @@ def test_an_image_is_fetched_once(node: Node) -> None:
         f"/p d:/d\n--env\nA=b c\n{sif}\nbash\n-c\necho in; pwd\n"
     ) in calls
     code, output, errors = node.run(
-        wrap_container(Image("docker://bad", "i2"), "bash -c 'echo in'", rule="x", times=PATIENT)
+        PATIENT + wrap_container(Image("docker://bad", "i2"), "bash -c 'echo in'", rule="x")
     )
     assert (code, output) == (1, "")
     assert "FATAL: no such image" in errors

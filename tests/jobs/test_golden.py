@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from snakemake_executor_plugin_mantik.jobs import group
+from snakemake_executor_plugin_mantik.jobs.library import library_path, read_library
 from snakemake_executor_plugin_mantik.jobs.paths import TryPaths
 from snakemake_executor_plugin_mantik.jobs.script import render_script
 from snakemake_executor_plugin_mantik.jobs.spec import (
@@ -134,16 +135,20 @@ SCRIPTS_AS_TEXT["group"] = group.render_group(GROUP)
 
 @pytest.mark.parametrize("name", ["plain", "staged", "group"])
 def test_scripts_are_as_they_were(name: str) -> None:
-    path, script = GOLDEN / f"{name}.sh", SCRIPTS_AS_TEXT[name]
+    path = GOLDEN / f"{name}.sh"
+    script = SCRIPTS_AS_TEXT[name].replace(library_path(), ".mantik/lib-CHECKSUM.sh")
     if os.environ.get("MANTIK_GOLDEN") == "write":
         path.parent.mkdir(exist_ok=True)
         path.write_text(script, encoding="utf-8")
     assert script == path.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("name", SCRIPTS_AS_TEXT)
+def test_a_thin_jobs_script_is_short() -> None:
+    assert len(SCRIPTS_AS_TEXT["plain"].splitlines()) <= 80
+
+
+@pytest.mark.parametrize("name", [*SCRIPTS_AS_TEXT, "library"])
 def test_bash_takes_the_script(name: str) -> None:
-    done = subprocess.run(
-        ["bash", "-n"], input=SCRIPTS_AS_TEXT[name].encode(), capture_output=True, check=False
-    )
+    text = SCRIPTS_AS_TEXT[name].encode() if name != "library" else read_library()
+    done = subprocess.run(["bash", "-n"], input=text, capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (0, b"")

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from snakemake_executor_plugin_mantik.jobs.script import render_script
+from snakemake_executor_plugin_mantik.jobs.library import read_library
 from snakemake_executor_plugin_mantik.jobs.spec import (
     JobSpec,
     LiveDirectory,
@@ -43,8 +43,8 @@ def job(trial: Trial, command: str = SEEN, *, live: bool = False) -> JobSpec:
     )
 
 
-def gpu_functions(trial: Trial) -> str:
-    text = render_script(job(trial)).partition("# ---- GPUs")[2]
+def gpu_functions() -> str:
+    text = read_library().decode().partition("# ---- GPUs")[2]
     return f"# {text.partition('# ----')[0].partition(chr(10))[2]}"
 
 
@@ -101,11 +101,11 @@ def test_a_heartbeat_that_was_killed_does_not_hold_the_job_up(trial: Trial) -> N
 
 def test_a_sampling_that_ended_long_ago_is_not_killed(trial: Trial) -> None:
     """Its number may be another process's by then."""
-    command = f"""{gpu_functions(trial)}
+    command = f"""{gpu_functions()}
         _m_print_gpus() {{ :; }}
         _m_now() {{ _m_time=1.0; }}
         kill() {{ echo "kill $*"; }}
-        _m_work=.; _m_begin_gpus
+        _m_work=. _m_gpus_wanted=yes; _m_begin_gpus
         [ -n "$_m_gpu_process" ] && echo begun
         while [ -n "$_m_gpus" ]; do _m_sample_gpus; sleep 0.01; done
         _m_end_gpus"""
@@ -132,7 +132,7 @@ def test_the_kernels_files_of_amd_are_read(trial: Trial) -> None:
     # The control group of the job denies it another card.
     (trial.workspace / "dri").mkdir()
     (trial.workspace / "dri/renderD129").touch()
-    functions = gpu_functions(trial).partition("_m_begin_gpus()")[0]
+    functions = gpu_functions().partition("_m_begin_gpus()")[0]
     start = f"{functions}\n_m_drm=drm _m_dri=dri _m_heartbeat_s=0.1"
     command = f'{start}; exec 3< <(_m_print_gpus); read -r line <&3; kill $!; echo "$line"'
     ended = subprocess.run(

@@ -16,6 +16,7 @@ from snakemake_executor_plugin_mantik.jobs.group import (
     TemporaryFile,
     render_group,
 )
+from snakemake_executor_plugin_mantik.jobs.library import library_path, read_library
 from tests.support.trial import NASTY
 
 WAIT_S = 600
@@ -26,7 +27,8 @@ class Place:
 
     def __init__(self, folder: Path) -> None:
         self.workspace = folder / NASTY
-        self.workspace.mkdir()
+        (self.workspace / ".mantik").mkdir(parents=True)
+        (self.workspace / library_path()).write_bytes(read_library())
         self.scratch = folder / "scratch"
         self.scratch.mkdir()
 
@@ -186,7 +188,7 @@ def test_variables_of_each_member(place: Place) -> None:
 
 
 def test_a_long_command_and_a_nasty_name(place: Place) -> None:
-    long = f'# {"x" * 150_000}\necho "$BASH_VERSION"'
+    long = f'# {"x" * 90_000}\necho "$BASH_VERSION"'
     code, said = place.run(singles(member("a/b & \\c\n%", long)))
     assert code == 0, said
     assert "[a/b & \\c %] 5." in said

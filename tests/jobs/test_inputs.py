@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 
 from snakemake_executor_plugin_mantik.jobs.paths import KNOWN, NEWER, PLACE
-from snakemake_executor_plugin_mantik.jobs.script import SMALL_BYTES
 from snakemake_executor_plugin_mantik.jobs.spec import Environment, InputFile, JobSpec, OutputFile
 from tests.support.trial import NASTY, Ended, Trial, packed
 
 PATHS = ["data/x", NASTY, "-x", "a]b[c", "*", "back\\slash", "new\nline"]
-LARGE = SMALL_BYTES + 1
+LARGE = (1 << 20) + 1
 
 
 def sent(path: str, content: bytes, *, changed: bool = False) -> InputFile:

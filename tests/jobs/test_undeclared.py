@@ -1,6 +1,6 @@
 """New files beside the outputs, as a job's script lists them."""
 
-from snakemake_executor_plugin_mantik.jobs.script import MOST_NEW
+from snakemake_executor_plugin_mantik.jobs.markers import MOST_NEW
 from snakemake_executor_plugin_mantik.jobs.spec import InputFile, OutputFile
 from tests.support.trial import NASTY, Trial
 

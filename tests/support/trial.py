@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from snakemake_executor_plugin_mantik.jobs.library import library_path, read_library
 from snakemake_executor_plugin_mantik.jobs.markers import Marker, read_marker
 from snakemake_executor_plugin_mantik.jobs.paths import TryPaths, bundle_path, parse_marker_name
 from snakemake_executor_plugin_mantik.jobs.script import render_script
@@ -53,6 +54,7 @@ class Trial:
         self.workspace = folder / NASTY
         self.tries = self.workspace / ".mantik/tries/3"
         self.tries.mkdir(parents=True)
+        (self.workspace / library_path()).write_bytes(read_library())
         self.start_folder = folder / "job-17"
         self.start_folder.mkdir()
         self.bin = folder / "bin"

@@ -1,7 +1,7 @@
 """What is there when a controller dies: a simulated site's files, its jobs, and what they ran.
 
-Time is virtual; a world goes on by itself. A job does what `script.sh.j2` does: claim, bundles,
-inputs, payload with heartbeats, marker.
+Time is virtual; a world goes on by itself. A job does what `jobs/bash/main.sh` does: claim,
+bundles, inputs, payload with heartbeats, marker.
 """
 
 import gzip
@@ -757,7 +757,7 @@ def make_marker(
     go_on: str = "",
     changed: bool = False,
 ) -> bytes:
-    """A marker as `script.sh.j2` writes it; with a `world`, the archive is written there."""
+    """A marker as `jobs/bash/main.sh` writes it; with a `world`, the archive is written there."""
     small, larger, records = {}, {}, []
     for path, content in outputs.items():
         where = place(path)

@@ -16,7 +16,6 @@ from snakemake_executor_plugin_mantik.config.exclude import Include
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
 from snakemake_executor_plugin_mantik.engine.request import Upload
 from snakemake_executor_plugin_mantik.jobs.paths import WORK, script_path
-from snakemake_executor_plugin_mantik.jobs.templates import load_template
 
 from .. import Job
 from ..paths import path_rewriting, workflow_code
@@ -38,6 +37,44 @@ from .languages import (
     write_preamble,
 )
 from .script_file import ScriptFile, find_script_file
+
+# Bash or any POSIX shell runs these texts.
+_PYTHON_SCRIPT = """\
+(
+  mantik_home=${{MANTIK_WORKSPACE:-$PWD}}
+  mantik_python=$(command -v python3 || command -v python) || {{
+    printf 'mantik: %s\\n' {lacking} >&2
+    exit 127
+  }}
+  printf %s {data} |
+    "$mantik_python" "$mantik_home"/{runner} "$mantik_home"/{source} {place} {search}
+)"""
+"""Runs a Python script. Its job's data comes through a pipe and may have any size."""
+
+_SCRIPT = """\
+(
+  mantik_home=${{MANTIK_WORKSPACE:-$PWD}}
+  {found} || {{
+    printf 'mantik: %s\\n' {lacking} >&2
+    exit 127
+  }}
+  mantik_own=$(mktemp -d "$mantik_home"/{work}/script.XXXXXX) || exit
+  trap 'rm -rf -- "$mantik_own"' EXIT
+  mantik_script=$mantik_own/{name}
+  {{ printf %s {head} && cat -- "$mantik_home"/{rest}; }} > "$mantik_script" || exit
+  {start}
+)"""
+"""Runs a script or notebook whose preamble describes its job. Joins the preamble and the rest on
+the node: each job has its own preamble; all jobs share the rest, in the workspace."""
+
+_NOTEBOOK = """\
+export IPYTHONDIR="$mantik_own"
+  if command -v papermill > /dev/null; then
+    papermill --log-level ERROR "$mantik_script" {executed}
+  else
+    jupyter-nbconvert --log-level ERROR --execute --to notebook --ExecutePreprocessor.timeout=-1 \\
+      --output {converted} "$mantik_script"
+  fi"""
 
 
 def script_mistake(job: Job) -> str | None:
@@ -114,7 +151,7 @@ def script_command(
     if file.language == "python":
         content = file.text.encode()
         source = Upload(script_path(content, file.name), content=content)
-        text = load_template("pythonscript.sh.j2").render(
+        text = _PYTHON_SCRIPT.format(
             runner=shlex.quote(runner_upload().path),
             source=shlex.quote(source.path),
             place=quote_for_job(context.place),
@@ -126,19 +163,25 @@ def script_command(
     language = LANGUAGES[str(file.language)]
     head, rest = write_preamble(language, context)
     source = make_upload(rest, file.name)
-    log = context.snakemake.log.get("notebook")
-    text = load_template("anyscript.sh.j2").render(
-        programs=language.programs,
+    if language.command:
+        start = language.command
+        if file.language == "rmarkdown":
+            start += f" {quote_for_job(_absolute(context.snakemake.output[0]))}"
+    else:
+        log = context.snakemake.log.get("notebook")
+        shown = quote_for_job(_absolute(log)) if log is not None else ""
+        start = _NOTEBOOK.format(
+            executed=shown or '"$mantik_script"',
+            converted=shown or '"$mantik_own"/executed.ipynb',
+        )
+    text = _SCRIPT.format(
+        found=" || ".join(f"command -v {program} > /dev/null" for program in language.programs),
         lacking=_lacking(file, language.name, language.programs),
         work=WORK,
         name=shlex.quote(file.name),
         head=quote_for_job(head),
         rest=shlex.quote(source.path),
-        command=language.command,
-        output=quote_for_job(_absolute(context.snakemake.output[0]))
-        if file.language == "rmarkdown"
-        else "",
-        log=quote_for_job(_absolute(log)) if log is not None else "",
+        start=start,
     )
     modules = [runner_upload()] if os.path.dirname(runner_upload().path) in head else []
     return text, (*modules, source, *beside)

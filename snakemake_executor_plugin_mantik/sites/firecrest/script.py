@@ -128,7 +128,7 @@ def scheduler_script(submission: Submission, scheduler: SchedulerName, output: s
             *submission.slurm_options,
             f'--output="{output}/%j.out"',
         ]
-        # The job script removes it after a success (`jobs/bash/script.sh.j2`).
+        # The job script removes it after a success (`jobs/bash/main.sh`).
         variables = [f"_m_scheduler_output={shlex.quote(output)}/$SLURM_JOB_ID.out"]
     else:
         prefix = "#PBS "

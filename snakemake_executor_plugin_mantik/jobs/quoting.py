@@ -1,8 +1,11 @@
-"""Quote values that bash is to expand (`Site: Expand`)."""
+"""Quote text for bash: values as they are, and values in which bash is to expand something."""
 
 import re
 import shlex
+from collections.abc import Iterable
 from typing import Final
+
+from snakemake_executor_plugin_mantik.common.errors import UserError
 
 _BACKQUOTES: Final = r"`(?:[^`\\]|\\.)*`"
 # In double quotes: what stays, and what has to be escaped.
@@ -13,6 +16,87 @@ _QUOTED_IN_CODE: Final = re.compile(rf"\\.|{_BACKQUOTES}|\$\(|\"", re.DOTALL)
 _EXPANDS: Final = re.compile(r"[$`]")
 _OPENING: Final = re.compile(rf"\\.|{_BACKQUOTES}|`|\$[({{]", re.DOTALL)
 _LITERAL: Final = re.compile(r"[\\$`]")
+
+_VARIABLE = r"\$(?:[A-Za-z_][A-Za-z0-9_]*|\{[A-Za-z_][A-Za-z0-9_]*\})"
+_PLAIN_WORD = re.compile(rf"(?:[A-Za-z0-9_@%+=:,./^-]|{_VARIABLE})+")
+_IN_QUOTES = re.compile(rf"({_VARIABLE})|([\\\"`$])")
+# In double quotes, a backslash before any other character is a literal backslash.
+_ESCAPED = re.compile(r'\\([\\$`"])')
+# The parts of a word: in single quotes, in double quotes, after a backslash, unquoted.
+_PARTS = re.compile(
+    r"""'(?P<single>[^']*)'|"(?P<double>(?:[^"\\]|\\.)*)"|\\(?P<escaped>.)|(?P<bare>[^'"\\]+|.)""",
+    re.DOTALL,
+)
+
+
+def path_argument(path: str) -> str:
+    """Prefix a relative path with `./`, so that no program takes it for an option.
+
+    Slashes at its end are removed.
+    """
+    path = path.rstrip("/") or "/"
+    return path if path.startswith("/") else f"./{path.removeprefix('./')}"
+
+
+def shell_quote(text: str, what: str) -> str:
+    """Quote the text as one word of bash; `what` names it in the error."""
+    encode_text(text, what)
+    return shlex.quote(text)
+
+
+def encode_text(text: str, what: str) -> bytes:
+    """Encode the text as UTF-8; bytes of file names that are not UTF-8 stay as they are."""
+    if "\0" in text:
+        raise UserError(f"{what} holds a NUL character", do="Remove it")
+    return text.encode("utf-8", "surrogateescape")
+
+
+def quote_words(words: Iterable[str], what: str) -> str:
+    """Quote each of some words, as the elements of an array of bash."""
+    return " ".join(shell_quote(word, what) for word in words)
+
+
+def quote_paths(paths: Iterable[str], what: str = "a path") -> str:
+    """Quote each of some paths, so that no program takes one for an option."""
+    return quote_words(map(path_argument, paths), what)
+
+
+def quote_expandable(word: str) -> str:
+    """Quote a word that may hold quotes of bash, so that only `$NAME` and `${NAME}` expand.
+
+    `~` and `~/…` expand as well, because Apptainer does not know the home directory. `~user`, `~+`
+    and `NAME=~/…` do not, although bash would expand them.
+    """
+    encode_text(word, "an option of Apptainer")
+    if word == "~":
+        return word
+    home = "~/" if word.startswith("~/") else ""
+    rest = "".join(map(_part, _PARTS.finditer(word.removeprefix(home))))
+    return f"{home}{rest}" or "''"
+
+
+def _part(match: re.Match[str]) -> str:
+    """Quote one part of a word: text in one kind of quotes, or unquoted."""
+    if match["bare"] is not None:
+        bare = match["bare"]
+        return bare if _PLAIN_WORD.fullmatch(bare) else f'"{_in_double_quotes(bare, keep=True)}"'
+    if match["double"] is None:
+        return shlex.quote(match["single"] if match["escaped"] is None else match["escaped"])
+    pieces = _ESCAPED.split(match["double"])  # every second one is an escaped character
+    return "".join(
+        f'"{_in_double_quotes(piece, keep=True)}"' if number % 2 == 0 else shlex.quote(piece)
+        for number, piece in enumerate(pieces)
+        if piece or len(pieces) == 1
+    )
+
+
+def _in_double_quotes(text: str, *, keep: bool = False) -> str:
+    """Escape the text for double quotes; `keep` lets variables expand."""
+
+    def escaped(match: re.Match[str]) -> str:
+        return match[0] if keep and match[1] else re.sub(r"([\\\"`$])", r"\\\1", match[0])
+
+    return _IN_QUOTES.sub(escaped, text)
 
 
 def expands(text: str) -> bool:

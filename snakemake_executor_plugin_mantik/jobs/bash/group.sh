@@ -1,58 +1,15 @@
-#!/bin/bash
+# ---- groups --------------------------------------------------------------------------------------
 # Runs a group of jobs on one node. A member starts as soon as the members that it needs have
-# succeeded, if the group's limits have room for it. Needs bash 4.2, coreutils, sed.
+# succeeded, if the group's limits have room for it. Members that exchange data through pipes, or use a
+# service, form a team: they start together. What a member runs is the function `_m_member_N`.
 #
-# Members that exchange data through pipes, or use a service, form a team: they start together.
+# For each member, by number: `_m_name`, `_m_prefix` (its name for sed), `_m_team`, `_m_service` (whether
+# it is one), and `_m_followers`, the teams that start only after it has succeeded.
+# For each team, by number: `_m_members`, `_m_awaits` (how many other members must succeed first), and
+# `_m_takes`, its share of each limit. `_m_limit` are the limits, the first one is CPUs.
+# `_m_pipes` are made before the first member starts. The group removes `_m_temporary`, files, when
+# the `_m_readers` of each, which make and read it, have succeeded. `_m_report` gets what failed.
 
-# A member that fails before its command counts as a failed member, not as a failed step of the job.
-unset MANTIK_STATE
-
-# For each member, by number: name, name as a prefix for sed, team, whether it is a service.
-_m_name=(@{ names }@)
-_m_prefix=(@{ prefixes }@)
-_m_team=(@{ teams }@)
-_m_service=(@{ services }@)
-# For each member, by number: the teams that start only after it has succeeded.
-_m_followers=(@{ followers }@)
-# For each team, by number: its members, how many other members must succeed first, and its share of
-# each limit. The first limit is CPUs.
-_m_members=(@{ of_teams }@)
-_m_awaits=(@{ awaits }@)
-_m_takes=(@{ takes }@)
-_m_limit=(@{ limits }@)
-# Pipes, made before the first member starts.
-_m_pipes=(@{ pipes }@)
-# Temporary files, which the group removes, and the members that make and read each of them.
-_m_temporary=(@{ temporary }@)
-_m_readers=(@{ readers }@)
-_m_report=@{ report }@
-_m_keep_going=@{ keep_going }@
-# Seconds: until the service must exist; from TERM to KILL; for the last output of a member.
-_m_service_wait_s=@{ service_wait_s }@
-_m_grace_s=10
-_m_last_words_s=2
-
-_m_state=() _m_pid=() _m_filter=() _m_began=() _m_deadline=() _m_told=() _m_left=()
-_m_used=()
-_m_ready=()         # numbers of the teams that can start, in order
-_m_running=0        # number of running members
-_m_first_code=0     # exit code of the first member that failed
-_m_stop=            # why no more members start
-
-_m_say() { printf 'mantik: %s\n' "$*" >&2; }
-
-_m_now() {
-  if [ -n "${EPOCHREALTIME-}" ]; then _m_time=${EPOCHREALTIME/,/.}; else _m_time=$(date +%s.%N); fi
-}
-
-@@ with in_group = true
-@@ include "family.sh.j2"
-@@ endwith
-
-@@ if measured
-@@ include "benchmark.sh.j2"
-
-@@ endif
 # ---- a member, in a process of its own -----------------------------------------------------------
 
 _m_touch() {
@@ -69,7 +26,7 @@ _m_wait_for_service() {
   done
 }
 
-_m_made() {
+_m_check_made() {
   local path lacking=0
   for path; do
     [ -e "$path" ] || { _m_say "it ended with 0 but did not make ${path#./}"; lacking=1; }
@@ -77,42 +34,14 @@ _m_made() {
   return "$lacking"
 }
 
-@@ for member in members
-_m_member_@{ loop.index0 }@() {  # @{ member.title }@
-@@ for name, value in member.variables
-  export @{ name }@=@{ value }@ || return
-@@ endfor
-@@ if member.tmpdir
-  [ -d "${TMPDIR-}" ] || TMPDIR=/tmp
-  @{ member.tmpdir }@
-  export TMPDIR@{ member.temporary }@
-@@ endif
-@@ for path in member.waits
-  _m_wait_for_service @{ path }@ || return
-@@ endfor
-@@ if member.measured
-  : > @{ member.measured }@ || return
-@@ endif
-@@ for command in member.commands
-@@ if command.file
-  printf '%s\n' @{ command.text }@ > "$_m_scratch/@{ command.file }@" || return
-  @{ "_m_measured " ~ member.measured ~ " " ~ member.benchmark ~ " " if member.measured }@@{ command.shell }@ "$_m_scratch/@{ command.file }@" || return
-@@ else
-  @{ "_m_measured " ~ member.measured ~ " " ~ member.benchmark ~ " " if member.measured }@@{ command.shell }@ -c @{ command.text }@ || return
-@@ endif
-@@ else
-  :  # the member runs nothing
-@@ endfor
-@@ for path in member.touches
-  _m_touch @{ path }@ || return
-@@ endfor
-@@ if member.outputs
-  _m_made@{ member.outputs }@
-@@ endif
+# Runs a command of a member, and measures it if two files for that are given.
+_m_run_member() {
+  local -a start=("$1" -c "$2")
+  if [ -n "${3-}" ]; then start=(_m_measured "$3" "$4" "${start[@]}"); fi
+  "${start[@]}"
 }
-@@ endfor
 
-_m_alone() {  # runs a member and reports its end
+_m_be_member() {  # runs a member and reports its end
   # The command itself gets the signal; its exit code counts.
   trap : TERM INT HUP USR1 USR2
   local -a runs=(${MANTIK_MEMBER_RUNS-})
@@ -126,7 +55,7 @@ _m_alone() {  # runs a member and reports its end
 
 # ---- the group -----------------------------------------------------------------------------------
 
-_m_start() {
+_m_start_member() {
   local i=$1 out=$_m_scratch/out.$1
   local -a flush=(sed -u)
   ! command -v stdbuf > /dev/null || flush=(stdbuf -oL sed)
@@ -137,13 +66,13 @@ _m_start() {
   mkfifo -- "$out" || return
   ( trap '' TERM INT HUP USR1 USR2; LC_ALL=C exec "${flush[@]}" "s/^/${_m_prefix[i]}/" < "$out" ) 9>&- &
   _m_filter[i]=$!
-  _m_alone "$i" > "$out" 2>&1 &
+  _m_be_member "$i" > "$out" 2>&1 &
   _m_pid[i]=$!
 }
 
 # Sends TERM to a member's shell, as Snakemake does. Processes that it leaves behind are ended after
 # it. The shell is stopped while they are listed: otherwise it could start one that is not listed.
-_m_end() {
+_m_end_member() {
   [ "${_m_state[$1]}" = running ] && [ -z "${_m_left[$1]-}" ] || return 0
   local pid line rest
   local -a _m_pids shells=()
@@ -163,7 +92,7 @@ _m_end() {
   _m_deadline[$1]=$(( SECONDS + _m_grace_s ))
 }
 
-_m_kill() {  # kills all processes that a member has started
+_m_kill_member() {  # kills all processes that a member has started
   local -a _m_pids
   _m_family "${_m_pid[$1]}" 0
   (( ${#_m_pids[@]} == 0 )) || kill -s KILL "${_m_pids[@]}" 2>/dev/null
@@ -187,7 +116,7 @@ _m_start_team() {
   local i
   unset "_m_ready[$1]"
   _m_account "$1" +
-  for i in ${_m_members[$1]}; do _m_start "$i" || _m_over "$i" 1; done
+  for i in ${_m_members[$1]}; do _m_start_member "$i" || _m_member_ended "$i" 1; done
 }
 
 _m_start_what_can() {
@@ -202,7 +131,7 @@ _m_start_what_can() {
   [ -z "$first" ] || (( _m_running )) || _m_start_team "$first"
 }
 
-_m_over() {  # handles the end of a member
+_m_member_ended() {  # handles the end of a member
   local i=$1 code=$2 k team=${_m_team[$1]} left=0 services=0
   [ "${_m_state[i]}" = running ] || return
   (( _m_running -= 1 ))
@@ -220,7 +149,7 @@ _m_over() {  # handles the end of a member
     _m_state[i]=succeeded
     _m_say "${_m_name[i]}: succeeded after $(( SECONDS - _m_began[i] )) s"
   else
-    _m_failed "$i" "$code"
+    _m_member_failed "$i" "$code"
   fi
   [ "${_m_state[i]}" = failed ] || code=0
   [ -z "${MANTIK_MEMBER_ENDS-}" ] ||
@@ -229,18 +158,18 @@ _m_over() {  # handles the end of a member
     for k in ${_m_followers[i]}; do (( _m_awaits[k] -= 1 )) || _m_ready[k]=$k; done
   fi
   for k in ${_m_members[team]}; do
-    [ "${_m_state[i]}" != failed ] || _m_end "$k" failed
+    [ "${_m_state[i]}" != failed ] || _m_end_member "$k" failed
     [ "${_m_state[k]}" != running ] || if (( _m_service[k] )); then services=1; else left=1; fi
   done
   if (( services && ! left )); then
-    for k in ${_m_members[team]}; do (( ! _m_service[k] )) || _m_end "$k" done; done
+    for k in ${_m_members[team]}; do (( ! _m_service[k] )) || _m_end_member "$k" done; done
   elif (( ! left )); then
     _m_account "$team" -
   fi
   _m_remove_temporary
 }
 
-_m_failed() {
+_m_member_failed() {
   local i=$1 code=$2
   _m_state[i]=failed
   (( _m_first_code )) || _m_first_code=$code
@@ -266,23 +195,23 @@ _m_remove_temporary() {
   done
 }
 
-_m_look() {  # handles members that did not report their end, and those that do not end
+_m_look_at_members() {  # handles members that did not report their end, and those that do not end
   local i code
   for (( i = 0; i < ${#_m_team[@]}; i++ )); do
     [ "${_m_state[i]}" = running ] || continue
     if ! kill -0 "${_m_pid[i]}" 2>/dev/null; then
       wait "${_m_pid[i]}"
       code=$?
-      _m_over "$i" "$code"
+      _m_member_ended "$i" "$code"
     elif [ -n "${_m_deadline[i]-}" ] && (( SECONDS >= _m_deadline[i] )); then
-      _m_kill "$i"
+      _m_kill_member "$i"
     elif [ -n "${_m_told[i]-}" ]; then
-      _m_end "$i" "${_m_told[i]}"
+      _m_end_member "$i" "${_m_told[i]}"
     fi
   done
 }
 
-_m_prepare() {
+_m_prepare_group() {
   local path
   for path in "${_m_pipes[@]}" "${_m_temporary[@]}"; do
     rm -rf -- "$path" || return
@@ -293,17 +222,28 @@ _m_prepare() {
   : > "$_m_report"
 }
 
-_m_main() {
+_m_run_group() {
   local i code event
   IFS=$' \t\n'
   set +euf
+  # A member that fails before its command counts as a failed member, not as a failed step of the job.
+  unset MANTIK_STATE
+  _m_in_group=yes
+  _m_grace_s=10       # seconds from TERM to KILL
+  _m_last_words_s=2   # seconds for the last output of a member
+  _m_state=() _m_pid=() _m_filter=() _m_began=() _m_deadline=() _m_told=() _m_left=()
+  _m_used=()
+  _m_ready=()         # numbers of the teams that can start, in order
+  _m_running=0        # number of running members
+  _m_first_code=0     # exit code of the first member that failed
+  _m_stop=            # why no more members start
   _m_scratch=$(mktemp -d -- "${TMPDIR:-/tmp}/mantik.XXXXXXXX") || exit 1
   trap 'rm -rf -- "$_m_scratch"' EXIT
   trap '_m_stop=signal' TERM INT HUP
   trap : USR1 USR2
   # Members report their end here. Open for reading and writing, the pipe blocks no process.
   mkfifo -- "$_m_scratch/events" "$_m_scratch/never" && exec 9<> "$_m_scratch/events" || exit 1
-  _m_prepare || exit 1
+  _m_prepare_group || exit 1
   for (( i = 0; i < ${#_m_team[@]}; i++ )); do _m_state[i]=waiting; done
   for (( i = 0; i < ${#_m_members[@]}; i++ )); do (( _m_awaits[i] )) || _m_ready[i]=$i; done
   for (( i = 0; i < ${#_m_limit[@]}; i++ )); do _m_used[i]=0; done
@@ -312,9 +252,9 @@ _m_main() {
     (( _m_running )) || break
     event=
     if read -r -t 1 -u 9 event code; then
-      _m_over "$event" "$code"
+      _m_member_ended "$event" "$code"
     else
-      _m_look
+      _m_look_at_members
     fi
   done
   _m_remove_temporary all
@@ -334,4 +274,3 @@ _m_sum_up() {
     "${of[waiting]-0} did not start"
 }
 
-_m_main

@@ -6,13 +6,6 @@
 #   part/N/PATH     the content of a growing file from byte N on,
 #   later           the paths of files that are too large.
 # All of it is downloaded again when the job has ended, so a failure here is harmless.
-_m_live=@{ live }@
-_m_growing=@{ growing }@
-_m_live_s=@{ limits.live_s }@
-_m_live_file_bytes=@{ limits.live_file_bytes }@
-_m_live_bytes=@{ limits.live_bytes }@
-_m_pack_bytes=@{ pack_bytes }@
-_m_piece_bytes=@{ piece_bytes }@
 
 _m_list_live() {
   LC_ALL=C find -H "$_m_live" -type f ! -path $'*\n*' -printf '%s %T@ %P\n' | LC_ALL=C sort > "$1"
@@ -98,3 +91,4 @@ _m_add_pack() {
   [ "$(stat -c %s -- "$piece")" = "$(( have - start + size ))" ] && [ -f "$_m_claim" ] &&
     truncate -s "$(( have + size ))" -- "$_m_claim.live"
 }
+

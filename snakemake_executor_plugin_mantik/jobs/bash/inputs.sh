@@ -1,23 +1,24 @@
-@@ if bundles or inline
+# ---- inputs --------------------------------------------------------------------------------------
+# `_m_inputs` has size, checksum and path of each: `-` stands for any, `/` for a directory. A `+` after
+# the checksum marks an input that the job itself changes.
+
+# Reads the checksums of larger inputs only if their content may differ from the uploaded one.
+_m_small_bytes=1048576
+# Digits of an input's checksum that a script has: 128 bits, for many inputs in one script.
+_m_sum_digits=32
 
 # A content that may arrive late has a number; newer contents have greater ones. Removes unpacked
 # files older than those in the workspace, and records the numbers of the others. Two jobs may do
 # this at once: the input checks before and after the command detect it.
-@@ if numbers
-declare -A _m_number=(
-@@ for path, number in numbers
-  [@{ path }@]=@{ number }@
-@@ endfor
-)
-@@ endif
 _m_leave_newer() {
-@@ if not numbers
-  [ -d .mantik/newer ] || return 0
-  local -A _m_number=()
-@@ endif
-  local path mark mine theirs
+  (( ${#_m_numbers[@]} )) || [ -d .mantik/newer ] || return 0
+  local path mark mine theirs i
+  local -A number=()
+  for (( i = 0; i < ${#_m_numbers[@]}; i += 2 )); do
+    number[${_m_numbers[i + 1]}]=${_m_numbers[i]}
+  done
   while IFS= read -r -d '' path; do
-    mark=.mantik/newer/$path.n mine=${_m_number[./$path]-0} theirs=0
+    mark=.mantik/newer/$path.n mine=${number[./$path]-0} theirs=0
     { IFS= read -r theirs < "$mark"; } 2>/dev/null
     case $theirs in '' | *[!0-9]*) theirs=0 ;; esac
     if (( theirs > mine )); then
@@ -42,10 +43,8 @@ _m_place() {
   done < "$list"
   find "$from" -mindepth 1 -type d -printf './%P\0' > "$list" || return
   while IFS= read -r -d '' folder; do
+    case $folder in ./.mantik/up/?) continue ;; esac
     # A failure is harmless: another job may just have replaced it.
-@@ if ups
-    case $folder in ./@{ up }@/?) continue ;; esac
-@@ endif
     [ ! -L "$folder" ] || rm -f -- "$folder" 2>/dev/null
   done < "$list"
   xargs -0 -r mkdir -p -- < "$list" || return
@@ -77,19 +76,15 @@ _m_move() {
 }
 
 # Records the checksums of large inputs just unpacked; gzip's own check has verified the content.
-@@ if moved
 # Those from other places are read once more: their upload may have begun in an earlier run, which
-# knew only a part of their content.
-@@ endif
+# knew only a part of their content. `_m_moved` has their indices.
 _m_say_unpacked() {
   local i path
   local -A large=()
   for (( i = 0; i < ${#_m_inputs[@]}; i += 3 )); do
     case ${_m_inputs[i]}${_m_inputs[i + 1]} in /* | -* | *-) continue ;; esac
-@@ if moved
-    case ,@{ moved }@, in *,$i,*) continue ;; esac
-@@ endif
-    (( _m_inputs[i] <= @{ small_bytes }@ )) || large[${_m_inputs[i + 2]}]=${_m_inputs[i + 1]%+}
+    case " ${_m_moved-} " in *" $i "*) continue ;; esac
+    (( _m_inputs[i] <= _m_small_bytes )) || large[${_m_inputs[i + 2]}]=${_m_inputs[i + 1]%+}
   done
   (( ${#large[@]} )) || return 0
   while IFS= read -r -d '' folder && IFS= read -r -d '' name; do
@@ -97,8 +92,6 @@ _m_say_unpacked() {
     [ -z "${large[$path]-}" ] || _m_say_known "${large[$path]}" "$(_m_stamp_of "$path")" "$path"
   done < "$list"
 }
-@@ endif
-@@ if bundles
 
 _m_unpack_bundle() {
   local into=$_m_work/unpack said=$_m_work/unpack.err until=$(( SECONDS + _m_visible_s ))
@@ -123,13 +116,13 @@ _m_unpack_bundle() {
   [ ! -d "$1" ] || rm -rf -- "$1"
 }
 
-# Replaces the links in $2 to `.mantik/@{ imported }@/MODE/NAME` by files of the bundle's directory $1,
+# Replaces the links in $2 to `.mantik/imported/MODE/NAME` by files of the bundle's directory $1,
 # which the site's server has fetched from another one. They stay there for jobs that unpack it now.
 _m_link_imported() {
   local list=$_m_work/imported.list link target file mode
-  find "$2" -type l -lname '.mantik/@{ imported }@/*' -print0 > "$list" || return
+  find "$2" -type l -lname '.mantik/imported/*' -print0 > "$list" || return
   while IFS= read -r -d '' link; do
-    target=$(readlink -- "$link") && file=$1/@{ imported }@/${target##*/} || return
+    target=$(readlink -- "$link") && file=$1/imported/${target##*/} || return
     mode=${target%/*} mode=$(printf %o $(( 8#${mode##*/} & ~8#$(umask) )))
     touch -h -r "$link" -- "$file" && chmod "$mode" -- "$file" && {
       ln -f -- "$file" "$link" || cp -p --remove-destination -- "$file" "$link"
@@ -149,8 +142,6 @@ _m_read_bundle() {
   (( 10#${parts[0]##*-} == ${#parts[@]} )) || return
   printf '%s\0' "${parts[@]}" | xargs -0 cat --
 }
-@@ endif
-@@ if inline
 
 _m_unpack_inline() {
   local into=$_m_work/unpack
@@ -160,11 +151,13 @@ _m_unpack_inline() {
   _m_place "$into" || _m_fail "cannot put the files that came with the script into the workspace"
 }
 
-_m_inline() {
-  base64 -d <<'_M_INLINE'
-@{ inline }@_M_INLINE
+_m_unpack() {
+  local i
+  for (( i = 0; i < ${#_m_bundles[@]}; i += 2 )); do
+    _m_unpack_bundle "${_m_bundles[i]}" "${_m_bundles[i + 1]}"
+  done
+  ! declare -F _m_inline > /dev/null || _m_unpack_inline
 }
-@@ endif
 
 # Sets _m_absent to the inputs that are missing or have another size.
 _m_find_absent() {
@@ -194,7 +187,7 @@ _m_find_others() {
   local -a sums=() small=() lines
   _m_absent=()
   while (( $# )); do
-    if (( $1 <= @{ small_bytes }@ )); then
+    if (( $1 <= _m_small_bytes )); then
       sums+=("$2") small+=("$3")
     else
       # The job that wrote or fully read it recorded its checksum and stamp.
@@ -203,7 +196,7 @@ _m_find_others() {
       { IFS= read -r known < "$mark"; } 2>/dev/null
       if [ "$known" != "$2 $stamp" ]; then
         line=$(sha256sum < "$3") || line=
-        if [ "${line:0:@{ sum_digits }@}" = "$2" ]; then _m_say_known "$2" "$stamp" "$3"
+        if [ "${line:0:_m_sum_digits}" = "$2" ]; then _m_say_known "$2" "$stamp" "$3"
         else _m_absent+=("$3"); fi
       fi
     fi
@@ -213,7 +206,7 @@ _m_find_others() {
     lines=()
     while IFS= read -r line; do
       line=${line#\\}
-      lines+=("${line:0:@{ sum_digits }@}")
+      lines+=("${line:0:_m_sum_digits}")
     done < <(sha256sum -- "${small[@]:i:500}")
     number=$(( ${#small[@]} - i < 500 ? ${#small[@]} - i : 500 ))
     # Unreadable files give no line, so lines can no longer be assigned.
@@ -324,4 +317,68 @@ _m_find_replaced() {
   _m_list_sent "${replaced[@]}"
   _m_find_others ${_m_sent[@]+"${_m_sent[@]}"}
 }
+
+# ---- predecessors --------------------------------------------------------------------------------
+# This try was submitted before the jobs that make some of its inputs had ended. It runs only if the
+# tries that make them have succeeded, and checks that the files are those that their markers list. The
+# scheduler's dependency does not count: a scheduler forgets ended jobs, and takes it for fulfilled then.
+# `_m_predecessors` has, for each of them, the exit code with which it succeeds, its claim, the number of
+# inputs that it makes, and these.
+
+_m_check_predecessors() {
+  local i
+  : > "$_m_work/made" || _m_fail "cannot write $_m_work/made"
+  for (( i = 0; i < ${#_m_predecessors[@]}; i += 3 + _m_predecessors[i + 2] )); do
+    _m_check_predecessor "${_m_predecessors[@]:i:2}" "${_m_predecessors[@]:i + 3:_m_predecessors[i + 2]}"
+  done
+  _m_add_made
+}
+
+# Takes the exit code with which a try succeeds, its claim, and the inputs that it makes. Appends size,
+# checksum and path of each file to the list of these. The exit code of a segment is not 0: it need not
+# have made all, and the job itself changes them.
+_m_check_predecessor() {
+  local code=$1 claim=$2 until=$(( SECONDS + _m_visible_s )) list=$_m_work/made.list
+  local place type size mode sum target path folder changed=
+  local -A wanted=()
+  shift 2
+  until [ -s "$claim.$code" ]; do
+    if compgen -G "$claim.[0-9]*" | grep -Fqvx -e "$claim.$code" || (( SECONDS >= until )); then
+      (( ! code )) || _m_fail "the segment before does not ask for another one"
+      _m_fail "the job that makes $* has not succeeded"
+    fi
+    sleep 0.5
+  done
+  (( ! code )) || changed=+
+  for path; do wanted[$path]=no; done
+  tar -xzOf "$claim.$code" files > "$list" || _m_fail "cannot read which files were made: $claim.$code"
+  while IFS= read -r -d '' place && IFS= read -r -d '' type && IFS= read -r -d '' size &&
+    IFS= read -r -d '' mode && IFS= read -r -d '' sum && IFS= read -r -d '' target &&
+    IFS= read -r -d '' path; do
+    case $path in /*) ;; *) path=./$path ;; esac
+    folder=$path
+    while [ -z "${wanted[$folder]+yes}" ]; do
+      case $folder in ?*/*) folder=${folder%/*} ;; *) continue 2 ;; esac
+    done
+    wanted[$folder]=yes
+    case $type in
+      f) printf '%s\0' "$size" "${sum:0:_m_sum_digits}${sum:+$changed}" "$path" ;;
+      d) printf '%s\0' / - "$path" ;;
+    esac
+  done < "$list" >> "$_m_work/made"
+  (( ! code )) || return 0
+  for path; do
+    [ "${wanted[$path]}" = yes ] || _m_fail "the job that makes $path has not made it"
+    # Snakemake does this when it has accepted a directory(): commands may list what is in it.
+    [ ! -d "$path" ] || [ -e "$path/.snakemake_timestamp" ] || : > "$path/.snakemake_timestamp"
+  done
+}
+
+# Adds the files that the predecessors have made to _m_inputs.
+_m_add_made() {
+  local size sum path
+  while IFS= read -r -d '' size && IFS= read -r -d '' sum && IFS= read -r -d '' path; do
+    _m_inputs+=("$size" "${sum:--}" "$path")
+  done < "$_m_work/made"
+} 2>/dev/null
 

@@ -2,16 +2,13 @@
 # The job may need more time than its walltime: then it goes on in a next try, from its checkpoint.
 # Before the walltime ends, programs that handle USR1 get it, then all get TERM. What is left of the
 # time is for the checkpoint's checksums. The scheduler's own warning (USR1) counts as well.
-_m_checkpoint=(@{ segment.checkpoint }@)
-_m_warn_ms=@{ segment.warn_ms }@
-_m_warned=   # 1 after the warning
-_m_timed=    # 1 if a signal ended the job because its time was over
-_m_changed=no
-_m_go_on=    # why the job goes on
+# Only a job with `_m_segments`, the number of tries that it may have, does so.
+
+_m_goes_on_code=85  # by which a command asks to go on in a next segment
 
 _m_set_end() {
   case ${SLURM_JOB_END_TIME-} in
-    '' | *[!0-9]*) _m_end=$(( ${_m_started%%[.,]*} + @{ segment.runtime_s }@ )) ;;
+    '' | *[!0-9]*) _m_end=$(( ${_m_started%%[.,]*} + _m_runtime_s )) ;;
     *) _m_end=$SLURM_JOB_END_TIME ;;
   esac
 }
@@ -37,6 +34,7 @@ _m_clock() {
 }
 
 _m_on_warning() {
+  [ -n "${_m_segments-}" ] || { _m_pass USR1; return 0; }
   [ -z "$_m_warned" ] || return 0
   _m_warned=1
   _m_grace_s=$(( _m_warn_ms / 4000 ))
@@ -57,11 +55,11 @@ _m_ask_to_end() {
   (( ! ${#_m_sruns[@]} )) || _m_signal_steps TERM
 }
 
-# Succeeds while the command runs; after a signal also while any of its processes does: the shell
-# around it may have ended before the program has saved its state.
+# Succeeds while the command runs; that of a segment after a signal also while any of its processes does:
+# the shell around it may have ended before the program has saved its state.
 _m_goes_on() {
   ! kill -0 "$_m_group" 2>/dev/null || return 0
-  [ -n "$_m_signal" ] && (( SECONDS < _m_deadline )) && _m_pass 0 && _m_find_members &&
+  [ -n "${_m_segments-}" ] && [ -n "$_m_signal" ] && (( SECONDS < _m_deadline )) && _m_pass 0 && _m_find_members &&
     (( ${#_m_members[@]} + ${#_m_sruns[@]} ))
 }
 
@@ -180,25 +178,25 @@ _m_list_checkpoint() {
 
 _m_begin_segment() {
   local path
-@@ if segment.folders
-  for path in @{ segment.folders }@; do
+  for path in "${_m_checkpoint_folders[@]}"; do
     mkdir -p -- "$path" || _m_fail "cannot make $path"
   done
-@@ endif
   _m_list_checkpoint > "$_m_work/checkpoint" || _m_fail "cannot list the checkpoint"
-@@ if segment.before
-  # The segment before was ended without a marker: what it had found is all that it left.
-  [ -e @{ segment.before }@/checkpoint ] && ! cmp -s -- "$_m_work/checkpoint" @{ segment.before }@/checkpoint ||
-    _m_fail "the segment before has not changed the checkpoint"
-@@ endif
-  export MANTIK_SEGMENT=@{ segment.number }@ MANTIK_SEGMENTS=@{ segment.most }@
+  if [ -n "${_m_segment_before-}" ]; then
+    # The segment before was ended without a marker: what it had found is all that it left.
+    [ -e "$_m_segment_before/checkpoint" ] &&
+      ! cmp -s -- "$_m_work/checkpoint" "$_m_segment_before/checkpoint" ||
+      _m_fail "the segment before has not changed the checkpoint"
+  fi
+  export MANTIK_SEGMENT=$_m_segment MANTIK_SEGMENTS=$_m_segments
   export MANTIK_DEADLINE=$_m_end MANTIK_CONTINUE_FILE=$_m_home/$_m_work/continue
 }
 
 # Decides whether the job goes on: sets _m_go_on, _m_changed and _m_code.
 _m_settle_segment() {
+  [ -n "${_m_segments-}" ] || return 0
   [ -z "$_m_failed_step" ] && [ -e "$_m_work/checkpoint" ] || return 0
-  if (( _m_code == @{ segment.exit_code }@ )) || { (( ! _m_code )) && [ -e "$_m_work/continue" ]; }; then
+  if (( _m_code == _m_goes_on_code )) || { (( ! _m_code )) && [ -e "$_m_work/continue" ]; }; then
     _m_go_on=asked
   elif [ -n "$_m_signal" ]; then
     [ -z "$_m_timed" ] || _m_go_on=time_limit
@@ -209,14 +207,14 @@ _m_settle_segment() {
   _m_list_checkpoint > "$_m_work/checkpoint.now" &&
     ! cmp -s -- "$_m_work/checkpoint" "$_m_work/checkpoint.now" && _m_changed=yes
   [ -n "$_m_go_on" ] || return 0
-  if [ "$_m_changed" = yes ]; then _m_code=@{ segment.exit_code }@
-  elif (( _m_code == 0 || _m_code == @{ segment.exit_code }@ )); then _m_code=1; fi
+  if [ "$_m_changed" = yes ]; then _m_code=$_m_goes_on_code
+  elif (( _m_code == 0 || _m_code == _m_goes_on_code )); then _m_code=1; fi
 }
 
 _m_lacks_output() {
   local i
-  for (( i = 0; i < ${#_m_outputs[@]}; i += 4 )); do
-    [ "${_m_outputs[i]}" = output ] && [ ! -e "${_m_outputs[i + 3]}" ] && return 0
+  for (( i = 0; i < ${#_m_outputs[@]}; i += 3 )); do
+    [ "${_m_outputs[i]}" = output ] && [ ! -e "${_m_outputs[i + 2]}" ] && return 0
   done
   return 1
 }

@@ -2,7 +2,7 @@
 # Measures the figures of Snakemake's `benchmark:` with /proc, which every Linux has. Writes a line
 # per run of the command: its start and end in seconds. If it could be sampled, these follow: the
 # greatest rss, vms, uss and pss, the bytes read and written, the CPU ticks used, and the ticks per
-# second. Needs `family.sh.j2`, `_m_now`, and the directory $_m_scratch for the latest figures.
+# second. The directory $_m_scratch holds the latest figures.
 
 # Samples the processes below $1 until it is killed; writes the latest figures to the file $2.
 _m_sample() {

@@ -1,32 +1,24 @@
 # ---- claim ---------------------------------------------------------------------------------------
-# Only one start of this try can make the claim, a hard link; all others end. The exit code of `ln`
-# is ignored: a repeated NFS call can report a failure to the start that made the link. The claim is
-# read instead. A directory in its place means that the try was revoked. Without hard links the
-# claim is made with O_EXCL. This is as safe, except on NFS before version 3, but a start that dies
-# between making and filling the claim leaves one without an owner.
+# Only one start of this try can make the claim; all others end. A directory in its place means that
+# the try was revoked.
 
 _m_make_claim() {
-  local unique by text owner='' i
+  local unique owner='' i
   for i in 1 2 3 4; do
     [ -d "$_m_tries" ] && break
     sleep 0.5
   done
   # The controller made the directory before it submitted: it has removed it, and waits no longer.
   [ -d "$_m_tries" ] || return 1
-  { read -r unique < /proc/sys/kernel/random/uuid; } 2>/dev/null || unique=$RANDOM$RANDOM$RANDOM
-  unique=$unique-${_m_host%%.*}-$$
-  by=$_m_claim.by-${unique//[!A-Za-z0-9.-]/_}
+  _m_make_uuid
+  unique=$_m_uuid-${_m_host%%.*}-$$
   _m_now
-  text="owner=$unique
+  _m_create "$_m_claim" "owner=$unique
 began=$_m_time
 site_job=${_m_site_job//$'\n'/ }
 scheduler_job=${_m_scheduler_job//$'\n'/ }
 identity=$_m_identity
-host=${_m_host//$'\n'/ }"
-  if printf '%s\n' "$text" > "$by"; then ln -T -- "$by" "$_m_claim" 2>/dev/null; fi
-  if [ ! -e "$_m_claim" ]; then
-    ( set -C; printf '%s\n' "$text" > "$_m_claim" ) 2>/dev/null
-  fi
+host=${_m_host//$'\n'/ }" "${unique//[!A-Za-z0-9.-]/_}"
   for (( i = 0; i < 120; i++ )); do
     if [ -d "$_m_claim" ]; then owner=revoked; break; fi
     owner=
@@ -34,27 +26,25 @@ host=${_m_host//$'\n'/ }"
     case $owner in owner=?*) owner=${owner#owner=}; break ;; esac
     sleep 0.25
   done
-  rm -f -- "$by"
   [ "$owner" = "$unique" ] && return 0
   [ -n "$owner" ] && return 1
   _m_say "cannot claim $_m_try in $_m_workspace/$_m_tries: is the file system full or away?"
   exit 75
 }
 
-@@ if term
 # Succeeds if the controller that submitted this try still leads the place, or the leading one knows
 # the try. Another one may have taken over while the try waited, and have submitted the job again.
 _m_is_known() {
+  (( _m_term )) || return 0
   local name term last=0 line
   for name in .mantik/place/*.*.*.*.*; do
     name=${name##*/} term=${name%%.*}
     case $term in '' | *[!0-9]*) ;; *) (( term > last )) && last=$term ;; esac
   done
-  (( last > @{ term }@ )) || return 0
+  (( last > _m_term )) || return 0
   while IFS= read -r line; do
     [ "$line" != "$_m_try" ] || return 0
   done 2>/dev/null < ".mantik/place/known.$last"
   return 1
 }
 
-@@ endif

@@ -1,0 +1,301 @@
+# ---- outputs -------------------------------------------------------------------------------------
+# `_m_outputs` has kind, flags and path of each: `d` a directory, `k` an old one is kept, `s` it stays
+# here: listed with its checksums, but neither in the marker nor in an archive; `-` none of these.
+
+declare -A _m_stored=()  # the paths that stay here, files and directories
+
+_m_prepare_outputs() {
+  local i folder path
+  local -a files=() trees=() parents=()
+  if [ -n "${_m_storage_link-}" ]; then
+    # Commands name outputs that stay here by this directory.
+    [ -L "$_m_storage_link" ] || {
+      rmdir -- "$_m_storage_link" || :
+      mkdir -p -- "${_m_storage_link%/*}" && ln -sT -- "$_m_storage_target" "$_m_storage_link"
+    } 2>/dev/null || [ -L "$_m_storage_link" ] || _m_fail "cannot make the link $_m_storage_link"
+  fi
+  for (( i = 0; i < ${#_m_outputs[@]}; i += 3 )); do
+    path=${_m_outputs[i + 2]}
+    [[ -e $path || -L $path ]] || continue
+    case ${_m_outputs[i + 1]} in *k*) ;; *d*) trees+=("$path") ;; *) files+=("$path") ;; esac
+  done
+  if (( ${#trees[@]} )); then
+    printf '%s\0' "${trees[@]}" | xargs -0 rm -rf -- || _m_fail "cannot remove old outputs"
+  fi
+  if (( ${#files[@]} )); then
+    printf '%s\0' "${files[@]}" | xargs -0 rm -f -- || _m_fail "cannot remove old outputs"
+  fi
+  # Make directories only after all removals: one output may be a directory with another one in it.
+  for (( i = 0; i < ${#_m_outputs[@]}; i += 3 )); do
+    folder=${_m_outputs[i + 2]%/*}
+    [ -z "$folder" ] || [ -d "$folder" ] || parents+=("$folder")
+  done
+  if (( ${#parents[@]} )); then
+    printf '%s\0' "${parents[@]}" | xargs -0 mkdir -p -- ||
+      _m_fail "cannot make the directories of the outputs"
+  fi
+}
+
+# ---- end -----------------------------------------------------------------------------------------
+
+_m_safe_name() {  # fails if the site's file API cannot transfer it; it then goes into the archive
+  case $1 in *[!\ -~]* | *[%\'\\\$\`\"]*) return 1 ;; esac
+}
+
+# Lists the job's outputs: sets _m_type, _m_size, _m_mode, _m_time, _m_target, _m_path, _m_lacking.
+_m_survey() {
+  local i kind path folder until=$(( SECONDS + _m_visible_s )) found=$_m_work/marker/found
+  local -a there outer=()
+  local -A whole=()
+  _m_stored=()
+  _m_type=() _m_size=() _m_mode=() _m_time=() _m_target=() _m_path=()
+  while :; do
+    there=() _m_lacking=()
+    for (( i = 0; i < ${#_m_outputs[@]}; i += 3 )); do
+      kind=${_m_outputs[i]} path=${_m_outputs[i + 2]}
+      case ${_m_outputs[i + 1]} in *s*) _m_stored[$path]=yes ;; esac
+      if [ "$kind" = checkpoint ]; then
+        [ "$_m_code" != 0 ] && [ -n "$_m_go_on$_m_signal" ] && [ -e "$path" ] || continue
+        _m_stored[$path]=yes there+=("$path")
+        continue
+      fi
+      [ "$_m_code" = 0 ] || [ "$kind" = log ] || [[ -n ${_m_incomplete-} && -e $path ]] || continue
+      if [ -e "$path" ]; then there+=("$path")
+      elif [ "$kind" = output ]; then _m_lacking+=("$path"); fi
+    done
+    (( ${#_m_lacking[@]} && SECONDS < until )) && [ -z "$_m_signal" ] || break
+    sleep 0.5
+  done
+  : > "$found" || return
+  for path in ${there[@]+"${there[@]}"}; do [ ! -d "$path" ] || whole[$path]=yes; done
+  # An output inside another one, a directory, is listed with that directory.
+  for path in ${there[@]+"${there[@]}"}; do
+    folder=$path
+    while (( ${#whole[@]} )) && [[ $folder == */* ]]; do
+      folder=${folder%/*}
+      [ -z "$folder" ] || [ -z "${whole[$folder]+yes}" ] || continue 2
+    done
+    outer+=("$path")
+  done
+  for (( i = 0; i < ${#outer[@]}; i += 500 )); do
+    find -H "${outer[@]:i:500}" -printf '%y\0%s\0%m\0%T@\0%l\0%p\0' >> "$found" || return
+  done
+  local type size mode time target
+  while IFS= read -r -d '' type && IFS= read -r -d '' size && IFS= read -r -d '' mode &&
+    IFS= read -r -d '' time && IFS= read -r -d '' target && IFS= read -r -d '' path; do
+    case $type in f | d | l) ;; *) continue ;; esac
+    _m_type+=("$type") _m_size+=("$size") _m_mode+=("$mode") _m_time+=("$time")
+    _m_target+=("$target") _m_path+=("$path")
+  done < "$found"
+}
+
+# Sets _m_sum for all files, and records the checksums of large ones. After a success, a signal
+# stops this: a late marker is worse than one without checksums.
+_m_checksums() {
+  local i line
+  local -a which=() paths=() lines _m_stamp=()
+  _m_sum=()
+  for (( i = 0; i < ${#_m_path[@]}; i++ )); do
+    [ "${_m_type[i]}" = f ] || continue
+    which+=("$i") paths+=("${_m_path[i]}")
+    (( _m_size[i] <= _m_small_bytes )) ||
+      _m_stamp[i]=$(_m_stamp_of "${_m_path[i]}")
+  done
+  for (( i = 0; i < ${#paths[@]}; i += 500 )); do
+    [ -z "$_m_signal" ] || [ "$_m_code" != 0 ] || return
+    # sha256sum prints one line for each file, in order, even for names with newlines.
+    lines=()
+    while IFS= read -r line; do
+      line=${line#\\}
+      lines+=("${line%% *}")
+    done < <(sha256sum -- "${paths[@]:i:500}")
+    (( ${#lines[@]} == ${#paths[@]} - i || ${#lines[@]} == 500 )) || return
+    local j
+    for (( j = 0; j < ${#lines[@]}; j++ )); do
+      line=${which[i + j]}
+      _m_sum[line]=${lines[j]}
+      (( _m_size[line] <= _m_small_bytes )) ||
+        _m_say_known "${lines[j]:0:_m_sum_digits}" "${_m_stamp[line]}" "${_m_path[line]}"
+    done
+  done
+}
+
+_m_is_stored() {
+  local path=$1
+  until [ -n "${_m_stored[$path]+yes}" ]; do
+    case $path in ?*/*) path=${path%/*} ;; *) return 1 ;; esac
+  done
+}
+
+# Decides where each file goes and writes the lists: into the marker, into the archive, or alone.
+_m_sort_out() {
+  local level=$1 left=$_m_marker_bytes i place size staging=$_m_work/marker
+  [ "$level" = full ] || left=-1
+  _m_archived=0
+  {
+    for (( i = 0; i < ${#_m_path[@]}; i++ )); do
+      size=${_m_size[i]}
+      if [ "${_m_type[i]}" != f ]; then
+        place=none
+      elif (( ${#_m_stored[@]} )) && _m_is_stored "${_m_path[i]}"; then
+        place=stored
+      elif (( size <= left )); then
+        place=marker
+        (( left -= size ))
+        printf '%s\0' "${_m_path[i]}" >&8
+      elif [ "$level" != listed ] &&
+        { (( size <= _m_archive_file_bytes )) || ! _m_safe_name "${_m_path[i]}"; }; then
+        place=archive
+        _m_archived=1
+        printf '%s\0' "${_m_path[i]}" >&9
+      else
+        place=alone
+      fi
+      printf '%s\0' "$place" "${_m_type[i]}" "$size" "${_m_mode[i]}" "${_m_sum[i]-}" \
+        "${_m_target[i]}" "${_m_path[i]#./}"
+    done
+  } > "$staging/files" 8> "$staging/small" 9> "$staging/larger"
+}
+
+_m_make_archive() {
+  local archive=$_m_work/outputs.tar line
+  _m_archive_size=0 _m_archive_sum=
+  (( _m_archived )) || return 0
+  tar -cf "$archive" --format=gnu -P -h --hard-dereference --no-recursion --null \
+    -T "$_m_work/marker/larger"
+  (( $? < 2 )) || return  # 1: a file changed meanwhile; the checksums show it
+  _m_archive_size=$(stat -c %s -- "$archive") || return
+  line=$(sha256sum -- "$archive") || return
+  _m_archive_sum=${line%% *}
+}
+
+# ---- undeclared files ----------------------------------------------------------------------------
+# Lists files that are new since the command began and are no outputs of the job: in the directories
+# of its outputs, and in the first levels of the working directory. Another job that runs at the same
+# time may have made some of them. Takes a few seconds at most, and leaves out hidden files and those
+# of __pycache__.
+
+# Sets _m_since to the moment at which the command began, as find takes it. It is slightly too early,
+# since clocks of file systems tick: the command may have made a file in the same tick.
+_m_set_since() {
+  _m_since=$(find "$_m_work/begun" -printf %T@) || return
+  case ${_m_since#*.} in
+    000*) _m_since=$(( ${_m_since%.*} - 1 )).999 ;;
+    *) _m_since=${_m_since%.*}.$(printf %.3s "${_m_since#*.}") ;;
+  esac
+}
+
+# Prints the directories that may hold new files: a new file changes its directory, of which archives
+# may set back the time of modification.
+_m_changed_directories() {
+  local -a search=(-mindepth 1 '(' -name '.*' -o -name __pycache__ ')' -prune
+    -o -type d -newerct "@$_m_since" -print0)
+  printf '%s\0' "$@"
+  timeout 3 find "$@" -maxdepth 3 "${search[@]}"
+} 2>/dev/null
+
+# Succeeds if $1 is an input or an output of the job, or lies in one.
+_m_is_own() {
+  local path=$1
+  until [ -n "${own[$path]+yes}" ]; do
+    case $path in ?*/*) path=${path%/*} ;; *) return 1 ;; esac
+  done
+}
+
+_m_find_undeclared() {
+  local n=0
+  local i path size time mode _m_since
+  local -a folders=(.)
+  local -A own=() near=([.]=yes)
+  : > "$_m_work/marker/new" || return
+  [ "$_m_code" = 0 ] && [ -z "$_m_signal" ] && [ -e "$_m_work/begun" ] && _m_set_since || return 0
+  for (( i = 2; i < ${#_m_inputs[@]}; i += 3 )); do own[${_m_inputs[i]}]=yes; done
+  for (( i = 2; i < ${#_m_outputs[@]}; i += 3 )); do
+    own[${_m_outputs[i]}]=yes
+    path=${_m_outputs[i]%/*}
+    case $path in ./.mantik/up/*/*) ;; ./.* | /*) continue ;; esac
+    if [ -z "${near[$path]+yes}" ] && (( ${#near[@]} < 100 )) && [ -d "$path" ]; then
+      near[$path]=yes folders+=("$path")
+    fi
+  done
+  near=()
+  while IFS= read -r -d '' path; do
+    [ -n "${near[$path]+yes}" ] || _m_is_own "$path" || near[$path]=yes
+    (( ${#near[@]} < 500 )) || break
+  done < <(_m_changed_directories "${folders[@]}")
+  (( ${#near[@]} )) || return 0
+  while IFS= read -r -d '' size && IFS= read -r -d '' time && IFS= read -r -d '' mode &&
+    IFS= read -r -d '' path; do
+    ! _m_is_own "$path" || continue
+    (( n++ < 500 )) || break
+    printf '%s\0' "$size" "$time" "$mode" "${path#./}" >&7 || { : > "$_m_work/marker/new"; break; }
+  done 7>> "$_m_work/marker/new" < <(timeout 3 find "${!near[@]}" -mindepth 1 -maxdepth 1 \
+    ! -name '.*' -type f -newerct "@$_m_since" -printf '%s\0%T@\0%m\0%p\0' 2>/dev/null)
+  return 0
+}
+
+# ---- marker --------------------------------------------------------------------------------------
+
+_m_write_meta() {
+  # A signal after a success does not undo it. One after a failure may be its cause: a scheduler
+  # signals one process after the other, and the command may have been the first.
+  local by=
+  (( _m_code == 0 )) || by=$_m_signal
+  printf '%s=%s\n' version 1 try "$_m_try" exit_code "$_m_code" failed_step "$_m_failed_step" \
+    signal "$by" started "$_m_started" ended "$_m_ended" host "${_m_host//$'\n'/ }" \
+    scheduler_job "${_m_scheduler_job//$'\n'/ }" site_job "${_m_site_job//$'\n'/ }" \
+    cpu "$_m_cpu" memory "$_m_memory" gpus "${_m_gpu_use-}" go_on "$_m_go_on" \
+    changed "$_m_changed" nodes "${_m_segments:+${SLURM_JOB_NODELIST-}}" "$@" > "$_m_work/marker/meta"
+}
+
+# Tries once to write the marker, with the content of level $1.
+_m_try_marker() {
+  local level=$1 staging=$_m_work/marker new=$_m_tries/.$_m_try.tmp
+  local -a what=(meta)
+  case $level in
+    full | lean | listed)
+      _m_sort_out "$level" && _m_make_archive || return
+      : > "$staging/lacking" || return
+      (( ${#_m_lacking[@]} == 0 )) || printf '%s\0' "${_m_lacking[@]#./}" > "$staging/lacking" || return
+      tail -c "$_m_log_tail_bytes" "$_m_work/log" > "$staging/log" || return
+      _m_write_meta files "${#_m_path[@]}" lacking "${#_m_lacking[@]}" \
+        archive_size "$_m_archive_size" archive_sha256 "$_m_archive_sum" \
+        log_bytes "$(stat -c %s -- "$_m_work/log")" || return
+      : > "$staging/times" || return
+      (( ${#_m_time[@]} == 0 )) || printf '%s\0' "${_m_time[@]}" > "$staging/times" || return
+      what=(meta missing lacking files times new log)
+      [ -e "$staging/missing" ] || : > "$staging/missing" || return
+      [ -e "$staging/new" ] || : > "$staging/new" || return
+      tar -czf "$new" --format=gnu -P -h --hard-dereference --no-recursion -C "$_m_home/$staging" \
+        "${what[@]}" -C "$_m_home" --null -T "$staging/small" || return ;;
+    bare)
+      rm -rf -- "$staging" "$_m_work/outputs.tar" "$new"
+      mkdir -- "$staging" && _m_write_meta && tar -czf "$new" -C "$staging" meta || return ;;
+  esac
+  mv -T -- "$new" "$_m_claim.$_m_code"
+}
+
+# Writes the marker. Its name alone says how the job ended. If there is no room for its content, it
+# holds less: no small outputs (lean), nor an archive beside it (listed), no lists (bare), nothing.
+# As a last resort it is a hard link to the claim, which takes no room.
+_m_make_marker() {
+  local level
+  export LC_ALL=C
+  trap '' XFSZ
+  umask "$_m_own_umask"
+  _m_sum=()
+  if _m_survey; then
+    _m_find_undeclared
+    _m_checksums
+    for level in full lean listed; do
+      _m_try_marker "$level" && return
+      _m_say "cannot write the $level marker"
+      rm -f -- "$_m_tries/.$_m_try.tmp" "$_m_work/outputs.tar"
+    done
+  fi
+  _m_try_marker bare && return
+  rm -rf -- "$_m_work/marker" "$_m_tries/.$_m_try.tmp"
+  : > "$_m_claim.$_m_code" && return
+  ln -T -- "$_m_claim" "$_m_claim.$_m_code"
+}
+

@@ -1,0 +1,31 @@
+"""The library of bash that all job scripts of this version use (`bash/*.sh`)."""
+
+import hashlib
+from functools import cache
+from importlib.resources import files
+from typing import Final
+
+from .paths import OURS
+
+_PARTS: Final = (
+    "common", "claim", "heartbeat", "live", "inputs", "outputs", "segment", "benchmark", "command",
+    "once", "shadow", "group", "main",
+)  # fmt: skip
+
+
+@cache
+def read_library() -> bytes:
+    """Return the library: functions only, `_m_main` as the last."""
+    folder = files(__package__) / "bash"
+    return b"\n".join((folder / f"{part}.sh").read_bytes().rstrip() + b"\n" for part in _PARTS)
+
+
+@cache
+def library_path() -> str:
+    """Return its path in a workspace, where other versions may lie beside it."""
+    return f"{OURS}/lib-{hashlib.sha256(read_library()).hexdigest()[:12]}.sh"
+
+
+def use_library() -> str:
+    """Return bash that reads the library in a workspace, or in a shadow directory."""
+    return f". ./{library_path()}"

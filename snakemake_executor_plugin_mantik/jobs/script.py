@@ -14,6 +14,7 @@ from typing import Final
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
 
+from . import live_packs
 from .library import library_path
 from .paths import UPS, bundle_done_path, bundle_path, workspace_root, workspace_top
 from .quoting import (
@@ -143,6 +144,7 @@ def _data(spec: JobSpec) -> Iterator[str]:
         yield (
             f"_m_live_s={limits.live_s} _m_live_file_bytes={limits.live_file_bytes}"
             f" _m_live_bytes={limits.live_bytes}"
+            f" _m_pack_bytes={live_packs.PACK_BYTES} _m_piece_bytes={live_packs.PIECE_BYTES}"
         )
     if spec.resources.gpus_per_node:
         yield "_m_gpus_wanted=yes"

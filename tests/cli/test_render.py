@@ -141,10 +141,10 @@ def test_people_see_facts_and_the_script(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     for text in (
         "big (UNICORE)", "queue q, cpus_per_node 2", "SRUN_CPUS_PER_TASK=2", "'new\\nline'",
-        '"Project": "acc"', "#SBATCH --account=acc", "bash -c 'python main.py 1'",
+        '"Project": "acc"', "#SBATCH --account=acc", "_m_commands=('python main.py 1')",
     ):  # fmt: skip
         assert text in done.stdout
-    assert done.stdout.count("bash -c 'python main.py 1'") == 1
+    assert done.stdout.count("_m_commands=('python main.py 1')") == 1
 
 
 @pytest.mark.parametrize(

@@ -314,7 +314,7 @@ _m_make_venv() {
   cd -P -- .mantik/.. || return
   _m_home=$PWD
   case $path in /*) ;; *) path=$PWD/.mantik/python/$path ;; esac
-  _m_interpreter=$(type -P python${version:+"$version"} || type -P python3) || {
+  _m_interpreter=$(type -P "python${version:-3}" || type -P python3) || {
     _m_say "there is no python3 on this node to make the virtual environment $1"
     _m_say "what to do: load a module that provides one (Environment: Modules in the backend config)"
     return 1

@@ -30,6 +30,7 @@ from snakemake_executor_plugin_mantik.config.model import (
 )
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
 from snakemake_executor_plugin_mantik.engine.forecast import TRY
+from snakemake_executor_plugin_mantik.jobs.library import library_path, read_library
 from snakemake_executor_plugin_mantik.jobs.paths import workspace_below, workspace_root
 from snakemake_executor_plugin_mantik.jobs.script import BASH_OWN
 from tests.support.trial import NASTY
@@ -125,6 +126,7 @@ def script_of(folder: Path, command: str, **environment: Any) -> str:
     """Return a job's script, for a workspace beside the config in `folder`."""
     workspace = folder / WORKSPACE
     (workspace / ".mantik/tries/0").mkdir(parents=True)
+    (workspace / library_path()).write_bytes(read_library())
     config = folder / "config.json"
     document = {
         "UnicoreApiUrl": "https://h.example.org/rest/core",
@@ -154,7 +156,7 @@ WORD = st.text(
 WORKSPACE = workspace_below("work space")
 
 SHOW_WORDS = """#!/bin/bash
-shift; while [ "$1" != /i.sif ]; do printf '%s\\0' "$1"; shift; done > "$WORDS"
+shift; while [ "$1" != "$IMAGE" ]; do printf '%s\\0' "$1"; shift; done > "$WORDS"
 """
 
 
@@ -174,14 +176,12 @@ def test_apptainer_gets_the_words_of_its_options(
         (folder / "bin/apptainer").write_text(SHOW_WORDS)
         (folder / "bin/apptainer").chmod(0o755)
         options = " \n".join(["--first", *(quote(word) for word, quote in words), "$MINE/x"])
-        image = {"Path": "/i.sif", "Type": "remote", "Options": options}
+        image = {"Path": f"{folder}/i.sif", "Type": "remote", "Options": options}
+        Path(image["Path"]).touch()
         script = script_of(folder, "true", Apptainer=image, Variables={"MINE": "a  b*"})
-        script = script.replace("[ -e /i.sif ]", "true")
         path = f"{folder / 'bin'}:{os.environ['PATH']}"
-        subprocess.run(
-            ["bash", "-c", script], env={"PATH": path, "WORDS": str(folder / "words")}, check=True,
-            timeout=600,
-        )  # fmt: skip
+        given = {"PATH": path, "WORDS": str(folder / "words"), "IMAGE": image["Path"]}
+        subprocess.run(["bash", "-c", script], env=given, check=True, timeout=600)
         seen = (folder / "words").read_bytes().decode().split("\0")[:-1]
         assert seen == ["--first", *(word for word, _ in words), "a  b*/x"]
 

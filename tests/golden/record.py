@@ -35,6 +35,7 @@ _NAMES = (
     (re.compile(r"mantik/(bundles|tries|work)/[0-9a-f]+\b"), r"mantik/\1/BUCKET"),
     (re.compile(rf"\S*/project-\w+(?:/{workspace_below('')})?"), "WORKSPACE"),
     (re.compile(r"(?<=/place/)\S+"), "LEASE"),
+    (re.compile(r"(?<=mantik/lib-)\w+"), "DIGEST"),
     (re.compile(r"(?<=mantik/jobs/)\d+"), "JOB"),
     (re.compile(r"(?<=mantik/files/)\w+"), "DIGEST"),
     (re.compile(r"\(hpc\d, \w+\)"), "(SITE, JOB)"),

@@ -126,8 +126,10 @@ _m_command() {
 _m_expand_options() {
   local IFS=
   set -f
-  eval "_m_words=($_m_options)" || { _m_say "the options cannot be expanded"; return 1; }
+  # Not in the array at once: bash puts a byte before DEL in double quotes there.
+  eval "set -- $_m_options" || { _m_say "the options cannot be expanded"; return 1; }
   set +f
+  _m_words=("$@")
 }
 
 # Runs the commands after the job from number $1 on, each even if another one fails. A failure is only

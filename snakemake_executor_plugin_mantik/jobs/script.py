@@ -90,8 +90,9 @@ _HEAD = """\
 _TAIL = """\
 _m_site_job=${{PWD##*/}}
 _m_library={library}
-if cd -- "$_m_workspace" && [ -s $_m_library ] && . ./$_m_library && declare -F _m_main > /dev/null
-then
+cd -- "$_m_workspace" &&
+  until [ -s $_m_library ] || (( SECONDS >= _m_visible_s )); do sleep 0.2; done
+if [ -s $_m_library ] && . ./$_m_library && declare -F _m_main > /dev/null; then
   _m_main
   exit 1
 fi

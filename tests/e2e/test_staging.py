@@ -4,6 +4,8 @@ import os
 import shutil
 from collections import Counter
 
+import pytest
+
 from hpc_sandbox.server import Sandbox
 from tests.support.workflows import Project, tells, tree, until
 
@@ -221,3 +223,34 @@ def test_links_of_outputs_stay_links_where_they_were_made(firecrest: Project) ->
     firecrest.run("--forcerun", "read").ok()
     assert firecrest.read("read.txt") == "9\nmine\n9\n"
     assert (firecrest.workspace / "steps/step-9/deep/d").read_text() == "d\n", "through the link"
+
+
+@pytest.mark.parametrize("left", ["nothing", "half of it"])
+def test_a_library_that_is_lost_before_a_job_starts_goes_up_again(both: Project, left: str) -> None:
+    both.write(
+        "Snakefile",
+        """
+        rule last:
+            input: "first.txt"
+            output: "last.txt"
+            shell: "echo ran >> runs; cp {input} {output}"
+
+        rule first:
+            output: "first.txt"
+            shell: "touch began; until [ -e go ]; do sleep 0.1; done; touch {output}"
+        """,
+    )
+    running = both.start()
+    running.says("last: queued behind first")
+    until((both.workspace / "began").exists, "the first job")
+    [library] = (both.workspace / ".mantik").glob("lib-*.sh")
+    content = library.read_bytes()
+    library.unlink()
+    if left == "half of it":
+        library.write_bytes(content[: len(content) // 2])
+    (both.workspace / "go").touch()
+
+    running.end().ok()
+
+    assert (both.workspace / "runs").read_text() == "ran\n"
+    assert library.read_bytes() == content

@@ -197,8 +197,8 @@ def test_files_cross_once_and_only_when_needed(
 
     ran = two.run().ok()
 
-    # At UNICORE: the workspace's permissions and the sources. At firecREST: sources, and a.bin.
-    assert ledger.uploads() == {"hpc1": 3, "hpc2": 3}, f"sources, inputs, lease: {ran.output}"
+    # The lease, library and sources; at UNICORE the workspace's permissions, at firecREST a.bin.
+    assert ledger.uploads() == {"hpc1": 4, "hpc2": 4}, ran.output
     assert two.read("sum1") == two.read("sum2a") == two.read("sum2b")
     assert not (two.workspace / "stays.bin").exists()
     there = two.workspace_at(firecrest_place)
@@ -314,8 +314,8 @@ def test_two_names_of_one_api_share_client_and_workspace(
         plain=True,
     ).ok()  # fmt: skip
 
-    # Lease, sources and one bundle; UNICORE's workspace's permissions are set once, too.
-    assert ledger.uploads()[name] == (3 if name == "hpc2" else 4), ran.output
+    # Lease, library, sources and one bundle; UNICORE's workspace's permissions are set once, too.
+    assert ledger.uploads()[name] == (4 if name == "hpc2" else 5), ran.output
     assert ran.output.count("Sources: ") == 1
     assert firecrest.read("b.sum").splitlines()[-2:] == ["of a batch", "of b devel"]
     assert {record.site for record in firecrest.tries} == {"a", "b"}

@@ -92,8 +92,8 @@ def test_secrets_of_a_submission_that_was_never_answered_are_removed(
     """The process died when the values had gone up: at the site nobody heard of the job."""
     world = World(lambda spec: Fate(starts=(), denied=True))
     killed_when(
-        tmp_path, world, lambda c: c.site.calls[method] > (method == "put"), SECRET
-    ).forget()
+        tmp_path, world, lambda c: c.site.calls[method] > 2 * (method == "put"), SECRET
+    ).forget()  # the place's lease and the library are put before
     world.advance(world.now + 100.0)
     assert secrets_at(world)
 

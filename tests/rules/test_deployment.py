@@ -76,7 +76,7 @@ def test_another_environment_for_each_content(job: SimpleNamespace) -> None:
         made = payload(job, DeploymentMethod.CONDA)
         assert made.own_environment
         assert made.command.endswith("exec zsh -c echo")
-        place = made.command.split('_m_home/".mantik/conda/')[-1].split()[0]
+        place = made.command.split("/e.yaml' ")[-1].split()[0]
         return (place, *(upload.path for upload in made.uploads))
 
     first = places()
@@ -102,7 +102,7 @@ def test_a_command_that_is_no_word_goes_as_a_file(job: SimpleNamespace) -> None:
     made = payload(job, DeploymentMethod.APPTAINER, command=long)
     [upload] = made.uploads
     assert upload.content == f"{long}\n".encode()
-    assert made.command.rstrip().endswith(f'"$_m_image" zsh {upload.path}')
+    assert f" zsh {upload.path}\n" in made.command
     assert len(made.command) < 20_000
 
 

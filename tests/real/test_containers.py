@@ -46,8 +46,7 @@ def test_tasks_in_containers_and_their_end(trial: Trial, real_slurm: slurm.Slurm
     require(slurmplugins.lacking(), "a fake container")
     plugins = slurmplugins.install(trial.bin.parent / "plugins")
     folder = trial.bin.parent / "a workspace"
-    (folder / ".mantik/tries/3").mkdir(parents=True)
-    trial.workspace, trial.tries = folder, folder / ".mantik/tries/3"
+    trial.move(folder)
     environment = Environment(
         container=Container("Pyxis", "ubuntu", options=("--label",)),
         before_on_compute=(plugins,),

@@ -51,15 +51,18 @@ class Trial:
     """A workspace, and the tries in it."""
 
     def __init__(self, folder: Path) -> None:
-        self.workspace = folder / NASTY
-        self.tries = self.workspace / ".mantik/tries/3"
-        self.tries.mkdir(parents=True)
-        (self.workspace / library_path()).write_bytes(read_library())
+        self.move(folder / NASTY)
         self.start_folder = folder / "job-17"
         self.start_folder.mkdir()
         self.bin = folder / "bin"
         self.bin.mkdir()
         self._started: list[subprocess.Popen[str]] = []
+
+    def move(self, workspace: Path) -> None:
+        """Have the tries in another workspace, with all that jobs need there."""
+        self.workspace, self.tries = workspace, workspace / ".mantik/tries/3"
+        self.tries.mkdir(parents=True)
+        (workspace / library_path()).write_bytes(read_library())
 
     def spec(self, command: str = ":", **values: Any) -> JobSpec:
         """A job; `values` are fields of `JobSpec`."""

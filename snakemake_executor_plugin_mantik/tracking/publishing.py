@@ -220,12 +220,13 @@ class Publisher:
             Exception: MLflow fails; try again later.
         """
         with open_log(self._workdir) as log:
+            # Before the state: what is written in between is new the next time.
+            events = log.events(self._cursor.run(run_of).seq, of=run_of)
             run = log.run(run_of)
             if run is None:
                 return
             there = self._make(log, run)
             at = _At(log, self._client(there.uri), run, there, own=self._cursor.run(run_of))
-            events = log.events(at.own.seq, of=run_of)
             if events:
                 self._cursor.set(run_of, begun=events[-1].seq)
             if not at.own.described and run.head == run_of:

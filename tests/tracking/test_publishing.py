@@ -16,7 +16,7 @@ from mlflow.tracking import MlflowClient
 
 from snakemake_executor_plugin_mantik import views
 from snakemake_executor_plugin_mantik.journal import TryRecord
-from snakemake_executor_plugin_mantik.tracking.cursor import open_log
+from snakemake_executor_plugin_mantik.tracking.cursor import Log, LoggedRun, open_log
 from snakemake_executor_plugin_mantik.tracking.publishing import RETRY_OF
 from snakemake_executor_plugin_mantik.tracking.run import (
     ARTIFACT_FOLDER,
@@ -276,3 +276,26 @@ def test_why_a_job_cannot_start_is_a_tag_while_it_cannot(
     assert WAITING_REASON not in tags()
     assert directory.left == 0
     assert directory.said == []
+
+
+def test_an_end_between_two_looks_at_the_log_is_published(
+    directory: Directory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The controller writes it when its state has been read, and its events have not."""
+    record = directory.track(directory.plan("late"))
+    read = Log.run
+
+    def run(log: Log, run_of: str) -> LoggedRun | None:
+        found = read(log, run_of)
+        if run_of == record.id:
+            monkeypatch.undo()
+            directory.end(record)
+        return found
+
+    monkeypatch.setattr(Log, "run", run)
+    publisher = directory.publisher(directory.client)
+    publisher.publish(record.id)
+    publisher._cursor.close()
+    directory.publish(directory.client)
+    [late] = directory.client.search_runs([directory.experiment_id], "run_name = 'late'")
+    assert (late.info.status, directory.left) == ("FINISHED", 0)

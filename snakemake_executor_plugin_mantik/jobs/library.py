@@ -5,8 +5,11 @@ from functools import cache
 from importlib.resources import files
 from typing import Final
 
-from .paths import OURS
+from .paths import BELOW_TOP, OURS
 
+SUM_DIGITS: Final = 32
+"""Digits of an input's checksum that a script has: 128 bits, for many inputs in one script."""
+_VALUES: Final = f"_m_sum_digits={SUM_DIGITS} _m_below_top={BELOW_TOP}\n"
 _PARTS: Final = (
     "common", "claim", "heartbeat", "live", "inputs", "outputs", "segment", "benchmark", "command",
     "once", "shadow", "group", "main",
@@ -17,7 +20,8 @@ _PARTS: Final = (
 def read_library() -> bytes:
     """Return the library: functions only, `_m_main` as the last."""
     folder = files(__package__) / "bash"
-    return b"\n".join((folder / f"{part}.sh").read_bytes().rstrip() + b"\n" for part in _PARTS)
+    parts = [(folder / f"{part}.sh").read_text("utf-8").rstrip() + "\n" for part in _PARTS]
+    return "\n".join([_VALUES, *parts]).encode()
 
 
 @cache

@@ -15,7 +15,7 @@ from typing import Final
 from snakemake_executor_plugin_mantik.common.errors import UserError
 
 from . import live_packs
-from .library import library_path
+from .library import SUM_DIGITS, library_path
 from .paths import UPS, bundle_done_path, bundle_path, workspace_root, workspace_top
 from .quoting import (
     encode_text,
@@ -56,9 +56,6 @@ a marker names the one that failed."""
 
 COMMAND_BYTES: Final = 100_000
 """A longer command has to be a file: Linux accepts no argument of 128 KiB or more."""
-
-_SUM_DIGITS: Final = 32
-"""Digits of an input's checksum that a script has (`inputs.sh`)."""
 
 VARIABLE_BYTES: Final = 131_000
 """A longer variable would keep the job from starting any program (Linux, MAX_ARG_STRLEN)."""
@@ -166,7 +163,7 @@ def _files(spec: JobSpec) -> Iterator[str]:
         "inputs",
         (
             f"{'/' if file.directory else '-' if file.size is None else file.size} "
-            f"{file.sha256[:_SUM_DIGITS] or '-'}{'+' if file.changed else ''} "
+            f"{file.sha256[:SUM_DIGITS] or '-'}{'+' if file.changed else ''} "
             f"{quote_paths([file.path], 'an input')}"
             for file in spec.inputs
         ),
@@ -253,7 +250,7 @@ def _set_path(name: str, path: str) -> str:
 
 
 def _set_expanded(name: str, value: str, environment: Environment) -> str:
-    """Set a variable to a path, or to bash that sets it if it is to be expanded."""
+    """Return an assignment of a path; of code that makes it, if the path is to be expanded."""
     if not environment.expand or not expands(value):
         return _set(name, value)
     return _set(f"{name}_code", f"_m_{name}={quote_expanded(value)}")

@@ -2,7 +2,8 @@
 # Needs bash 4.2, coreutils, GNU find, GNU tar and gzip.
 #
 # A place has one such file per version of the executor, named after its checksum. It defines
-# functions only, `_m_main` as the last: half of it runs nothing.
+# functions only, `_m_main` as the last: half of it runs nothing. What comes before this has the values
+# that both ends know (`jobs/library.py`).
 
 _m_say() { printf 'mantik: %s\n' "${_m_who:+$_m_who: }$*" >&2; }
 
@@ -101,7 +102,7 @@ _m_find_module() {
 # Sets _m_bound to the path $1, escaped for Apptainer. With a workspace all that lies above it for its
 # jobs is bound.
 _m_bindable() {
-  set -- "${1%/up2/up1/workdir}"
+  set -- "${1%"$_m_below_top"}"
   _m_bound=${1//\\/\\\\} _m_bound=${_m_bound//,/\\,} _m_bound=${_m_bound//:/\\:}
 }
 

@@ -4,8 +4,6 @@
 
 # Reads the checksums of larger inputs only if their content may differ from the uploaded one.
 _m_small_bytes=1048576
-# Digits of an input's checksum that a script has: 128 bits, for many inputs in one script.
-_m_sum_digits=32
 
 # A content that may arrive late has a number; newer contents have greater ones. Removes unpacked
 # files older than those in the workspace, and records the numbers of the others. Two jobs may do

@@ -260,7 +260,7 @@ def results(directory: Path) -> dict[str, bytes]:
 
 def settings(slots: int) -> Any:
     """A sandbox that loses no time, and whose large files go through its object store."""
-    fire = replace(PATIENT.firecrest, max_file_size=32 << 10, command_timeout=5.0)
+    fire = replace(PATIENT.firecrest, max_file_size=128 << 10, command_timeout=5.0)
     return replace(PATIENT, slots=slots, firecrest=fire)
 
 
@@ -341,6 +341,6 @@ def cell_at(
         chance = random.Random(4)
         project.write("Snakefile", snakefile)
         project.write("data/a.txt", "seven\n")
-        (project.directory / "data/big.bin").write_bytes(chance.randbytes(20_000))
+        (project.directory / "data/big.bin").write_bytes(chance.randbytes(70_000))
         with closing(project):
             yield Cell(api, proxy, project, outside, alive, disk)

@@ -24,7 +24,7 @@ from tests.support.workflows import FILES_STAY, Place, place_in
 pytestmark = pytest.mark.timeout(1800)
 
 SOURCE = "source"
-SIZES = {"unicore": 16_700_000, "firecrest": 140_000}
+SIZES = {"unicore": 16_700_000, "firecrest": 560_000}
 """Bytes of the file, by what the target speaks: five parts, and too few for the servers to move it
 without this machine (`engine.upload.IMPORT_BYTES`)."""
 PARTS = 5

@@ -47,7 +47,6 @@ from .deployment import has_launcher, wrap_deployment
 from .kinds import full_jobs
 from .kinds.shell_command import (
     own_tmpdir,
-    refuse_placeholders,
     shell_command,
     shell_executable,
     use_node_tmpdir,
@@ -345,11 +344,9 @@ def find_runs(job: Job, context: RuleContext) -> ResolvedJob:
     """Resolve the commands, inputs and outputs of a job.
 
     Raises:
-        UserError: a path is in the executor's own directory, an input is not known yet, or
-            `make_payload` raises: a value is not determined before the job runs, or a file
-            is missing or too large.
+        UserError: a path is in the executor's own directory, or `make_payload` raises: a value is
+            not determined before the job runs, or a file is missing or too large.
     """
-    refuse_placeholders(job)
     places = find_job_paths(job, context)
     measured = benchmark = ""
     outputs = list(list_outputs(job, places))

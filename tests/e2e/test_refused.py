@@ -463,6 +463,43 @@ def test_members_whose_values_nobody_would_evaluate(project: Project) -> None:
     assert "rule outside" not in said
 
 
+def test_a_member_that_asks_for_another_checkpoint_than_before(project: Project) -> None:
+    """Nobody can know that it will, before the first checkpoint has ended."""
+    project.write(
+        "Snakefile",
+        """
+        NAME = "inner"
+
+        checkpoint outer:
+            output: directory("outer.d")
+            shell: "mkdir {output}"
+
+        checkpoint inner:
+            output: directory("inner.d")
+            group: "both"
+            shell: "mkdir {output}; touch {output}/1"
+
+        def found(_):
+            checkpoints.outer.get()
+            folder = getattr(checkpoints, NAME).get().output[0]
+            return expand(folder + "/{n}", n=glob_wildcards(folder + "/{n}").n)
+
+        rule nested:
+            input: "inner.d", found
+            output: "nested"
+            group: "both"
+            shell: "ls -d {input} > {output}"
+        """,
+    )
+
+    said = project.run("nested").failed()
+
+    if "Out of jobs ready" not in said:  # by chance, Snakemake (9.27) does not even begin the group
+        tells(said, "rule nested asks for the files of checkpoint inner, which is in its own group")
+    assert not project.exists("nested")
+    assert {record.rule for record in project.tries} == {"outer"}
+
+
 def test_resources_that_cannot_be_had(project: Project) -> None:
     project.write(
         "Snakefile",

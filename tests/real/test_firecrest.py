@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from snakemake_executor_plugin_mantik.common.errors import SiteBusy
+from snakemake_executor_plugin_mantik.common.errors import SiteBusy, SiteError
 from snakemake_executor_plugin_mantik.config.settings import Timing
 from snakemake_executor_plugin_mantik.sites.base import SiteFacts
 from snakemake_executor_plugin_mantik.sites.firecrest import FirecrestSite
@@ -48,6 +48,24 @@ def write(facts: SiteFacts, size: int) -> str:
     content = (pattern * (size // len(pattern) + 1))[:size]
     (Path(facts.workspace) / "file").write_bytes(content)
     return hashlib.sha256(content).hexdigest()
+
+
+@pytest.mark.parametrize(("number", "whole"), [(10_000, True), (30_000, False)])
+def test_a_listing_comes_whole_or_not_at_all(at_site: AtSite, number: int, whole: bool) -> None:
+    """One that does not fit into the server's buffer of 5 MiB is an error, not a part of it."""
+    names = {f"{n:0200}" for n in range(number)}
+
+    async def scenario(site: FirecrestSite, facts: SiteFacts) -> None:
+        await site.make_directory("many")
+        for name in names:
+            (Path(facts.workspace) / "many" / name).touch()
+        if whole:
+            assert set(await site.list("many")) == names
+        else:
+            with pytest.raises(SiteError):
+                await site.list("many")
+
+    at_site(scenario)
 
 
 async def fetched_by_one_request(site: FirecrestSite, size: int | None, made: str) -> None:

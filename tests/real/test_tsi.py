@@ -1,14 +1,17 @@
 """Whole workflows at a real UNICORE/X with its TSI: what a server without one does not do."""
 
 import subprocess
+import uuid
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from snakemake_executor_plugin_mantik.sites.base import Site, SiteFacts
 from tests.real.centre import Centre
 from tests.real.centre.tsi import SOFTWARE, Unicore
+from tests.support.benches import opened, unicore_site
 from tests.support.command import smk_mantik
 from tests.support.places import unicorex_place
 from tests.support.unicoreserver import UnicoreX
@@ -172,3 +175,30 @@ def test_jobs_do_not_see_what_is_the_tsis(project: Project) -> None:
     project.run().ok()
 
     assert project.read("one") == "unset\nmantik-user\n"
+
+
+@pytest.mark.parametrize("number", [30, 250])
+def test_no_limit_of_a_server_cuts_a_listing(own_unicore: Unicore, number: int) -> None:
+    """It has a setting for one, which it does not heed: it lists what it is asked for."""
+    server = own_unicore.server
+    server.stop()
+    with (server.directory / "main.config").open("a") as settings:
+        settings.write("\ncoreServices.sms.lsLimit=20\n")
+    server.start()
+    names = {f"{n}" for n in range(number)}
+
+    async def scenario(site: Site, facts: SiteFacts) -> None:
+        await site.make_directory("many")
+        for name in names:
+            (Path(facts.workspace) / "many" / name).touch()
+        assert set(await site.list("many")) == names
+
+        url = f"{site._url('many')}".removeprefix("/")  # type: ignore[attr-defined]
+        pages = [
+            server.ask(url, params={"offset": offset, "num": 12}).json()["content"]
+            for offset in range(0, number, 12)
+        ]
+        assert {len(page) for page in pages[:-1]} == {12}
+        assert {path.rpartition("/")[2] for page in pages for path in page} == names
+
+    opened(lambda: unicore_site(server, f"ws-{uuid.uuid4()}"), scenario)

@@ -321,12 +321,14 @@ def test_made_from_a_backend_config(unicorex: UnicoreX, tmp_path: Path, workspac
     asyncio.run(other.close())
 
 
-@pytest.mark.parametrize("number", [149, 150, 151, 320])
+@pytest.mark.parametrize("limit", [100, 150])
+@pytest.mark.parametrize("more", [-1, 0, 1, 220])
 def test_a_limit_below_the_one_that_is_asked_for(
-    sandbox_bench: Bench, monkeypatch: pytest.MonkeyPatch, number: int
+    sandbox_bench: Bench, monkeypatch: pytest.MonkeyPatch, limit: int, more: int
 ) -> None:
     """The server says nothing of the entries that it leaves out."""
-    monkeypatch.setattr(files, "_MAX_ENTRIES", 150)
+    monkeypatch.setattr(files, "_MAX_ENTRIES", limit)
+    number = limit + more
 
     async def scenario(site: Site, facts: SiteFacts) -> None:
         names = {f"{n}" for n in range(number)}

@@ -62,21 +62,6 @@ def placeholder_in_group(unit: Job, member: Job) -> str | None:
     )
 
 
-def refuse_placeholders(job: Job) -> None:
-    """Refuse a job whose inputs Snakemake has not evaluated yet.
-
-    Raises:
-        UserError: it has such an input.
-    """
-    for path in job.input:
-        if is_flagged(path, "checkpoint_target"):
-            raise UserError(
-                f"its input {path} stands for the files of a checkpoint that has not ended",
-                where=f"rule {job.rule.name}",
-                do="Start again when the checkpoint has ended, or take the rule out of its group",
-            )
-
-
 def _awaited(job: Job) -> Iterator[tuple[str, Job]]:
     """Yield the inputs of a job that stand for files of a checkpoint, and the job that makes it."""
     for maker, files in job.dag.dependencies[job].items():

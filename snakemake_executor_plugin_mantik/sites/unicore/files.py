@@ -33,9 +33,12 @@ from .jobs import UnicoreJobs
 API: Final = "unicore"
 
 LISTING_LIMIT: Final = 10_000
-"""Entries that a server returns in one answer, unless its SMS_LS_LIMIT is another one."""
+"""Entries to ask for in one request: the most that a server lists of a storage's root.
+
+Elsewhere it lists as many as it is asked for; nothing reads its setting `sms.lsLimit` (unicorex
+2.4.0 to 3.1.0, `rest/Files.java`)."""
 _WHOLE_PAGE: Final = 100
-"""Entries that any server returns in one answer: the least default of a list in UNICORE's API."""
+"""Entries that any server should list at once: the least default of a list in UNICORE's API."""
 _MOST_ENTRIES: Final = 1_000_000
 """Maximum number of entries of a directory that are listed, page by page."""
 
@@ -71,7 +74,7 @@ class UnicoreFiles(UnicoreJobs):
 
     _mounts: dict[str, str] | None = None
     _whole = _WHOLE_PAGE
-    """Answers with fewer entries were seen to be whole, whatever the server's limit is."""
+    """Answers with fewer entries are whole: the server has given as many at once."""
 
     def _url(self, path: str) -> str:
         return self._open.paths.url(path)

@@ -354,6 +354,23 @@ def test_killed_without_a_word_is_known_within_half_a_minute(
     assert end.state.reason is Reason.OUT_OF_MEMORY
 
 
+def test_killed_is_known_although_a_second_submission_waits(play: Player) -> None:
+    """What happens to a job that did not make the claim says nothing of the one that did."""
+    fates = [Fate(killed_after=50), Fate(starts=(5000.0,))]
+
+    async def scenario(bench: Bench) -> TryEnd:
+        record, first = bench.sent()
+        second = bench.world.submit(Submission(record.id, "job", "", Resources()))
+        end = await bench.watcher.watch(record, [first, second], sent=2)
+        assert bench.now <= 50 + WITHIN_S + 5
+        return end
+
+    end = play(World(lambda spec: fates.pop(0), lambda spec: 30_000.0), scenario)
+
+    assert end.state is not None
+    assert end.state.reason is Reason.OUT_OF_MEMORY
+
+
 def test_jobs_that_run_are_not_asked_about(play: Player) -> None:
     async def scenario(bench: Bench) -> TryEnd:
         bench.site.states_lag = True

@@ -82,6 +82,22 @@ def test_gives_up_after_a_while(parrot: Parrot) -> None:
     assert len(parrot.asked) == rest.REPEAT_ATTEMPTS
 
 
+def test_a_list_of_jobs_is_not_asked_for_again_after_an_error(parrot: Parrot) -> None:
+    """firecREST has then waited for the scheduler for five seconds, with one of few channels."""
+    parrot.answers = [Say(500)]
+
+    async def find() -> None:
+        site = firecrest_site_at(parrot.url, Bearer(TOKEN))
+        try:
+            await site.find({"tag": "job"})
+        finally:
+            await site.close()
+
+    with pytest.raises(SiteUnreachable):
+        asyncio.run(find())
+    assert len(parrot.asked) == 1
+
+
 def test_a_definite_answer_is_not_asked_for_again(parrot: Parrot) -> None:
     parrot.answers = [Say(404, b"")]
     with pytest.raises(SiteNotFound):

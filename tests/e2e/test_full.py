@@ -208,6 +208,31 @@ def test_workdir_directive_and_a_profile(project: Project) -> None:
     assert project.read("run/out.txt") == "up1\n1 2 2 from beside\n"
 
 
+def test_config_files_beside_neither_the_snakefile_nor_the_files(project: Project) -> None:
+    """They are where Snakemake was started, and in the directory that `workdir:` enters."""
+    project.write("conf/first.yaml", "first: 1\nboth: 1\n")
+    project.write("run/conf/second.yaml", "second: 2\nboth: 2\n")
+    project.write(
+        "wf/Snakefile",
+        """\
+        configfile: "conf/first.yaml"
+        workdir: "run"
+        configfile: "conf/second.yaml"
+
+        rule out:
+            output: "out.txt"
+            run:
+                with open(output[0], "w") as file:
+                    print(config["first"], config["second"], config["both"], file=file)
+        """,
+    )
+    project.config.write_text(
+        project.config.read_text().replace("Site:\n", "Exclude: [conf/]\nSite:\n")
+    )
+    project.run("-s", "wf/Snakefile").ok()
+    assert project.read("run/out.txt") == "1 2 2\n"
+
+
 def test_inputs_that_are_others_at_the_site_are_no_silent_success(project: Project) -> None:
     project.write("raw/a.txt")
     project.write("raw/b.txt")

@@ -102,13 +102,16 @@ class Executor(RemoteExecutor):
         Raises:
             ApiError: a job reads or makes what stays at a site.
         """
-        from snakemake_executor_plugin_mantik.rules.preflight import refuse_jobs
+        from snakemake_executor_plugin_mantik.rules.context import RuleContext
+        from snakemake_executor_plugin_mantik.rules.kinds.groups import Unit
+        from snakemake_executor_plugin_mantik.rules.preflight import OBSTACLES
         from snakemake_executor_plugin_mantik.storage.paths import uses_provider
 
         if not uses_provider(self.workflow):
             return
+        context = RuleContext({}, Path.cwd())
         try:
-            refuse_jobs(self.dag.needrun_jobs(), ())
+            OBSTACLES.refuse(Unit(job, context) for job in self.dag.needrun_jobs())
         except MantikError as error:
             raise ApiError(str(error)) from None
 

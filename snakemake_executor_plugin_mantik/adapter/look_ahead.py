@@ -19,10 +19,9 @@ from snakemake_executor_plugin_mantik.common.errors import MantikError
 from snakemake_executor_plugin_mantik.engine.request import JobRequest
 from snakemake_executor_plugin_mantik.journal import is_utf8
 from snakemake_executor_plugin_mantik.rules import Job, preflight
-from snakemake_executor_plugin_mantik.rules.make_request import why_full_job
-from snakemake_executor_plugin_mantik.rules.paths.job_paths import find_job_paths
+from snakemake_executor_plugin_mantik.rules.kinds.groups import Unit
 from snakemake_executor_plugin_mantik.rules.paths.storage import jobs_use_storage
-from snakemake_executor_plugin_mantik.rules.resources import choose_site, given_resources
+from snakemake_executor_plugin_mantik.rules.site_job import SiteJob
 from snakemake_executor_plugin_mantik.rules.units import job_identity, list_members, member_title
 
 from . import job_files
@@ -67,7 +66,7 @@ class LookAhead:
 
     def behind(
         self, requested: Job, secrets: Mapping[str, str]
-    ) -> Iterator[tuple[Job, JobRequest]]:
+    ) -> Iterator[tuple[Unit, JobRequest]]:
         """Yield the jobs that can be submitted now that `requested` is, and their requests.
 
         A job comes after the jobs that it waits for. Each is yielded once.
@@ -82,11 +81,11 @@ class LookAhead:
             job = next(self._todo[last], None)
             if job is None:
                 del self._todo[last]
-            elif (request := self._request(job, secrets)) is not None:
+            elif (found := self._request(job, secrets)) is not None:
                 self._there.add(job)
                 self._proposed.add(job)
                 self._todo[job] = self._following(job)
-                yield job, request
+                yield found
 
     def failed(self, job: Job) -> None:
         """Note that Snakemake will not request the jobs behind a failed one, for now."""
@@ -104,7 +103,7 @@ class LookAhead:
         jobs.sort(key=lambda job: (-dag.priority(job), job.rule.name, str(job.wildcards)))
         return iter(jobs)
 
-    def _request(self, job: Job, secrets: Mapping[str, str]) -> JobRequest | None:
+    def _request(self, job: Job, secrets: Mapping[str, str]) -> tuple[Unit, JobRequest] | None:
         """Make the request of a job whose inputs do not all exist; None if it has to wait."""
         if job in self._there or self.workflow.dag.finished(job):
             return None
@@ -112,10 +111,12 @@ class LookAhead:
         if not makers:
             return None
         try:
-            if why_not_ahead(self.workflow, self.checked, job, makers):
+            unit = Unit(job, self.checked.context)
+            if why_not_ahead(self.workflow, unit.members[0], makers):
                 return None
-            request = self.checked.request(job, secrets)
-            places = find_job_paths(job, self.checked.context)
+            self.checked.refuse(unit)
+            request = self.checked.request(unit, secrets)
+            places = unit.members[0].paths()
             unmade = {
                 place: job_identity(maker)
                 for maker, files in makers.items()
@@ -125,7 +126,7 @@ class LookAhead:
         except Exception:  # noqa: BLE001 - reported when the job is requested
             return None
         # The journal could not record who has made the others.
-        return replace(request, unmade=unmade) if all(map(is_utf8, unmade)) else None
+        return (unit, replace(request, unmade=unmade)) if all(map(is_utf8, unmade)) else None
 
     def _makers(self, job: Job) -> dict[Job, set[str]]:
         """Return the jobs that are still to make inputs of a job.
@@ -147,18 +148,16 @@ class LookAhead:
         return makers
 
 
-def forecast_ahead(
-    workflow: Any, checked: CheckedWorkflow, limit: int, units: Iterable[Job]
-) -> AheadForecast:
+def forecast_ahead(checked: CheckedWorkflow, jobs: Iterable[Job]) -> AheadForecast:
     """Forecast how far a run goes on without this machine once its first jobs are submitted.
 
-    `units` are the jobs and groups to run, in an order that respects dependencies.
+    `jobs` are the jobs and groups to run, in an order that respects dependencies.
     """
-    dag = workflow.dag
+    dag, limit = checked.workflow.dag, checked.options.ahead
     going: set[Job] = set()
     ahead, stops = Counter[str](), dict[str, str]()
-    for unit in units:
-        members = list_members(unit)
+    for job in jobs:
+        members = list_members(job)
         makers = {
             maker: files
             for member in members
@@ -168,35 +167,33 @@ def forecast_ahead(
         if not makers.keys() <= going or all(member.rule.norun for member in members):
             continue
         if not makers:
-            why = "" if not unit.is_local else "runs on this machine"
-        elif unit.is_group():
+            why = "" if not job.is_local else "runs on this machine"
+        elif job.is_group():
             why = "is in a group"
         else:
-            why = _why_not_ahead_at_site(workflow, checked, unit, makers)
-            site = "" if why else choose_site(given_resources(unit), checked.configs)
+            at = SiteJob(job, checked.context) if job.is_local else checked.units[job].members[0]
+            why = _why_not_at_site(checked.workflow, at, makers)
+            site = "" if why else at.site
             ahead[site] += 1
             if not why and ahead[site] > limit:
                 why = f"is beyond --mantik-ahead {limit}"
         if why:
-            stops.setdefault(member_title(unit), why)
+            stops.setdefault(member_title(job), why)
         else:
             going.update(members)
     return AheadForecast(sum(not job.is_local for job in going), stops)
 
 
-def _why_not_ahead_at_site(
-    workflow: Any, checked: CheckedWorkflow, job: Job, makers: Mapping[Job, set[str]]
-) -> str:
+def _why_not_at_site(workflow: Any, at: SiteJob, makers: Mapping[Job, set[str]]) -> str:
     if len(makers) > _MOST_MAKERS:
         return f"waits for more than {_MOST_MAKERS} jobs"
     try:
-        if why := why_not_ahead(workflow, checked, job, makers):
-            return why
-        site = checked.configs[choose_site(given_resources(job), checked.configs)].config
+        why = why_not_ahead(workflow, at, makers)
+        if not why and at.config.api == "unicore" and at.config.site.scheduler == "none":
+            return "runs at a site without a scheduler (Site: Scheduler is none)"
     except (MantikError, RuleException, WorkflowError):
         return "has values that cannot be evaluated yet"
-    none = site.unicore_api_url is not None and site.site.scheduler == "none"
-    return "runs at a site without a scheduler (Site: Scheduler is none)" if none else ""
+    return why
 
 
 def find_makers(dag: Any, job: Job) -> dict[Job, set[str]]:
@@ -208,9 +205,7 @@ def find_makers(dag: Any, job: Job) -> dict[Job, set[str]]:
     }
 
 
-def why_not_ahead(
-    workflow: Any, checked: CheckedWorkflow, job: Job, makers: Mapping[Job, set[str]]
-) -> str:
+def why_not_ahead(workflow: Any, at: SiteJob, makers: Mapping[Job, set[str]]) -> str:
     """Return why a job cannot be submitted before its inputs exist, or '' if it can.
 
     `makers` are the jobs that are still to make its inputs, and these inputs. The words follow the
@@ -219,19 +214,19 @@ def why_not_ahead(
     Raises:
         UserError: the resources of a job are wrong.
     """
-    reasons = chain(_reasons(workflow, job), _reasons_of_makers(workflow, checked, job, makers))
-    return next(reasons, "")
+    return next(chain(_reasons(workflow, at), _reasons_of_makers(workflow, at, makers)), "")
 
 
-def _reasons(workflow: Any, job: Job) -> Iterator[str]:
+def _reasons(workflow: Any, at: SiteJob) -> Iterator[str]:
+    job = at.job
     if job.is_local:
         yield "runs on this machine"
     if jobs_use_storage(workflow):
         yield "is in a workflow whose jobs reach the storage themselves"
     if workflow.dag.get_job_group(job) is not None:
         yield "is in a group"
-    if directive := why_full_job(job):
-        yield f"has {directive} and runs in a Snakemake of its own"
+    if at.full is not None:
+        yield f"has {at.full} and runs in a Snakemake of its own"
     if any(is_flagged(path, "update") for path in job.output):
         yield "updates an output"
     if job_files.is_cached(workflow, job):
@@ -241,16 +236,13 @@ def _reasons(workflow: Any, job: Job) -> Iterator[str]:
             yield f"uses the resource {name}, which --resources limits"
     if job.has_unfinished_queue_input():
         yield "reads files from a queue"
-    if not preflight.is_determined(job):
+    if not preflight.is_determined(at):
         yield "has values that depend on files which do not exist yet"
 
 
-def _reasons_of_makers(
-    workflow: Any, checked: CheckedWorkflow, job: Job, makers: Mapping[Job, set[str]]
-) -> Iterator[str]:
-    site = choose_site(given_resources(job), checked.configs)
-    computed = any(map(is_callable, job.rule.params)) or any(
-        value.is_evaluable() for key, value in job.rule.resources.items() if key != "tmpdir"
+def _reasons_of_makers(workflow: Any, at: SiteJob, makers: Mapping[Job, set[str]]) -> Iterator[str]:
+    computed = any(map(is_callable, at.rule.params)) or any(
+        value.is_evaluable() for key, value in at.rule.resources.items() if key != "tmpdir"
     )
     if computed and any(os.path.lexists(file) for files in makers.values() for file in files):
         yield "has values that may depend on files which are to be made again"
@@ -262,7 +254,7 @@ def _reasons_of_makers(
             yield f"needs an output of {name}, which runs on this machine"
         if workflow.dag.get_job_group(maker) is not None:
             yield f"needs an output of {name}, which is in a group"
-        if choose_site(given_resources(maker), checked.configs) != site:
+        if SiteJob(maker, at.context).site != at.site:
             yield f"needs an output of {name}, which runs at another site"
         if any(is_flagged(file, "touch") for file in maker.output if file in files):
             yield f"needs a touch() output of {name}, which Snakemake makes here"

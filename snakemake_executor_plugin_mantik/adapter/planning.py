@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from snakemake.exceptions import RuleException, format_exception_to_string
+from snakemake.exceptions import RuleException
 from snakemake_interface_common.exceptions import WorkflowError
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
@@ -22,11 +22,10 @@ from snakemake_executor_plugin_mantik.engine.forecast import (
 from snakemake_executor_plugin_mantik.engine.plan import find_misfits, unchecked_resources
 from snakemake_executor_plugin_mantik.jobs.paths import display_path
 from snakemake_executor_plugin_mantik.jobs.spec import Environment
-from snakemake_executor_plugin_mantik.rules import Job, deployment, preflight
-from snakemake_executor_plugin_mantik.rules.kinds.groups import unit_request
+from snakemake_executor_plugin_mantik.rules import Job, preflight
+from snakemake_executor_plugin_mantik.rules.kinds.groups import Unit
 from snakemake_executor_plugin_mantik.rules.make_request import workflow_variables
 from snakemake_executor_plugin_mantik.rules.paths.job_paths import JobPaths
-from snakemake_executor_plugin_mantik.rules.resources import choose_environment
 from snakemake_executor_plugin_mantik.rules.units import list_members, unit_name
 from snakemake_executor_plugin_mantik.sites.base import QueueLimits
 from snakemake_executor_plugin_mantik.storage.paths import storable_path
@@ -52,28 +51,24 @@ def plan_workflow(
     """
     dag = workflow.dag
     checked = checks.check_workflow(workflow, dag, options, logger)
-    at_sites = {member.rule.name for unit in checked.units for member in list_members(unit)}
+    at_sites = {member.rule.name for unit in checked.known for member in unit.members}
     preflight.refuse_mistakes(
         {rule: what for rule, what in checked.mistakes.items() if rule not in at_sites}
     )
     limits = startup.collect_facts(checked) if connect else {}
     units = _units(dag)
-    sites = {
-        unit: None if unit.is_local else unit_request(unit, checked.planners)[0] for unit in units
-    }
     places = JobPaths(checked.workdir, lambda: "")  # used for paths within a workspace only
     made = {
-        place: sites[unit] or LOCAL
+        place: LOCAL if unit.is_local else checked.units[unit].asked.site or LOCAL
         for unit in units
         for path in _outputs(unit)
         if (place := places.place(path)) is not None
     }
     jobs: list[Forecast] = []
-    state = Path(workflow.persistence.path) / checks.STATE_DIRECTORY
-    with Forecaster(checked.workdir, state, checked.planners, made) as forecaster:
+    with Forecaster(checked.workdir, checked.state, checked.planners, made) as forecaster:
         secrets = dict.fromkeys(workflow_variables(workflow, os.environ), "")  # names alone
         look = _Look(checked, secrets, workflow.linemaps, forecaster, places, frozenset(made))
-        jobs = [look.at(unit, sites[unit]) for unit in units if not unit.is_local]
+        jobs = [look.at(checked.units[unit]) for unit in units if not unit.is_local]
         products = checks.find_products(dag)
         totals: dict[str, Total] = {}
         for job in jobs:
@@ -96,7 +91,7 @@ def plan_workflow(
             left += [name for name in unchecked_resources(job.resources, queue) if name not in left]
     for warning in warnings:
         logger.warning(warning)
-    ahead = forecast_ahead(workflow, checked, options.ahead, units)
+    ahead = forecast_ahead(checked, units)
     return JobPlan(
         jobs,
         totals,
@@ -168,50 +163,45 @@ class _Look:
     places: JobPaths
     made: frozenset[str]
 
-    def at(self, job: Job, site: str | None) -> Forecast:
-        """Forecast what would be submitted for `job`. The site is None if not known yet."""
-        _, given, threads, later = unit_request(job, self.checked.planners)
+    def at(self, unit: Unit) -> Forecast:
+        """Forecast what would be submitted for a job or group."""
+        asked, job = unit.asked, unit.job
         result = Forecast(
-            unit_name(job), ", ".join(sorted(job.rules)), site,
-            outputs=tuple(map(str, _outputs(job))), later=tuple(_written(later)),
+            unit_name(job), ", ".join(sorted(job.rules)), asked.site,
+            outputs=tuple(map(str, _outputs(job))), later=tuple(_written(asked.later)),
         )  # fmt: skip
-        if site is None:
+        if asked.site is None:
             return result
-        if threads >= NO_LIMIT:
+        if asked.threads >= NO_LIMIT:
             return replace(result, mistake="its threads follow from workflow.cores: add --cores")
-        planner = self.checked.planners[site]
-        own = None
-        if not job.is_group():  # each member of a group may have its own
-            own = deployment.read_own(job, self.checked.context.deployment)
-        requested = planner.resources(given, threads)
-        name = choose_environment(given, planner.config)
-        going_on = checks.find_continuation(job, self.checked.planners)
+        planner, name = self.checked.planners[asked.site], unit.environment
+        own = None if job.is_group() else unit.members[0].own  # each member may have its own
+        requested = planner.resources(asked.resources, asked.threads)
+        going_on = unit.continuation
         result = replace(
             result,
             resources=requested,
             cores=planner.cores(requested),
             segments=going_on.most if going_on is not None else 1,
-            environment=deployment.describe_own(own)
+            environment=str(own)
             if own
             else _words(job_environment(planner.config, self.checked.workdir, name=name), name),
         )
-        rules = {member.rule.name for member in list_members(job)}
+        rules = {member.rule.name for member in unit.members}
         mistaken = {rule: self.checked.mistakes[rule] for rule in rules & {*self.checked.mistakes}}
         if mistaken:
             return replace(result, mistake="\n".join(mistaken.values()))
-        return self._looked_into(job, result)
+        return self._looked_into(unit, result)
 
-    def _looked_into(self, job: Job, result: Forecast) -> Forecast:
+    def _looked_into(self, unit: Unit, result: Forecast) -> Forecast:
         """Add the command and files of a job to its forecast, as far as they are known."""
         try:
-            request = self.checked.request(job, self.secrets)
+            request = self.checked.request(unit, self.secrets)
             needed = self.forecaster.needed(request)
         except (UserError, RuleException, WorkflowError) as error:
-            if any(self.places.place(path) in self.made for path in job.input):
+            if any(self.places.place(path) in self.made for path in unit.job.input):
                 return result  # the value may be known once the input exists
-            if isinstance(error, UserError):
-                return replace(result, mistake=str(error))
-            return replace(result, mistake=format_exception_to_string(error, self.linemaps).strip())
+            return replace(result, mistake=preflight.describe_error(error, self.linemaps))
         return replace(
             result,
             job=request.name,

@@ -26,7 +26,6 @@ from snakemake_executor_plugin_mantik.connections.connect import (
 )
 from snakemake_executor_plugin_mantik.engine.core import OPEN_WAIT_S, Engine
 from snakemake_executor_plugin_mantik.engine.observer import Observers
-from snakemake_executor_plugin_mantik.engine.plan import Planner
 from snakemake_executor_plugin_mantik.engine.request import (
     JobNumber,
     JobRequest,
@@ -37,9 +36,8 @@ from snakemake_executor_plugin_mantik.engine.transfer_meter import TransferMeter
 from snakemake_executor_plugin_mantik.engine.undeclared import list_brought
 from snakemake_executor_plugin_mantik.journal import Journal, read_undeclared
 from snakemake_executor_plugin_mantik.rules import preflight
-from snakemake_executor_plugin_mantik.rules.make_request import why_full_job
+from snakemake_executor_plugin_mantik.rules.kinds.groups import Unit, evaluate_anew
 from snakemake_executor_plugin_mantik.rules.paths.job_paths import command_text
-from snakemake_executor_plugin_mantik.rules.resources import SITE_RESOURCE
 from snakemake_executor_plugin_mantik.rules.tracked import (
     is_tracked,
     make_tracked_run,
@@ -50,7 +48,7 @@ from snakemake_executor_plugin_mantik.staging import sources
 from snakemake_executor_plugin_mantik.staging.sources import UNSENT, missed_files, why_left_out
 from snakemake_executor_plugin_mantik.storage.catalog import catalog_of
 from snakemake_executor_plugin_mantik.storage.paths import uses_provider
-from snakemake_executor_plugin_mantik.tracking.run import TrackedRun, direct_remark
+from snakemake_executor_plugin_mantik.tracking.run import direct_remark, sent_variables
 from snakemake_executor_plugin_mantik.tracking.tracker import Tracker
 
 from .checks import CheckedWorkflow, check_jobs, check_workflow, find_products, look_up_datasets
@@ -97,26 +95,28 @@ class ActiveRun:
         Raises:
             UserError: the job cannot be run.
         """
-        request = self.checked.request(job, secrets)
-        members = list_members(job)
+        if job.is_group():
+            evaluate_anew(job)
+        unit = Unit(job, self.checked.context)
+        self.checked.refuse(unit)
+        request = self.checked.request(unit, secrets)
         self.requested.add(request.number)
-        for member in members:
-            if directive := why_full_job(member):
+        for member in unit.members:
+            if member.full is not None:
                 if not request.environment:  # a record is about `Environment`
                     self._full[request.number] = request.site
-                self._report_full_job(member.rule.name, directive, request.site)
+                self._report_full_job(member.rule.name, member.full, request.site)
         self.measured[request.number] = [
-            (member, Path(path).absolute())
-            for member, path in zip(members, request.measured, strict=True)
+            (member.job, Path(path).absolute())
+            for member, path in zip(unit.members, request.measured, strict=True)
             if path
         ]
-        return replace(request, subject=self._subject(members), named=self.named)
+        return self._named_of(request, unit)
 
     def propose(self, job: Any, secrets: Mapping[str, str]) -> None:
         """Let the engine submit the jobs that can wait at the site for a requested one."""
         for following, request in self.ahead.behind(job, secrets):
-            subject = self._subject([following])
-            self.engine.propose(replace(request, subject=subject, named=self.named))
+            self.engine.propose(self._named_of(request, following))
 
     @property
     def named(self) -> NamedPaths:
@@ -125,10 +125,12 @@ class ActiveRun:
             self._jobs, self._named.paths = len(self.dag), find_products(self.dag)
         return self._named
 
-    def _subject(self, members: list[Any]) -> TrackedRun | None:
-        if not is_tracked(members, self.checked.settings.tracked):
-            return None
-        return make_tracked_run(members)
+    def _named_of(self, request: JobRequest, unit: Unit) -> JobRequest:
+        """Return a request with what observers and the engine know of its run."""
+        members = [member.job for member in unit.members]
+        tracked = is_tracked(members, self.checked.options.track)
+        subject = make_tracked_run(members) if tracked else None
+        return replace(request, subject=subject, named=self.named)
 
     def _report_full_job(self, rule: str, directive: str, site: str) -> None:
         if (rule, site) not in self._reported:
@@ -191,10 +193,9 @@ def start_run(workflow: Any, dag: Any, logger: Any, meter: TransferMeter) -> Act
     checked = check_workflow(workflow, dag, workflow.executor_settings, logger)
     preflight.refuse_mistakes(checked.mistakes)
     workdir, configs, planners = checked.workdir, checked.configs, checked.planners
-    units, used = checked.units, checked.used
-    jobs = [job for unit in units for job in list_members(unit)]
+    units, used, options = checked.known, checked.used, checked.options
     credentials = find_site_credentials(checked.configs, checked.workdir)
-    _report_expiry(jobs, credentials, planners, used, logger)
+    _report_expiry(checked, credentials, logger)
     shared = any(loaded.config.site.sharing == "group" for loaded in configs.values())
     journal = Journal(checked.state, shared=shared)
     if journal.remark:
@@ -210,14 +211,13 @@ def start_run(workflow: Any, dag: Any, logger: Any, meter: TransferMeter) -> Act
         raise
     described = describe_workflow(workflow)
     about = describe_run(described, workdir, find_secrets(configs, credentials))
-    direct = checked.settings.direct
+    direct = options.track_direct and options.track != "none"
     tracker = make_tracker(
         configs, credentials, workdir, journal, logger.info,
-        workflow=described, direct=direct,
+        workflow=described, direct=sent_variables(os.environ) if direct else {},
     )  # fmt: skip
-    which = checked.settings.tracked
-    if which != "none":
-        tracked = any(is_tracked(list_members(unit), which) for unit in units)
+    if options.track != "none":
+        tracked = any(is_tracked([m.job for m in unit.members], options.track) for unit in units)
         if direct and tracked:
             logger.warning(direct_remark(os.environ))
         tracker.start(tracked=tracked)
@@ -231,7 +231,7 @@ def start_run(workflow: Any, dag: Any, logger: Any, meter: TransferMeter) -> Act
         notify=logger.info,
         observer=Observers(states, tracker),
         configs={name: loaded.path for name, loaded in configs.items()},
-        ahead=workflow.executor_settings.ahead,
+        ahead=options.ahead,
         most_jobs=workflow.global_resources["_nodes"].value,
         meter=meter,
     )
@@ -251,8 +251,7 @@ def start_run(workflow: Any, dag: Any, logger: Any, meter: TransferMeter) -> Act
         catalog_of(workdir).attach(engine.write_files)
     context = replace(checked.context, workspace=engine.workspace)
     checked = replace(checked, context=context)
-    limit = workflow.executor_settings.ahead * len(configs)
-    ahead = LookAhead(workflow, checked, limit)
+    ahead = LookAhead(workflow, checked, options.ahead * len(configs))
     return ActiveRun(engine, checked, states, tracker, dag, logger.info, ahead)
 
 
@@ -302,22 +301,15 @@ def collect_facts(checked: CheckedWorkflow) -> dict[str, SiteFacts]:
     return found
 
 
-def _report_expiry(
-    jobs: list[Any],
-    credentials: Mapping[str, Any],
-    planners: Mapping[str, Planner],
-    used: list[str],
-    logger: Any,
-) -> None:
+def _report_expiry(checked: CheckedWorkflow, credentials: Mapping[str, Any], logger: Any) -> None:
     """Warn of tokens that will expire before the longest requested walltime is over."""
-    for name in used:
+    members = [member for unit in checked.known for member in unit.members]
+    for name in checked.used:
         expiry = credentials[name].expires_at()
         if expiry is None:
             continue
-        walltimes = [planners[name].config.resources.runtime_s or 0]
-        first = next(iter(planners))
-        here = [job for job in jobs if job.resources.get(SITE_RESOURCE, first) == name]
-        runtimes = [str(job.resources.get("runtime", "")) for job in here]
+        walltimes = [checked.configs[name].config.resources.runtime_s or 0]
+        runtimes = [str(at.given.get("runtime", "")) for at in members if at.site == name]
         walltimes += [int(minutes) * 60 for minutes in runtimes if minutes.isdigit()]
         left = expiry - time.time()
         if left < max(walltimes):

@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -31,15 +31,17 @@ class WorkflowOptions:
         jobname: pattern of a job's name (`--jobname`), or None for the plugin's default.
         precommand: command that runs before a job's command (`--precommand`), or None.
         keep_incomplete: whether to download outputs of a failed job (`--keep-incomplete`).
+        deployed_here: the methods that Snakemake deploys on this machine and not at sites.
     """
 
     jobname: str | None = None
     precommand: str | None = None
     keep_incomplete: bool = False
+    deployed_here: frozenset[DeploymentMethod] = frozenset()
 
 
-def read_options(workflow: Any) -> WorkflowOptions:
-    """Read the options of this run.
+def read_options(workflow: Any, at_sites: Collection[object]) -> WorkflowOptions:
+    """Read the options of this run; `at_sites` are the methods to deploy at sites.
 
     Raises:
         UserError: an option cannot work with this executor.
@@ -66,6 +68,7 @@ def read_options(workflow: Any) -> WorkflowOptions:
         jobname=None if remote.jobname.startswith(_JOBNAME) else remote.jobname,
         precommand=remote.precommand,
         keep_incomplete=workflow.execution_settings.keep_incomplete,
+        deployed_here=frozenset(workflow.deployment_settings.deployment_method) - set(at_sites),
     )
 
 
@@ -253,7 +256,7 @@ def report_withheld(directory: str, withheld: str) -> None:
         logger.warning(f"Files of {directory}: {withheld}.")
 
 
-def refuse_rules(found: Mapping[str, str], what: str, *, do: str) -> None:
+def refuse_rules(found: Mapping[str, str], what: str, do: str) -> None:
     """Refuse a workflow if mistakes were found; `found` has them by rule, as words after its name.
 
     Raises:

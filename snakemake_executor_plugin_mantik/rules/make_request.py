@@ -19,7 +19,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
+from typing import Any, Final
 
 from snakemake.io import is_flagged
 
@@ -32,7 +32,6 @@ from snakemake_executor_plugin_mantik.engine.request import JobRequest, Upload
 from snakemake_executor_plugin_mantik.jobs.paths import file_path
 from snakemake_executor_plugin_mantik.jobs.script import COMMAND_BYTES
 from snakemake_executor_plugin_mantik.jobs.spec import Benchmark, OutputFile
-from snakemake_executor_plugin_mantik.mlproject.project import find_bound_entry_point
 from snakemake_executor_plugin_mantik.sites.base import is_rest_safe
 from snakemake_executor_plugin_mantik.staging.secret_files import SecretFiles
 from snakemake_executor_plugin_mantik.storage.paths import (
@@ -52,18 +51,13 @@ from .kinds.shell_command import (
     use_node_tmpdir,
     wrap_shell,
 )
-from .paths import path_rewriting, storage
-from .paths.job_paths import JobPaths, find_job_paths
+from .paths import path_rewriting
+from .paths.job_paths import JobPaths
 from .paths.storage import is_unstaged, may_stay
 from .paths.workflow_code import is_source_file, stable_paths, upload_source_files
-from .resources import (
-    choose_environment,
-    choose_site,
-    given_resources,
-    job_continuation,
-    split_undetermined,
-)
+from .resources import SITE_RESOURCE
 from .shadow import shadow_payload
+from .site_job import SiteJob
 from .units import job_display_name, job_identity, plain_path
 
 _SET = re.compile(
@@ -110,45 +104,44 @@ def _means_the_same(name: str) -> bool:
     )
 
 
-def refuse_secret_inputs(jobs: Iterable[Job], context: RuleContext) -> None:
-    """Refuse inputs of jobs, and files of their environments, that must not leave this machine.
+def secret_mistake(at: SiteJob) -> str | None:
+    """Return which inputs of a job, and files of its environment, must not leave this machine.
 
-    What other jobs make is not looked at: it comes from a site, or the rule has made it to be read.
-
-    Raises:
-        UserError: lists the rules, each with its files.
+    The answer follows "rule NAME". What other jobs make is not looked at: it comes from a site, or
+    the rule has made it to be read.
     """
-    found: dict[str, str] = {}
-    for job in jobs:
-        given, _ = split_undetermined(given_resources(job))
-        config = context.sites[choose_site(given, context.sites)].config
-        made = {str(path) for files in job.dag.dependencies.get(job, {}).values() for path in files}
-        read = [storable_path(path) or str(path) for path in job.input if str(path) not in made]
-        environment = config.named_environment(choose_environment(given, config))
-        read += [str(local) for local, _ in environment_uploads(environment, context.workdir)]
-        _look(found, job, read, config)
-    _refuse(found)
+    job = at.job
+    made = {str(path) for files in job.dag.dependencies.get(job, {}).values() for path in files}
+    read = [storable_path(path) or str(path) for path in job.input if str(path) not in made]
+    read += [str(local) for local, _ in environment_uploads(at.software, at.context.workdir)]
+    return _reads_secrets(read, at.config)
 
 
-def refuse_secret_code(job: Job, payload: Payload, config: BackendConfig, *more: str) -> None:
+def refuse_secret_code(at: SiteJob, payload: Payload, *more: str) -> None:
     """Refuse what a job's command needs that must not leave this machine; `more` has further files.
 
     Raises:
         UserError: names the rule and the files.
     """
-    made = set(map(str, job.rule.workflow.checkpoints.created_output))
+    made = set(map(str, at.rule.workflow.checkpoints.created_output))
     read = [path for path in payload.inputs if path not in made]
     read += [str(upload.local) for upload in payload.uploads if upload.local is not None]
-    found: dict[str, str] = {}
-    _look(found, job, [*read, *more], config)
-    _refuse(found)
+    if found := _reads_secrets([*read, *more], at.config):
+        refuse_rules({at.rule.name: found}, *SECRET_FILES)
 
 
-def _look(found: dict[str, str], job: Job, paths: Iterable[str], config: BackendConfig) -> None:
-    """Note the rule of a job if one of `paths` must not leave this machine."""
+SECRET_FILES: Final = (
+    "files that must not leave this machine would be uploaded",
+    "Take them out, and pass secrets with envvars:. To upload one that only looks like a secret,"
+    " add it to Site: Include in the backend config",
+)
+"""What is wrong with rules that read such files, and what to do."""
+
+
+def _reads_secrets(paths: Iterable[str], config: BackendConfig) -> str | None:
     include = tuple(config.site.include)
-    if secrets := "; ".join(filter(None, (_look_at(include, os.path.relpath(p)) for p in paths))):
-        found.setdefault(job.rule.name, f"reads {secrets}")
+    found = [text for path in paths if (text := _look_at(include, os.path.relpath(path)))]
+    return f"reads {'; '.join(found)}" if found else None
 
 
 @cache  # many jobs read the same files
@@ -161,30 +154,8 @@ def _secret_files(include: tuple[str, ...]) -> SecretFiles:
     return SecretFiles(Include(include))
 
 
-def _refuse(found: Mapping[str, str]) -> None:
-    refuse_rules(
-        found,
-        "files that must not leave this machine would be uploaded",
-        do="Take them out, and pass secrets with envvars:. To upload one that only looks like a"
-        " secret, add it to Site: Include in the backend config",
-    )
-
-
-def why_full_job(job: Job) -> str | None:
-    """Return why a job needs a Snakemake at its site, as words after "has"; None for thin jobs."""
-    if storage.jobs_use_storage(job.rule.workflow):
-        return storage.WORDS
-    if job.rule.is_script or job.rule.is_notebook:
-        # Imported here because it imports Snakemake's support for languages and notebooks.
-        from .kinds.scripts import needs_snakemake
-
-        imported = needs_snakemake(job)
-        return f"a script that imports {', '.join(imported)}" if imported else None
-    return full_jobs.full_job_directive(job)
-
-
-def make_payload(job: Job, context: RuleContext, iteration: int | None = None) -> Payload:
-    """Make the payload of a single job, accepted by `preflight.refuse_jobs`.
+def make_payload(at: SiteJob, iteration: int | None = None) -> Payload:
+    """Make the payload of a single job that `preflight` does not refuse.
 
     `iteration` is the number of the benchmark's repetition, from 0.
 
@@ -192,57 +163,44 @@ def make_payload(job: Job, context: RuleContext, iteration: int | None = None) -
         UserError: a value in the command is not determined before the job runs, a script's files
             are too large, or a file of the script or of its environment is not available.
     """
-    if why_full_job(job) is not None:
+    if at.full is not None:
         # The Snakemake at the site sets up environment and shadow directory itself.
-        site = choose_site(given_resources(job), context.sites)
-        text, uploads, inputs = full_jobs.full_job_command(
-            job, context.workdir, site, context.sites[site].config,
-            context.deployment,
-        )  # fmt: skip
+        text, uploads, inputs = full_jobs.full_job_command(at)
         payload = Payload(text, uploads=uploads, inputs=inputs, full=True)
-        refuse_secret_code(job, payload, context.sites[site].config)
+        refuse_secret_code(at, payload)
     else:
-        payload = _thin(job, context, iteration)
-        payload = shadow_payload(
-            wrap_deployment(payload, job, context), job, iteration, also=payload.inputs
-        )
-    if context.options.precommand:
+        payload = wrap_deployment(_thin(at, iteration), at)
+        payload = shadow_payload(payload, at.job, iteration, also=payload.inputs)
+    if at.context.options.precommand:
         # As in Snakemake's own job scripts, a failure of the precommand ends the job.
-        before = f"{{ {context.options.precommand}\n}} || exit\n"
+        before = f"{{ {at.context.options.precommand}\n}} || exit\n"
         payload = replace(payload, command=before + payload.command)
-    return _shortened(payload)
-
-
-def _shortened(payload: Payload) -> Payload:
-    """Return a payload whose long command travels as a file: schedulers limit scripts to 4 MiB."""
     content = payload.command.encode("utf-8", "surrogateescape")
     if len(content) <= COMMAND_BYTES:
         return payload
-    file = Upload(file_path(content, "command"), content=content)
+    file = Upload(file_path(content, "command"), content=content)  # schedulers limit scripts
     command = f". ./{shlex.quote(file.path)}"
     return replace(payload, command=command, uploads=(*payload.uploads, file))
 
 
-def _thin(job: Job, context: RuleContext, iteration: int | None) -> Payload:
+def _thin(at: SiteJob, iteration: int | None) -> Payload:
     """Make the payload of a thin job, without environment and shadow directory."""
+    job, places = at.job, at.paths()
     shell = os.path.basename(shell_executable(job) or "bash")
-    places = find_job_paths(job, context)
-    config = context.sites[choose_site(given_resources(job), context.sites)].config
-    if job.rule.is_script or job.rule.is_notebook:
+    if at.script is not None:
         # Imported here because it imports Snakemake's support for languages and notebooks.
-        from .kinds.script_file import find_script_file
         from .kinds.scripts import script_command
 
-        text, uploads = script_command(job, places, iteration, config)
+        text, uploads = script_command(job, at.script, places, iteration, at.config)
         payload = Payload(wrap_shell(job, text), shell, uploads)
-        refuse_secret_code(job, payload, config, str(find_script_file(job).path))
+        refuse_secret_code(at, payload, str(at.script.path))
         return payload
     text = shell_command(job, places, iteration)
     text, uploads = upload_source_files(job, text, lambda: places.workspace)
-    text, beside = path_rewriting.upload_siblings(job, text, places, config)
+    text, beside = path_rewriting.upload_siblings(job, text, places, at.config)
     text, shell = use_node_tmpdir(text, shell)
     payload = Payload(text, shell, (*uploads, *beside))
-    refuse_secret_code(job, payload, config)
+    refuse_secret_code(at, payload)
     return payload
 
 
@@ -260,10 +218,8 @@ THREAD_VARIABLES = (
 """Variables that Snakemake sets to a shell command's number of threads (snakemake/shell.py)."""
 
 
-def make_request(
-    job: Job, context: RuleContext, *, secrets: Mapping[str, str], forced: bool
-) -> JobRequest:
-    """Make the engine's request for a single job, accepted by `preflight.refuse_jobs`.
+def make_request(at: SiteJob, *, secrets: Mapping[str, str], forced: bool) -> JobRequest:
+    """Make the engine's request for a single job that `preflight` does not refuse.
 
     `secrets` are the environment variables that jobs get from this machine, by name. With `forced`,
     run the job even if an earlier run has finished it (`--forceall`, `--forcerun`).
@@ -271,46 +227,44 @@ def make_request(
     Raises:
         UserError: the job names an unknown site, or `find_runs` raises.
     """
-    resources = given_resources(job)
-    site = choose_site(resources, context.sites)
-    runs = find_runs(job, context)
-    payloads = runs.payloads
-    full = any(run.full for run in payloads)
-    segments = 0 if full else context.sites[site].config.resources.segments or 0
+    job, runs = at.job, find_runs(at)
+    payload, *_ = runs.payloads
     benchmark = None
     if runs.measured:
-        benchmark = Benchmark(
-            runs.measured, runs.benchmark, tuple(payload.command for payload in payloads)
-        )
+        commands = tuple(payload.command for payload in runs.payloads)
+        benchmark = Benchmark(runs.measured, runs.benchmark, commands)
+    entry = at.entry_point
     return JobRequest(
         number=job.jobid,
         job=job_identity(job),
-        rule=job.rule.name,
-        name=message_name(job, job_display_name(job), context),
-        site=site,
-        command=payloads[0].command,
+        rule=at.rule.name,
+        name=message_name(job, job_display_name(job), at.context),
+        site=at.site,
+        command=payload.command,
         benchmark=benchmark,
-        shell=payloads[0].shell,
-        resources=resources,
+        shell=payload.shell,
+        resources={k: v for k, v in at.given.items() if k != SITE_RESOURCE},
         threads=job.threads,
         variables=job_variables(job),
         inputs=runs.inputs,
-        uploads=tuple({upload.path: upload for run in payloads for upload in run.uploads}.values()),
+        uploads=tuple(
+            {upload.path: upload for run in runs.payloads for upload in run.uploads}.values()
+        ),
         outputs=runs.outputs,
         umask=read_umask(),
-        project=project_folder(job),
-        environment=choose_environment(resources, context.sites[site].config),
-        own_environment=payloads[0].own_environment,
+        project="" if entry is None else str(entry.project.relative_folder()),
+        environment=at.environment,
+        own_environment=payload.own_environment,
         secrets=dict(secrets),
         parameters=job_parameters(job),
         forced=forced,
         launches=has_launcher(job),
-        full=full,
-        incomplete=context.options.keep_incomplete,
+        full=payload.full,
+        incomplete=at.context.options.keep_incomplete,
         storable=frozenset(list_storable(job)),
         storage_link=find_storage_link(job),
         datasets=tuple(list_datasets(job)),
-        continuation=job_continuation(job, [o.path for o in runs.outputs if o.keep], segments),
+        continuation=at.continuation,
     )
 
 
@@ -340,26 +294,28 @@ class ResolvedJob:
     outputs: tuple[OutputFile, ...] = ()
 
 
-def find_runs(job: Job, context: RuleContext) -> ResolvedJob:
+def find_runs(at: SiteJob) -> ResolvedJob:
     """Resolve the commands, inputs and outputs of a job.
 
     Raises:
         UserError: a path is in the executor's own directory, or `make_payload` raises: a value is
             not determined before the job runs, or a file is missing or too large.
     """
-    places = find_job_paths(job, context)
+    job, places = at.job, at.paths()
     measured = benchmark = ""
     outputs = list(list_outputs(job, places))
-    payloads = [make_payload(job, context, None if job.benchmark is None else 0)]
+    payloads = [make_payload(at, None if job.benchmark is None else 0)]
     if job.benchmark is not None and payloads[0].full:
         if not is_unstaged(job, job.benchmark):
             outputs.append(OutputFile(plain_path(job.benchmark)))
     elif job.benchmark is not None:
-        payloads += [make_payload(job, context, i) for i in range(1, job.benchmark_repeats)]
+        payloads += [make_payload(at, i) for i in range(1, job.benchmark_repeats)]
         measured = f"{_MEASUREMENTS}/{job_identity(job)[:32]}"
         benchmark = places.place(job.benchmark) or f"{measured}.tsv"
         outputs.append(OutputFile(measured))
-    inputs = dict.fromkeys([*_inputs(job, places), *payloads[0].inputs])
+    staged = (p for p in job.input if not (is_unstaged(job, p) or is_source_file(p)))
+    inputs = [place for path in staged if (place := places.place(path)) is not None]
+    inputs = list(dict.fromkeys([*inputs, *payloads[0].inputs]))
     return ResolvedJob(tuple(payloads), measured, benchmark, tuple(inputs), tuple(outputs))
 
 
@@ -399,20 +355,6 @@ def job_variables(job: Job) -> dict[str, str]:
     return variables if tmpdir is None else {**variables, "TMPDIR": tmpdir}
 
 
-def project_folder(job: Job) -> str:
-    """Return the folder of the MLproject whose entry point a job runs; empty if it runs none."""
-    given = find_bound_entry_point(job.rule.params)
-    return "" if given is None else str(given.project.relative_folder())
-
-
 def job_parameters(job: Job) -> str:
     """Return the rule's parameters as text, without those derived from other values."""
     return stable_paths(job, json.dumps(sorted(repr(value) for value in job.non_derived_params)))
-
-
-def _inputs(job: Job, places: JobPaths) -> Iterable[str]:
-    for path in job.input:
-        if is_unstaged(job, path) or is_source_file(path):
-            continue
-        if (place := places.place(path)) is not None:
-            yield place

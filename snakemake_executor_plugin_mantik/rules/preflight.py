@@ -8,16 +8,17 @@ fails.
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from snakemake import __version__
 from snakemake.exceptions import RuleException, format_exception_to_string
 from snakemake.io import is_callable, is_flagged
-from snakemake.settings.types import DeploymentMethod
 from snakemake_interface_common.exceptions import WorkflowError
+from snakemake_interface_executor_plugins.settings import DeploymentMethod
 
 from snakemake_executor_plugin_mantik.common.errors import (
     UserError,
@@ -25,50 +26,119 @@ from snakemake_executor_plugin_mantik.common.errors import (
     shorten_list,
 )
 from snakemake_executor_plugin_mantik.jobs.paths import OURS
-from snakemake_executor_plugin_mantik.mlproject.project import (
-    find_bound_entry_point,
-    folder_mistake,
-)
+from snakemake_executor_plugin_mantik.jobs.resources import foreign_resource, suggest_resource
+from snakemake_executor_plugin_mantik.mlproject.project import folder_mistake
 from snakemake_executor_plugin_mantik.storage.paths import find_dataset
 
-from . import Job
-from .context import RuleContext, refuse_rules
-from .kinds.groups import group_obstacle
+from .context import refuse_rules
+from .kinds.groups import Unit, group_obstacle
 from .kinds.shell_command import format_resources, placeholder_in_group
-from .make_request import make_payload, why_full_job
+from .make_request import SECRET_FILES, make_payload, secret_mistake
 from .onsite.full_job import LACK
 from .paths.job_paths import UNKNOWN, command_text, expand_params
 from .paths.storage import is_unstaged, jobs_use_storage, local_mistake, stored_mistake
 from .paths.workflow_code import is_source_file
-from .resources import ENVIRONMENT_RESOURCE, choose_site, given_resources, split_undetermined
-from .units import list_members
+from .resources import ENVIRONMENT_RESOURCE
+from .site_job import SiteJob
 
 
-def find_mistakes(
-    dag: Any, units: Iterable[Job], context: RuleContext, linemaps: Any
-) -> dict[str, str]:
+@dataclass(frozen=True)
+class Check:
+    """Something that can be wrong with jobs.
+
+    Attributes:
+        what, do: what is wrong with rules of which a job has this mistake, and what to do.
+        find: returns the mistake of a member of a unit as words that follow "rule NAME", or None.
+    """
+
+    what: str
+    do: str
+    find: Callable[[Unit, SiteJob], str | None]
+
+    def mistakes(self, units: Iterable[Unit]) -> dict[str, str]:
+        """Return the mistakes by rule."""
+        found = ((at, self.find(unit, at)) for unit in units for at in unit.members)
+        return {at.rule.name: mistake for at, mistake in found if mistake is not None}
+
+    def refuse(self, units: Iterable[Unit]) -> None:
+        """Refuse mistaken units.
+
+        Raises:
+            UserError: lists each rule, once, with a mistake.
+        """
+        refuse_rules(self.mistakes(units), self.what, self.do)
+
+
+def _obstacle(unit: Unit, at: SiteJob) -> str | None:
+    """Return why a job cannot run at a site, or here if it is local."""
+    if at.job.is_local:
+        return local_mistake(at.job)
+    # The first two come first because the others read all values, and the script.
+    return (
+        placeholder_in_group(unit.job, at.job)
+        or _deployed_here(at)
+        or _script(at)
+        or _project(at)
+        or stored_mistake(at.job, at.full)
+        or _paths(at)
+        or group_obstacle(unit, at)
+    )
+
+
+def _dataset_mistake(_: Unit, at: SiteJob) -> str | None:
+    sites = at.context.sites
+    for dataset in filter(None, map(find_dataset, at.job.input)):
+        if (there := sites.get(dataset.site)) is None:
+            known = ", ".join(sites)
+            return f"reads {dataset}, but there is no site {dataset.site!r}, only {known}"
+        if at.config.server != there.config.server:
+            return f"reads {dataset} and runs at {at.site}: datasets do not move between sites"
+    return None
+
+
+OBSTACLES: Final = Check(
+    "not every rule can run at a site yet",
+    "Correct these rules, or name them in localrules: to run them here",
+    _obstacle,
+)
+DATASETS: Final = Check(
+    "datasets are not where they are read",
+    "Name the site of the rule (resources: mantik_site) in storage.mantik, or the dataset's site in"
+    " the rule",
+    _dataset_mistake,
+)
+SECRETS: Final = Check(*SECRET_FILES, lambda _, at: secret_mistake(at))
+
+
+def find_mistakes(here: Iterable[SiteJob], units: Iterable[Unit], linemaps: Any) -> dict[str, str]:
     """Render the command of one job of each rule, and return the errors by rule.
 
-    `units` run at sites. Local jobs of `dag` are checked too, because they also end a run.
+    `units` run at sites. Jobs that run `here` are checked too, because they also end a run.
     Snakemake's `linemaps` map its generated code to lines of Snakefiles.
     """
     found: dict[str, str] = {}
     seen: set[str] = set()
-    here = (job for job in dag.needrun_jobs() if job.is_local)
-    for job in chain(here, *map(list_members, units)):
-        name = job.rule.name
-        if name in seen or not is_determined(job):
+    for at in chain(here, *(unit.members for unit in units)):
+        name = at.rule.name
+        if name in seen or not is_determined(at):
             continue
         seen.add(name)
         try:
-            _make(job, context)
-        except UserError as error:
-            if not _may_change(job, error):
-                found[name] = str(error)
-        except (RuleException, WorkflowError) as error:
-            if not _may_change(job, error):
-                found[name] = format_exception_to_string(error, linemaps).strip()
+            # Reading these formats them. `shellcmd` differs from the command that will run.
+            at.job.message, at.job.shellcmd  # noqa: B018
+            if not at.job.is_local:
+                make_payload(at, None if at.job.benchmark is None else 0)
+        except (UserError, RuleException, WorkflowError) as error:
+            if not _may_change(at, error):
+                found[name] = describe_error(error, linemaps)
     return found
+
+
+def describe_error(error: Exception, linemaps: Any) -> str:
+    """Return the message of an error of ours or of Snakemake, with its line in the Snakefile."""
+    if isinstance(error, UserError):
+        return str(error)
+    return str(format_exception_to_string(error, linemaps).strip())
 
 
 def refuse_mistakes(found: Mapping[str, str]) -> None:
@@ -86,79 +156,66 @@ def refuse_mistakes(found: Mapping[str, str]) -> None:
         )
 
 
-def _make(job: Job, context: RuleContext) -> None:
-    """Render a job's message and Snakemake's own command, and the command that runs at a site."""
-    # Reading these formats them. `shellcmd` differs from the command that will run.
-    job.message, job.shellcmd  # noqa: B018
-    if not job.is_local:
-        make_payload(job, context, None if job.benchmark is None else 0)
-
-
-def is_determined(job: Job) -> bool:
+def is_determined(at: SiteJob) -> bool:
     """Return whether no value of a job depends on files that are not made yet."""
-    if not _waits(job):
+    if not _waits(at):
         return True
+    job = at.job
     try:
-        values = given_resources(job)
         params = job.params
         if UNKNOWN in str(params):  # perhaps only the node's temporary directory is unknown
             lists = job.input, job.output
             params = expand_params(job, lists, format_resources(job))
+        return UNKNOWN not in str((params, at.given, job.threads))
     except (RuleException, WorkflowError):
         return False
-    return UNKNOWN not in str((params, values, job.threads))
 
 
-def _may_change(job: Job, error: Exception) -> bool:
+def _may_change(at: SiteJob, error: Exception) -> bool:
     """Return whether files that are not made yet may be the cause of an error."""
     why = error.__cause__ or error.__context__
-    looks = isinstance(why, OSError) or any(map(is_callable, job.rule.params))
-    return looks and isinstance(why, OSError | LookupError) and _waits(job)
+    looks = isinstance(why, OSError) or any(map(is_callable, at.rule.params))
+    return looks and isinstance(why, OSError | LookupError) and _waits(at)
 
 
-def _waits(job: Job) -> bool:
-    return not all(find_dataset(path) or os.path.lexists(path) for path in job.input)
+def _waits(at: SiteJob) -> bool:
+    return not all(find_dataset(path) or os.path.lexists(path) for path in at.job.input)
 
 
-def _obstacle(job: Job, deployment: Iterable[DeploymentMethod]) -> str | None:
-    """Return why a single job cannot run at a site, as words that follow "rule NAME", or None."""
+def _deployed_here(at: SiteJob) -> str | None:
+    """Return that a job's environment would be deployed on this machine alone."""
     deployed = {
-        DeploymentMethod.CONDA: job.rule.conda_env,
-        DeploymentMethod.APPTAINER: job.rule.container_img,
-        DeploymentMethod.ENV_MODULES: job.rule.env_modules,
+        DeploymentMethod.CONDA: at.rule.conda_env,
+        DeploymentMethod.APPTAINER: at.rule.container_img,
+        DeploymentMethod.ENV_MODULES: at.rule.env_modules,
     }
-    for method in deployment:
+    for method in at.context.options.deployed_here:
         if deployed.get(method):
             return (
                 f"has an environment that --software-deployment-method {method} deploys on this"
                 f" machine and not at a site (use --mantik-software-deployment {method} instead)"
             )
-    return (
-        _script(job)  # first: the others read the script
-        or _project(job)
-        or stored_mistake(job, why_full_job(job))
-        or _paths(job)
-    )
+    return None
 
 
-def _script(job: Job) -> str | None:
-    if not (job.rule.is_script or job.rule.is_notebook):
+def _project(at: SiteJob) -> str | None:
+    """Return what is wrong with the folder of the job's MLproject, or None."""
+    entry = at.entry_point
+    return None if entry is None else folder_mistake(entry.project.relative_folder())
+
+
+def _script(at: SiteJob) -> str | None:
+    if not (at.rule.is_script or at.rule.is_notebook):
         return None
     # Imported here because it imports Snakemake's support for languages and notebooks.
     from .kinds.scripts import script_mistake
 
-    return script_mistake(job)
+    return script_mistake(at)
 
 
-def _project(job: Job) -> str | None:
-    """Return what is wrong with the folder of the job's MLproject, or None."""
-    given = find_bound_entry_point(job.rule.params)
-    return folder_mistake(given.project.relative_folder()) or None if given is not None else None
-
-
-def _paths(job: Job) -> str | None:
+def _paths(at: SiteJob) -> str | None:
     """Return why a path of a job cannot be mapped to one at a site, or None."""
-    directive = why_full_job(job)
+    job, directive = at.job, at.full
     benchmark = [job.benchmark] if job.benchmark is not None else []
     if jobs_use_storage(job.rule.workflow):
         if any(is_flagged(path, "nodelocal") for path in job.output):
@@ -195,49 +252,49 @@ def _paths(job: Job) -> str | None:
     return None
 
 
-def find_obstacles(jobs: Iterable[Job], deployment: Iterable[DeploymentMethod]) -> dict[str, str]:
-    """Return why jobs and members of groups cannot run at a site, or here if local, by rule.
+def refuse_slips(jobs: Iterable[SiteJob], limits: Collection[str]) -> None:
+    """Refuse resources whose names are one slip away from one that sites get.
 
-    `deployment` holds the methods that Snakemake deploys on this machine and not at sites.
-    """
-    deployment = tuple(deployment)
-    found: dict[str, str] = {}
-    for job in jobs:
-        for member in list_members(job):
-            reason = (
-                local_mistake(member)
-                if member.is_local
-                else (
-                    placeholder_in_group(job, member)  # first: the others read all values
-                    or _obstacle(member, deployment)
-                    or group_obstacle(job, member)
-                )
-            )
-            if reason is not None:
-                found[member.rule.name] = reason
-    return found
-
-
-def refuse_jobs(jobs: Iterable[Job], deployment: Iterable[DeploymentMethod]) -> None:
-    """Refuse the jobs for which `find_obstacles` finds an obstacle.
+    The job would run without what the rule requests. Resources in `limits`, which Snakemake itself
+    limits (`--resources`), are the workflow's own.
 
     Raises:
-        UserError: there is one.
+        UserError: lists each of them once per rule.
     """
-    refuse_obstacles(find_obstacles(jobs, deployment))
+    found: dict[str, None] = {}
+    for at in jobs:
+        for name in at.given:
+            if name not in limits and (likely := suggest_resource(name)):
+                found[
+                    f"rule {at.rule.name}: there is no resource {name} (did you mean {likely}?)"
+                ] = None
+    if found:
+        raise UserError(
+            "\n  ".join(
+                ["nothing submitted: sites would not get these resources:", *shorten_list(found)]
+            ),
+            do="Rename them. One that the workflow limits itself needs a limit, as in --resources"
+            " NAME=100",
+        )
 
 
-def refuse_obstacles(found: Mapping[str, str]) -> None:
-    """Refuse the workflow if `find_obstacles` has found any obstacle.
+def foreign_resources(jobs: Iterable[SiteJob], limits: Collection[str]) -> str:
+    """Return a line about resources that sites do not get, though their names say that they should.
 
-    Raises:
-        UserError: lists each rule, once, with the reason.
+    Many workflows have them for other systems (`mem_gb`), or beside the one that is meant. Empty if
+    there are none, apart from `limits`.
     """
-    refuse_rules(
-        found,
-        "not every rule can run at a site yet",
-        do="Correct these rules, or name them in localrules: to run them here",
-    )
+    rules: dict[tuple[str, str], dict[str, None]] = {}
+    for at in jobs:
+        for name in at.given:
+            meant = foreign_resource(name)
+            if meant and meant not in at.given and name not in limits:
+                rules.setdefault((name, meant), {})[at.rule.name] = None
+    listed = [
+        f"{name} of {', '.join(shorten_list(of))} (sites get {meant})"
+        for (name, meant), of in sorted(rules.items())
+    ]
+    return f"Sites do not get these resources: {'; '.join(listed)}." if listed else ""
 
 
 class MissingSnakemake:
@@ -260,25 +317,17 @@ class MissingSnakemake:
         except (OSError, ValueError):
             self._known = {}  # the next full job will report the lack again
 
-    def refuse(self, jobs: Iterable[Job]) -> None:
+    def refuse(self, jobs: Iterable[SiteJob]) -> None:
         """Refuse full jobs at sites where an earlier one found no fitting Snakemake.
 
         Raises:
             UserError: there are such jobs. Quotes the message of the last one.
         """
         rules: dict[str, dict[str, None]] = {}
-        for job in jobs:
-            if why_full_job(job) is None:
-                continue
-            try:
-                given, _ = split_undetermined(given_resources(job))
-                site = choose_site(given, self._environments)
-                if given.get(ENVIRONMENT_RESOURCE) is not None:
-                    continue  # the records are about `Environment`
-            except UserError:
-                continue  # reported with all other mistakes in resources
-            if self._lack(site):
-                rules.setdefault(site, {})[job.rule.name] = None
+        for at in jobs:
+            # The records are about `Environment`.
+            if at.full and ENVIRONMENT_RESOURCE not in at.known and self._lack(at.site):
+                rules.setdefault(at.site, {})[at.rule.name] = None
         if rules:
             raise UserError(
                 "nothing submitted: "

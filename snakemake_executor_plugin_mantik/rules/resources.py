@@ -3,28 +3,23 @@
 import difflib
 import inspect
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
+from functools import cache
 from typing import Any
 
 from snakemake.common.tbdstring import TBDString
 from snakemake.resources import Resources
 from snakemake_interface_common.exceptions import WorkflowError
 
-from snakemake_executor_plugin_mantik.common.errors import UserError, shorten_list
+from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.config.environment import unknown_environment
-from snakemake_executor_plugin_mantik.config.environment_keys import EnvironmentConfig
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
-from snakemake_executor_plugin_mantik.config.reading import LoadedConfig
 from snakemake_executor_plugin_mantik.jobs.reasons import FAILURES, Reason, parse_reasons
-from snakemake_executor_plugin_mantik.jobs.resources import foreign_resource, suggest_resource
 from snakemake_executor_plugin_mantik.jobs.segments import (
     CHECKPOINT_PATHS,
     CONTINUE,
     CONTINUE_ON,
-    SEGMENT_RESOURCES,
     WARN,
-    Continuation,
-    parse_continuation,
 )
 
 from . import Job
@@ -67,15 +62,6 @@ def given_resources(job: Job) -> dict[str, object]:
     return given
 
 
-def split_undetermined(resources: Mapping[str, object]) -> tuple[dict[str, object], frozenset[str]]:
-    """Return the known resources, and the names of those that depend on files not made yet.
-
-    Snakemake uses a placeholder for a function of `input` (`input.size_mb`) until its files exist.
-    """
-    later = frozenset(name for name, value in resources.items() if isinstance(value, TBDString))
-    return {name: value for name, value in resources.items() if name not in later}, later
-
-
 def are_resources_known(job: Job) -> bool:
     """Return whether a job's resources can be evaluated before the jobs it depends on have run.
 
@@ -104,20 +90,6 @@ def job_retry_reasons(job: Job) -> Collection[Reason]:
         UserError: the value of `mantik_retry_on` is invalid.
     """
     return parse_retry_reasons(job.resources.get(RETRY_RESOURCE))
-
-
-def job_continuation(job: Job, updated: Sequence[str], default: int = 0) -> Continuation | None:
-    """Return how a job goes on past its walltime; None if it does not, or if that is not known yet.
-
-    `updated` are the paths of its `update()` outputs, `default` is its site's `Continue`.
-
-    Raises:
-        UserError: a resource for that is invalid.
-    """
-    found = {name: job.resources.get(name) for name in SEGMENT_RESOURCES}
-    if any(isinstance(value, TBDString) for value in found.values()):
-        return None
-    return parse_continuation(found, updated, default)
 
 
 def parse_retry_reasons(value: object) -> Collection[Reason]:
@@ -182,15 +154,16 @@ def choose_environment(resources: Mapping[str, object], config: BackendConfig) -
     return str(wanted)
 
 
-def config_environment(job: Job, sites: Mapping[str, LoadedConfig]) -> EnvironmentConfig:
-    """Return the environment of the backend config in which a job runs.
+@cache  # many jobs have the same resources
+def _misspelt(name: str) -> str | None:
+    """Return the name of this plugin's resource that a name looks like; None if it is right."""
+    letters = {_letters(ours): ours for ours in _OURS}
+    close = difflib.get_close_matches(_letters(name), letters, n=1, cutoff=0.85)
+    return letters[close[0]] if close and name not in _OURS else None
 
-    Raises:
-        UserError: the job names an unknown site or environment.
-    """
-    given, _ = split_undetermined(given_resources(job))
-    config = sites[choose_site(given, sites)].config
-    return config.named_environment(choose_environment(given, config))
+
+def _letters(name: str) -> str:
+    return name.lower().replace("_", "").replace("-", "")
 
 
 def refuse_misspelt(names: Iterable[str]) -> None:
@@ -200,63 +173,9 @@ def refuse_misspelt(names: Iterable[str]) -> None:
         UserError: a resource looks like one of them.
     """
     for name in names:
-        if name in _OURS:
-            continue
-        plain = _letters(name)
-        for ours, what in _OURS.items():
-            if difflib.get_close_matches(plain, [_letters(ours)], cutoff=0.85):
-                raise UserError(
-                    f"there is no resource {name} (did you mean {ours}?)",
-                    where=f"the resource {name}",
-                    do=f"{what} with {ours}, or rename the resource",
-                )
-
-
-def refuse_slips(jobs: Iterable[Job], limits: Collection[str]) -> None:
-    """Refuse resources whose names are one slip away from one that sites get.
-
-    The job would run without what the rule requests. Resources in `limits`, which Snakemake itself
-    limits (`--resources`), are the workflow's own.
-
-    Raises:
-        UserError: lists each of them once per rule.
-    """
-    found: dict[str, None] = {}
-    for job in jobs:
-        for name in given_resources(job):
-            if name not in limits and (likely := suggest_resource(name)):
-                found[
-                    f"rule {job.rule.name}: there is no resource {name} (did you mean {likely}?)"
-                ] = None
-    if found:
-        raise UserError(
-            "\n  ".join(
-                ["nothing submitted: sites would not get these resources:", *shorten_list(found)]
-            ),
-            do="Rename them. One that the workflow limits itself needs a limit, as in --resources"
-            " NAME=100",
-        )
-
-
-def foreign_resources(jobs: Iterable[Job], limits: Collection[str]) -> str:
-    """Return a line about resources that sites do not get, though their names say that they should.
-
-    Many workflows have them for other systems (`mem_gb`), or beside the one that is meant. Empty if
-    there are none, apart from `limits`.
-    """
-    rules: dict[tuple[str, str], dict[str, None]] = {}
-    for job in jobs:
-        given = given_resources(job)
-        for name in given:
-            meant = foreign_resource(name)
-            if meant and meant not in given and name not in limits:
-                rules.setdefault((name, meant), {})[job.rule.name] = None
-    listed = [
-        f"{name} of {', '.join(shorten_list(of))} (sites get {meant})"
-        for (name, meant), of in sorted(rules.items())
-    ]
-    return f"Sites do not get these resources: {'; '.join(listed)}." if listed else ""
-
-
-def _letters(name: str) -> str:
-    return name.lower().replace("_", "").replace("-", "")
+        if ours := _misspelt(name):
+            raise UserError(
+                f"there is no resource {name} (did you mean {ours}?)",
+                where=f"the resource {name}",
+                do=f"{_OURS[ours]} with {ours}, or rename the resource",
+            )

@@ -13,13 +13,10 @@ from snakemake_interface_executor_plugins.settings import DeploymentMethod
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.rules.context import Payload, RuleContext
-from snakemake_executor_plugin_mantik.rules.deployment import (
-    deployment_files,
-    nested_options,
-    parse_methods,
-    wrap_deployment,
-)
+from snakemake_executor_plugin_mantik.rules.deployment import deployment_files, wrap_deployment
 from snakemake_executor_plugin_mantik.rules.onsite.full_job import one_at_a_time
+from snakemake_executor_plugin_mantik.rules.own_environment import nested_options, parse_methods
+from snakemake_executor_plugin_mantik.rules.site_job import SiteJob
 from tests.support.trial import NASTY, wait_until
 
 
@@ -68,7 +65,7 @@ def payload(job: Any, *methods: DeploymentMethod, command: str = "echo") -> Payl
         )
     )
     context = RuleContext({"site": config}, job.folder, frozenset(methods))
-    return wrap_deployment(Payload(command, "zsh"), job, context)
+    return wrap_deployment(Payload(command, "zsh"), SiteJob(job, context))
 
 
 def test_another_environment_for_each_content(job: SimpleNamespace) -> None:
@@ -124,11 +121,11 @@ def test_an_environment_in_an_image_is_where_snakemake_has_put_it(
 
 def test_what_a_full_job_takes_along(job: SimpleNamespace) -> None:
     job.container_img_url = str(job.folder / "e.yaml")
-    every = list(DeploymentMethod)
-    sources, image = deployment_files(job, every)
+    every = RuleContext({}, job.folder, frozenset(DeploymentMethod))
+    sources, image = deployment_files(SiteJob(job, every))
     assert [Path(source.path).name for source in sources] == ["e.yaml", "e.post-deploy.sh"]
     assert image == job.folder / "e.yaml"
-    assert deployment_files(job, []) == ([], None)
+    assert deployment_files(SiteJob(job, RuleContext({}, job.folder))) == ([], None)
 
 
 def test_full_jobs_make_environments_one_at_a_time(

@@ -1,5 +1,6 @@
 """What a group asks for, from what its members do."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,11 +10,8 @@ from snakemake.iocontainers import ResourceList
 from snakemake.resources import Resources
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
-from snakemake_executor_plugin_mantik.rules.kinds.groups import (
-    group_obstacle,
-    group_request,
-    unit_request,
-)
+from snakemake_executor_plugin_mantik.rules.context import RuleContext
+from snakemake_executor_plugin_mantik.rules.kinds.groups import Asked, Unit, group_obstacle
 from snakemake_executor_plugin_mantik.rules.units import unit_name
 
 
@@ -61,8 +59,12 @@ DEPENDING = group(
 )
 
 
+def asked(of_group: Any, sites: dict[str, Any] = SITES) -> Asked:
+    return Unit(of_group, RuleContext(sites, Path())).asked
+
+
 def test_what_runs_at_a_time_adds_up() -> None:
-    found = group_request(DEPENDING, SITES)
+    found = asked(DEPENDING)
     assert (found.site, found.threads) == ("one", 5)
     assert found.resources == {"mem_mb": 150, "runtime": 25}
     assert [each["_cores"] for each in found.of_members] == [2, 3, 4]
@@ -70,17 +72,15 @@ def test_what_runs_at_a_time_adds_up() -> None:
 
 def test_members_that_say_nothing_get_what_the_backend_config_says() -> None:
     base = site(runtime_s=3600, memory_mib_per_node=400, gpus_per_node=1, nodes=2)
-    assert group_request(DEPENDING, {"one": base}).resources == {
+    assert asked(DEPENDING, {"one": base}).resources == {
         "mem_mb": 150,
         "runtime": 25,
         "nodes": 1,
     }
     silent = group([member("a", mem_mb=100, runtime=10, gpu=2), member("b")])
-    found = group_request(silent, {"one": base})
+    found = asked(silent, {"one": base})
     assert found.resources == {"mem_mb": 400, "runtime": 60, "gpu": 2, "nodes": 1}
-    assert group_request(group([member("a")], [member("b")]), {"one": base}).resources == {
-        "nodes": 1
-    }
+    assert asked(group([member("a")], [member("b")]), {"one": base}).resources == {"nodes": 1}
 
 
 def test_one_name_for_each_thing() -> None:
@@ -91,15 +91,13 @@ def test_one_name_for_each_thing() -> None:
             member("c", mem_mb=TBDString()),
         ]
     )
-    found = group_request(mixed, SITES)
+    found = asked(mixed)
     assert found.threads == 7
     assert found.resources == {"mem_mb": 90, "gpu": 3}
 
 
 def test_both_ends_of_a_pipe_run_for_the_longer_of_the_two() -> None:
-    found = group_request(
-        group([member("a", 2, "p", runtime=5), member("b", 1, "p", runtime=9)]), SITES
-    )
+    found = asked(group([member("a", 2, "p", runtime=5), member("b", 1, "p", runtime=9)]))
     assert (found.threads, found.resources) == (3, {"runtime": 9})
 
 
@@ -118,14 +116,16 @@ def test_members_that_do_not_go_together(
     first: dict[str, Any], second: dict[str, Any], told: str
 ) -> None:
     with pytest.raises(UserError, match=told):
-        group_request(group([member("a", **first), member("b", **second)]), SITES)
+        Unit(group([member("a", **first), member("b", **second)]), RuleContext(SITES, Path())).site  # noqa: B018
 
 
 @pytest.mark.parametrize("resources", [{"tasks": 2}, {"nodes": 2}, {"mpi": "srun"}])
 def test_members_share_a_node(resources: dict[str, Any]) -> None:
+    context = RuleContext(SITES, Path())
     one = member("a", **resources)
-    assert group_obstacle(group([one, member("b")]), one) is not None
-    assert group_obstacle(group([one]), one) is None
+    together, alone = Unit(group([one, member("b")]), context), Unit(group([one]), context)
+    assert group_obstacle(together, together.members[0]) is not None
+    assert group_obstacle(alone, alone.members[0]) is None
 
 
 def test_a_groups_name() -> None:
@@ -135,4 +135,4 @@ def test_a_groups_name() -> None:
 
 def test_a_site_that_is_not_known_yet() -> None:
     later = group([member("a", mantik_site=TBDString()), member("b")])
-    assert unit_request(later, SITES)[0] is None
+    assert asked(later).site is None

@@ -19,7 +19,10 @@ from snakemake.sourcecache import LocalSourceFile
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.jobs.paths import WORK
-from snakemake_executor_plugin_mantik.rules.kinds.scripts import needs_snakemake, script_mistake
+from snakemake_executor_plugin_mantik.rules.context import RuleContext
+from snakemake_executor_plugin_mantik.rules.kinds.script_file import find_script_file
+from snakemake_executor_plugin_mantik.rules.kinds.scripts import script_mistake
+from snakemake_executor_plugin_mantik.rules.site_job import SiteJob
 from tests.support.scripts import OWN_PYTHON, ScriptRule, named
 
 
@@ -309,14 +312,19 @@ def test_undetermined_parameters() -> None:
 def test_languages(name: str, notebook: bool, words: str | None) -> None:
     language = {"a.ipynb": "python", "b.ipynb": "julia"}.get(name)
     write(name, json.dumps(cells(language=language)) if language else "")
-    said = script_mistake(ScriptRule(name, notebook).job)
+    said = mistake(ScriptRule(name, notebook))
     assert said == words if words is None else words in str(said)
 
 
 def test_r_markdown_has_one_output() -> None:
     write("a.Rmd", "---\n---\n")
     two = {"output": named(OutputFiles, "a", "b")}
-    assert "one output file" in str(script_mistake(ScriptRule("a.Rmd", given=two).job))
+    assert "one output file" in str(mistake(ScriptRule("a.Rmd", given=two)))
+
+
+def mistake(rule: ScriptRule) -> str | None:
+    """Why the script of a rule cannot run."""
+    return script_mistake(SiteJob(rule.job, RuleContext({}, Path.cwd())))
 
 
 def cells(*sources: str, language: str | None = "python") -> dict[str, Any]:
@@ -367,7 +375,7 @@ def test_what_is_only_to_be_had_of_snakemake(
     write("s/a.py", text)
     write("s/a.ipynb", json.dumps(cells("%matplotlib inline\n" + text)))
     rule = ScriptRule("s/a.ipynb" if notebook else "s/a.py", notebook)
-    assert needs_snakemake(rule.job) == imported
+    assert find_script_file(rule.job).needs_snakemake() == imported
 
 
 def test_scripts_from_elsewhere(site: Path, tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from snakemake.sourcecache import LocalSourceFile, SourceCache
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
 from snakemake_executor_plugin_mantik.engine.request import Upload
 from snakemake_executor_plugin_mantik.jobs.paths import WORK
+from snakemake_executor_plugin_mantik.rules.kinds.script_file import find_script_file
 from snakemake_executor_plugin_mantik.rules.kinds.scripts import script_command
 from snakemake_executor_plugin_mantik.rules.paths.job_paths import JobPaths
 
@@ -102,7 +103,8 @@ class ScriptRule:
     ) -> tuple[str, tuple[Upload, ...]]:
         """What runs, and the files that it needs."""
         places = JobPaths(Path.cwd(), lambda: workspace)
-        return script_command(self.job, places, iteration, CONFIG)
+        job = self.job
+        return script_command(job, find_script_file(job), places, iteration, CONFIG)
 
     def run(
         self,

@@ -15,7 +15,7 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,9 +31,9 @@ from snakemake_executor_plugin_mantik.engine.request import Upload
 from snakemake_executor_plugin_mantik.jobs.paths import OURS, file_path
 
 from .. import Job
-from ..context import Method
-from ..deployment import deployment_files, nested_options
+from ..deployment import deployment_files
 from ..onsite import full_job
+from ..own_environment import nested_options
 from ..paths.storage import jobs_use_storage
 from ..paths.workflow_code import (
     ELSEWHERE,
@@ -44,6 +44,7 @@ from ..paths.workflow_code import (
     resolve_recorded,
     resolve_source,
 )
+from ..site_job import SiteJob
 from ..units import job_identity
 from .shell_command import own_tmpdir
 
@@ -54,13 +55,6 @@ BOOTSTRAPPED: Final = f"{OURS}/snakemake-{__version__}"
 
 _COPIES: Final = f"{OURS}/storage"
 """Directory of files that jobs fetch from a storage themselves."""
-
-_KINDS: Final = (
-    ("is_wrapper", "wrapper:"),
-    ("is_cwl", "cwl:"),
-    ("is_template_engine", "template_engine:"),
-    ("is_run", "run:"),
-)
 
 _PLAIN: Final = re.compile(r"[\w./+-]+")
 
@@ -78,11 +72,6 @@ mantik_python=$(command -v python3 || command -v python || command -v {venv}/bin
 """
 
 
-def full_job_directive(job: Job) -> str | None:
-    """Return the directive that makes a job need a Snakemake at its site, or None."""
-    return next((name for kind, name in _KINDS if getattr(job.rule, kind)), None)
-
-
 def _way_out(site: str) -> str:
     return (
         f"Install snakemake=={__version__} in the environment or image of the backend config, or"
@@ -90,22 +79,20 @@ def _way_out(site: str) -> str:
     )
 
 
-def full_job_command(
-    job: Job,
-    workdir: Path,
-    site: str,
-    config: BackendConfig,
-    deployment: Collection[Method],
-) -> tuple[str, tuple[Upload, ...], tuple[str, ...]]:
+def full_job_command(at: SiteJob) -> tuple[str, tuple[Upload, ...], tuple[str, ...]]:
     """Return the command of a full job, the files to upload, and further inputs.
 
     Raises:
         UserError: something that the job needs is not available on this machine.
     """
-    rule, workflow = job.rule, job.rule.workflow
-    found = find_workflow_code(workflow, workdir, config)
-    _add_code(job, found, config)
-    _add_environment(job, found, deployment)
+    job, rule, workflow = at.job, at.rule, at.rule.workflow
+    found = find_workflow_code(workflow, at.context.workdir, at.config)
+    _add_code(job, found, at.config)
+    sources, image = deployment_files(at)
+    for source in sources:
+        found.add_source(source, workflow.sourcecache)
+    if image is not None:
+        found.add(image)
     made = _checkpointed(job)
     for path in made:
         # If jobs fetch themselves, copies on this machine serve only functions that run here.
@@ -115,7 +102,7 @@ def full_job_command(
         "snakemake": __version__,
         "pythons": ["python3", "python", f"{BOOTSTRAPPED}/bin/python"],
         "packages": [*([_PACKAGE] if _imports_us(workflow) else []), *_storage_plugins(workflow)],
-        "do": f"{_way_out(site)}.",
+        "do": f"{_way_out(at.site)}.",
         "rules": [rule.name],
         "input": [None if is_source_file(path) else str(path) for path in job.input],
         "output": [str(path) for path in job.output],
@@ -130,13 +117,13 @@ def full_job_command(
         ),
         "copies": _copies(job),
         "beginning": found.place(workflow.workdir_init) if enters_workdir(workflow) else "",
-        "arguments": [*nested_options(deployment), *_arguments(job, found)],
+        "arguments": [*nested_options(at.context.deployment), *_arguments(job, found)],
     }
     program = Path(full_job.__file__).read_bytes()
     place = file_path(program, "full_job.py")
     text = _COMMAND.format(
         venv=BOOTSTRAPPED,
-        lack=shlex.quote(f"{full_job.LACK} there is no Python at all. {_way_out(site)}."),
+        lack=shlex.quote(f"{full_job.LACK} there is no Python at all. {_way_out(at.site)}."),
         unfit=full_job.UNFIT,
         program=place,
         end=_END,
@@ -164,14 +151,6 @@ def _add_code(job: Job, found: WorkflowCode, config: BackendConfig) -> None:
                 do="Correct the name, or check that it can be reached from this machine",
             )
         found.add_source(source, workflow.sourcecache)
-
-
-def _add_environment(job: Job, found: WorkflowCode, deployment: Collection[Method]) -> None:
-    sources, image = deployment_files(job, deployment)
-    for source in sources:
-        found.add_source(source, job.rule.workflow.sourcecache)
-    if image is not None:
-        found.add(image)
 
 
 def _checkpointed(job: Job) -> list[str]:

@@ -11,8 +11,9 @@ import json
 import math
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Final, Protocol
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Final
 
 from snakemake.common.tbdstring import TBDString
 from snakemake.exceptions import ResourceInsufficiencyError
@@ -34,6 +35,7 @@ from snakemake_executor_plugin_mantik.jobs.group import (
 )
 from snakemake_executor_plugin_mantik.jobs.paths import file_path
 from snakemake_executor_plugin_mantik.jobs.resources import merge_resources
+from snakemake_executor_plugin_mantik.jobs.segments import CONTINUE, Continuation
 from snakemake_executor_plugin_mantik.jobs.spec import OutputFile, Resources
 from snakemake_executor_plugin_mantik.storage.paths import find_storage_link
 
@@ -47,20 +49,12 @@ from ..make_request import (
     list_datasets,
     list_outputs,
     list_storable,
+    make_request,
     message_name,
-    why_full_job,
 )
-from ..make_request import make_request as request_of_one
-from ..paths.job_paths import JobPaths, find_job_paths
 from ..paths.storage import is_unstaged
-from ..resources import (
-    SITE_RESOURCE,
-    are_resources_known,
-    choose_environment,
-    choose_site,
-    given_resources,
-    split_undetermined,
-)
+from ..resources import SITE_RESOURCE, are_resources_known, choose_environment
+from ..site_job import SiteJob
 from ..units import (
     job_display_name,
     job_identity,
@@ -74,51 +68,129 @@ ADDED: Final = ("runtime",)
 """Resources that add up over consecutive members, as in Snakemake's GroupJob."""
 
 
-class HasConfig(Protocol):
-    """Something that has a site's backend config."""
-
-    @property
-    def config(self) -> BackendConfig: ...
-
-
 @dataclass(frozen=True)
-class GroupRequest:
-    """The site and resources that a group requests.
+class Asked:
+    """The site and resources that a job or group requests.
 
     Attributes:
-        site: the name of its site.
-        resources: the resources of the whole group, as for a single rule.
+        site: the name of its site; None if that, or a single job's resources as a whole, depend on
+            files that are not made yet.
+        resources: the known resources; of a group as for a single rule.
         threads: maximum of CPUs that its members use at the same time.
-        of_members: the resources of each member, by its number; `_cores` are its CPUs.
+        later: names of a single job's resources that depend on files not made yet.
+        of_members: the resources of each member of a group; `_cores` are its CPUs.
     """
 
-    site: str
-    resources: dict[str, object]
-    threads: int
-    of_members: tuple[Mapping[str, object], ...]
+    site: str | None = None
+    resources: Mapping[str, object] = field(default_factory=dict)
+    threads: int = 0
+    later: frozenset[str] = frozenset()
+    of_members: tuple[Mapping[str, object], ...] = ()
 
 
-def group_request(group: Job, sites: Mapping[str, HasConfig]) -> GroupRequest:
+class Unit:
+    """A job or a group of jobs: what becomes one job at a site.
+
+    Attributes:
+        job: Snakemake's job or group.
+        title: its title for messages, which names its rules.
+        members: its jobs, in the same order in every run.
+    """
+
+    def __init__(self, job: Job, context: RuleContext) -> None:
+        self.job = job
+        self.context = context
+        self.title = member_title(job)
+        self.members = [SiteJob(member, context) for member in list_members(job)]
+
+    @property
+    def is_known(self) -> bool:
+        """Whether its resources can be evaluated before the jobs it depends on have run."""
+        return all(are_resources_known(member.job) for member in self.members)
+
+    @cached_property
+    def asked(self) -> Asked:
+        """What it requests.
+
+        Raises:
+            UserError: the members of a group do not fit into one job or have invalid resources, or
+                a job names an unknown site.
+        """
+        if len(self.members) > 1:
+            undecided = any(not member.has_site for member in self.members)
+            return Asked(later=frozenset({SITE_RESOURCE})) if undecided else _ask(self)
+        [one] = self.members
+        if not are_resources_known(one.job):
+            return Asked()
+        site = one.site if one.has_site else None
+        return Asked(site, one.known, one.job.threads, one.later)
+
+    @property
+    def site(self) -> str:
+        """The name of its site.
+
+        Raises:
+            UserError: the site is not known yet, or `asked` raises.
+        """
+        if self.asked.site is not None:
+            return self.asked.site
+        names = (member.rule.name for member in self.members if not member.has_site)
+        whose = "its own group makes" if len(self.members) > 1 else "is not there"
+        raise UserError(
+            f"its resource {SITE_RESOURCE} depends on a file that {whose}",
+            where=f"rule {next(names, self.members[0].rule.name)}",
+            do="Make the resource independent of the file, or take the rule out of its group",
+        )
+
+    @property
+    def config(self) -> BackendConfig:
+        """The backend config of its site."""
+        return self.context.sites[self.site].config
+
+    @property
+    def environment(self) -> str:
+        """The name of the config's environment that it runs in; empty for the default."""
+        return choose_environment(self.asked.resources, self.config)
+
+    @property
+    def continuation(self) -> Continuation | None:
+        """How it goes on past its walltime, if it may.
+
+        Raises:
+            UserError: its resources for that are invalid, or it is of a kind that cannot.
+        """
+        found = [(member, member.continuation) for member in self.members]
+        if not self.job.is_group():
+            return found[0][1]
+        for member, asked in found:
+            if asked is not None and member.given.get(CONTINUE) is not None:
+                raise UserError(
+                    f"rule {member.rule.name} has {CONTINUE}, but a job in a group cannot go on",
+                    do="Take it out of its group",
+                )
+        return None
+
+
+def _ask(group: Unit) -> Asked:
     """Combine the resources of a group's members as Snakemake's GroupJob does.
 
     Three things differ, so that a group gets as much as its members would get alone. Snakemake's
     built-in defaults do not count. CPUs and memory of a member are counted under one name each. If
     a member sets no time, memory or GPUs, the group requests at least the backend config's value.
     The group runs on one node, even if the backend config requests several.
-
-    Raises:
-        UserError: the members do not fit into one job, a member names an unknown site, or its
-            resources are invalid.
     """
-    layers = [[_asking(member, sites) for member in layer] for layer in list_layers(group)]
-    asking = [each for layer in layers for each in layer]
-    site = _one_site(group, asking, sites)
+    asking = [_asking(member) for member in group.members]
+    site = _one_site(group)
+    layers, each = list_layers(group.job), iter(asking)
+    counted = [[_counted(job) for job in layer] for layer in layers]
+    ours = [[next(each) for _ in layer] for layer in layers]
     try:
         # First with all of Snakemake's resources: it combines them itself when the group is ready,
         # and ends the whole run if that fails.
-        for gathered in ([[_Raw(m) for m in layer] for layer in list_layers(group)], layers):
+        for gathered in (counted, ours):
             found = GroupResources.basic_layered(
-                toposorted_jobs=gathered, constraints=group.global_resources, run_local=False,
+                toposorted_jobs=gathered,
+                constraints=group.job.global_resources, run_local=False,
                 additive_resources=list(ADDED), sortby=list(ADDED),
             )  # fmt: skip
     except (WorkflowError, ResourceInsufficiencyError) as error:
@@ -128,7 +200,8 @@ def group_request(group: Job, sites: Mapping[str, HasConfig]) -> GroupRequest:
         for name, value in found.items()
         if not name.startswith("_") and name not in ("mem", "disk")
     }
-    base = sites[site].config.resources
+    base = group.context.sites[site].config.resources
+    of_members = tuple(each.resources for each in asking)
     floors = {
         "runtime": math.ceil(base.runtime_s / 60) if base.runtime_s else None,
         "mem_mb": base.memory_mib_per_node,
@@ -136,36 +209,11 @@ def group_request(group: Job, sites: Mapping[str, HasConfig]) -> GroupRequest:
     }
     for name, floor in floors.items():
         value = resources.get(name)
-        if floor and isinstance(value, int) and any(name not in each.resources for each in asking):
+        if floor and isinstance(value, int) and any(name not in each for each in of_members):
             resources[name] = max(value, floor)
     if (base.nodes or 1) > 1:
         resources["nodes"] = 1
-    return GroupRequest(site, resources, found["_cores"], tuple(each.resources for each in asking))
-
-
-def unit_request(
-    unit: Job, sites: Mapping[str, HasConfig]
-) -> tuple[str | None, Mapping[str, object], int, frozenset[str]]:
-    """Return a job's or group's site, resources, threads, and the names of unknown resources.
-
-    The site is None if it, or a single job's resources as a whole, depend on files that are not
-    made yet. Of a group, no other resource than the site is reported as unknown.
-
-    Raises:
-        UserError: the members of a group do not fit into one job or have invalid resources, or a
-            job names an unknown site.
-    """
-    members = list_members(unit)
-    if len(members) > 1:
-        if any(isinstance(m.resources.get(SITE_RESOURCE), TBDString) for m in members):
-            return None, {}, 0, frozenset({SITE_RESOURCE})
-        of_group = group_request(unit, sites)
-        return of_group.site, of_group.resources, of_group.threads, frozenset()
-    if not are_resources_known(members[0]):
-        return None, {}, 0, frozenset()
-    given, later = split_undetermined(given_resources(members[0]))
-    site = None if SITE_RESOURCE in later else choose_site(given, sites)
-    return site, given, members[0].threads, later
+    return Asked(site, resources, found["_cores"], of_members=of_members)
 
 
 @dataclass(frozen=True)
@@ -174,33 +222,21 @@ class _Asking:
 
     resources: Mapping[str, object]
     pipe_group: object
-    site: str
-    rule: str
 
 
-class _Raw:
-    """The same, with all resources that Snakemake itself counts."""
-
-    def __init__(self, job: Job) -> None:
-        self.resources = dict(job.resources.items())
-        self.pipe_group = job.pipe_group
+def _counted(job: Job) -> _Asking:
+    """Return a job with all resources that Snakemake itself counts."""
+    return _Asking(dict(job.resources.items()), job.pipe_group)
 
 
-def _asking(member: Job, sites: Mapping[str, object]) -> _Asking:
-    given, later = split_undetermined(given_resources(member))
-    if SITE_RESOURCE in later:
-        raise UserError(
-            f"its resource {SITE_RESOURCE} depends on a file that its own group makes",
-            where=f"rule {member.rule.name}",
-            do="Take the rule out of the group, or make the resource independent of the file",
-        )
-    site = choose_site(given, sites)
+def _asking(member: SiteJob) -> _Asking:
+    given = dict(member.known)
     try:
-        merge_resources(Resources(), given, member.threads)
+        merge_resources(Resources(), given, member.job.threads)
     except UserError as error:
         raise UserError(error.what, where=f"rule {member.rule.name}", do=error.do) from None
     cores = given.pop("cpus_per_task", None)
-    given["_cores"] = cores = cores if isinstance(cores, int) else member.threads
+    given["_cores"] = cores = cores if isinstance(cores, int) else member.job.threads
     per_cpu = given.pop("mem_mb_per_cpu", None)
     if isinstance(per_cpu, int) and per_cpu:
         given["mem_mb"] = per_cpu * cores
@@ -208,33 +244,37 @@ def _asking(member: Job, sites: Mapping[str, object]) -> _Asking:
         given.setdefault("gpu", given.pop("gpus"))
     for name in ("mem_mib", "disk_mib", "nodes", "tasks", "tasks_per_node", "mpi"):
         given.pop(name, None)
-    return _Asking(given, member.pipe_group, site, member.rule.name)
+    return _Asking(given, member.job.pipe_group)
 
 
-def _one_site(group: Job, asking: Iterable[_Asking], sites: Mapping[str, object]) -> str:
+def _one_site(group: Unit) -> str:
     rules: dict[str, dict[str, None]] = {}
-    for each in asking:
-        rules.setdefault(each.site, {})[each.rule] = None
+    for member in group.members:
+        rules.setdefault(member.site, {})[member.rule.name] = None
     if len(rules) > 1:
         places = "; ".join(f"{', '.join(names)} at {site}" for site, names in rules.items())
         raise UserError(
             f"its members are to run at different sites: {places}",
-            where=member_title(group),
+            where=group.title,
             do=f"Set the same {SITE_RESOURCE} for all members (the default is"
-            f" {next(iter(sites))}), or put them into different groups: a group is one job at one"
-            " site",
+            f" {next(iter(group.context.sites))}), or put them into different groups: a group is"
+            " one job at one site",
         )
     return next(iter(rules))
 
 
-def _unlike(group: Job, error: Exception) -> UserError:
+def _unlike(group: Unit, error: Exception) -> UserError:
     """Return the error for a group whose resources Snakemake cannot combine."""
     values: dict[str, dict[object, dict[str, None]]] = {}
-    members = list_members(group)
-    names = {name for m in members for name, value in m.resources.items() if _is_text(name, value)}
-    for member in members:
+    names = {
+        name
+        for member in group.members
+        for name, value in member.job.resources.items()
+        if _is_text(name, value)
+    }
+    for member in group.members:
         for name in names:
-            value = member.resources.get(name)
+            value = member.job.resources.get(name)
             values.setdefault(name, {}).setdefault(value, {})[member.rule.name] = None
     unlike = [
         f"{name} is "
@@ -247,7 +287,7 @@ def _unlike(group: Job, error: Exception) -> UserError:
     ]
     return UserError(
         "; ".join(unlike) or str(error),
-        where=member_title(group),
+        where=group.title,
         do="Set the same value for all its rules: a group is one job"
         if unlike
         else "Request less, or raise the limit in --resources",
@@ -263,55 +303,51 @@ _REPORTS = ".snakemake/mantik/groups"
 """Directory of reports on failed members of groups, here and at the site, until they are read."""
 
 
-def group_obstacle(unit: Job, member: Job) -> str | None:
+def group_obstacle(unit: Unit, member: SiteJob) -> str | None:
     """Return why a job cannot run in a group, as words that follow "rule NAME", or None."""
-    if not unit.is_group() or len(unit) == 1:
+    if len(unit.members) == 1:
         return None
-    given = given_resources(member)
     for name in ("tasks", "tasks_per_node", "nodes"):
-        if isinstance(number := given.get(name), int) and number > 1:
+        if isinstance(number := member.given.get(name), int) and number > 1:
             return (
                 f"requests {name}={number} in a group, whose members all run on one node (take it"
                 " out of the group)"
             )
-    if given.get("mpi"):
+    if member.given.get("mpi"):
         return (
             "starts MPI in a group, whose members share one node without tasks of their own (take"
             " it out of the group)"
         )
-    if member.pipe_group is not None and (directive := why_full_job(member)) is not None:
+    if member.job.pipe_group is not None and member.full is not None:
         return (
-            f"has {directive} and shares a pipe or service, which the Snakemake that it needs at"
+            f"has {member.full} and shares a pipe or service, which the Snakemake that it needs at"
             " the site does not support (use a file instead)"
         )
     return None
 
 
-def make_group_request(
-    group: Job, context: RuleContext, *, secrets: Mapping[str, str], forced: bool
-) -> JobRequest:
-    """Make the engine's request for a group, after the old outputs of its members were removed.
+def make_group_request(unit: Unit, *, secrets: Mapping[str, str], forced: bool) -> JobRequest:
+    """Make the engine's request for a job or group, after its old outputs were removed.
 
     `secrets` are the environment variables that jobs get from this machine, by name. With `forced`,
-    run the group even if an earlier run has finished a member (`--forceall`, `--forcerun`).
+    run it even if an earlier run has finished a member (`--forceall`, `--forcerun`).
 
     Raises:
-        UserError: the members do not fit into one job, or the request of a member cannot be made:
-            see `group_request` and `find_runs`.
+        UserError: the members of a group do not fit into one job, or the request of a member cannot
+            be made: see `find_runs`.
     """
-    members = list_members(group)
+    group, members, asked, context = unit.job, unit.members, unit.asked, unit.context
+    site = unit.site
     if len(members) == 1:
-        one = request_of_one(members[0], context, secrets=secrets, forced=forced)
+        one = make_request(members[0], secrets=secrets, forced=forced)
         return replace(one, number=group.jobid)
-    _evaluate_anew(group, members)
-    of_group = group_request(group, context.sites)
-    runs = [_runs(group, member, context) for member in members]
+    runs = [_runs(unit, member) for member in members]
     payloads = [payload for of_member in runs for payload in of_member.payloads]
-    files = _Files(group, members, runs, find_job_paths(members[0], context))
+    files = _Files(unit, runs)
     jobs = tuple(
         GroupJob(
-            job_identity(member),
-            job_display_name(member),
+            job_identity(member.job),
+            job_display_name(member.job),
             tuple(output.path for output in run.outputs if output.kind == "log"),
             run.measured,
         )
@@ -319,17 +355,11 @@ def make_group_request(
     )
     known = hashlib.sha256(json.dumps(sorted(each.job for each in jobs)).encode()).hexdigest()
     report = f"{_REPORTS}/{known[:32]}"
-    config = context.sites[of_group.site].config
-    name = choose_environment(of_group.resources, config)
-    environment = config.named_environment(name)
+    environment = unit.config.named_environment(unit.environment)
     image = bool(environment.apptainer or environment.container_engine or environment.pyxis)
     program = render_group(
-        _program(
-            group, members, runs,
-            wanted=of_group, files=files, settled=frozenset(environment.variables),
-            report=report,
-        )
-    ).encode("utf-8", "surrogateescape")  # fmt: skip
+        _program(unit, runs, files, frozenset(environment.variables), report)
+    ).encode("utf-8", "surrogateescape")
     path = file_path(program, "group.sh")
     uploads = {each.path: each for payload in payloads for each in payload.uploads}
     return JobRequest(  # noqa: S604 - a value, nothing runs here
@@ -337,31 +367,33 @@ def make_group_request(
         job=known,
         rule=", ".join(sorted(group.rules)),
         name=message_name(group, unit_name(group), context),
-        site=of_group.site,
+        site=site,
         command=f"exec bash {shlex.quote(path)}",
         shell="bash",
-        resources=of_group.resources,
-        threads=of_group.threads,
+        resources=asked.resources,
+        threads=asked.threads,
         variables={},
         inputs=files.from_outside,
         uploads=(Upload(path, content=program), *uploads.values()),
         outputs=(*files.outputs, OutputFile(report, "log")),
         umask=read_umask(),
-        environment=name,
-        own_environment=_own_environment(group, payloads, image=image),
+        environment=unit.environment,
+        own_environment=_own_environment(unit, payloads, image=image),
         secrets=dict(secrets),
-        parameters=json.dumps([job_parameters(member) for member in members]),
+        parameters=json.dumps([job_parameters(member.job) for member in members]),
         forced=forced,
         full=any(payload.full for payload in payloads),
         incomplete=context.options.keep_incomplete,
         group=JobGroup(jobs, report),
-        storable=frozenset(path for member in members for path in list_storable(member)),
-        storage_link=next(filter(None, map(find_storage_link, members)), ""),
-        datasets=tuple(dict.fromkeys(path for member in members for path in list_datasets(member))),
+        storable=frozenset(path for member in members for path in list_storable(member.job)),
+        storage_link=next(filter(None, (find_storage_link(member.job) for member in members)), ""),
+        datasets=tuple(
+            dict.fromkeys(path for member in members for path in list_datasets(member.job))
+        ),
     )
 
 
-def _own_environment(group: Job, payloads: Iterable[Payload], *, image: bool) -> bool:
+def _own_environment(group: Unit, payloads: Iterable[Payload], *, image: bool) -> bool:
     """Return whether the group runs without the backend config's image: all members, or none.
 
     Raises:
@@ -372,7 +404,7 @@ def _own_environment(group: Job, payloads: Iterable[Payload], *, image: bool) ->
         raise UserError(
             "some of its rules run in environments of their own, the others in the image of the"
             " backend config",
-            where=member_title(group),
+            where=group.title,
             do="Add an environment to all its rules, or put them into different groups: a group is"
             " one job, in the image or not",
         )
@@ -390,17 +422,16 @@ class _Files:
         services: outputs of services.
     """
 
-    def __init__(
-        self, group: Job, members: Sequence[Job], runs: Sequence[ResolvedJob], places: JobPaths
-    ) -> None:
-        dag = group.dag
+    def __init__(self, group: Unit, runs: Sequence[ResolvedJob]) -> None:
+        dag = group.job.dag
         notemp = dag.workflow.storage_settings.notemp
-        unneeded = set() if notemp else set(dag.get_unneeded_temp_files(group))
+        unneeded = set() if notemp else set(dag.get_unneeded_temp_files(group.job))
+        members = [member.job for member in group.members]
         number = {member: i for i, member in enumerate(members)}
         outputs: dict[str, OutputFile] = {}
         made: set[str] = set()
         temporary = []
-        self.place = places.place
+        self.place = group.members[0].paths().place
         self.pipes: list[str] = []
         self.services: set[str] = set()
         for member, run in zip(members, runs, strict=True):
@@ -429,48 +460,43 @@ class _Files:
         self.from_outside = tuple(place for place in read if place not in made)
 
 
-def _evaluate_anew(group: Job, members: Sequence[Job]) -> None:
+def evaluate_anew(group: Job) -> None:
     """Discard values that may come from old versions of files that the group itself makes.
 
     Snakemake evaluates parameters and resources before the old outputs are removed. Now a function
     that opens such a file finds none, and its value is not determined yet.
     """
-    for member in members:
+    for member in group.jobs:
         if any(path in group.all_products for path in member.input):
             member.attempt = member.attempt
             member._params = member._non_derived_params = None  # there is no public method
 
 
-def _runs(group: Job, member: Job, context: RuleContext) -> ResolvedJob:
-    if member.is_norun:
+def _runs(group: Unit, member: SiteJob) -> ResolvedJob:
+    if member.job.is_norun:
         # Its inputs need no upload. Other members may read the files that it touches.
-        return ResolvedJob((), outputs=tuple(list_outputs(member, find_job_paths(member, context))))
+        return ResolvedJob((), outputs=tuple(list_outputs(member.job, member.paths())))
     try:
-        return find_runs(member, context)
+        return find_runs(member)
     except UserError as error:
         raise UserError(
             error.what,
-            where=f"{error.where}, in {member_title(group)}",
+            where=f"{error.where}, in {group.title}",
             do="Make the parameter or resource independent of files that the group itself makes,"
             " or take the rule out of the group",
         ) from None
 
 
 def _program(
-    group: Job,
-    members: Sequence[Job],
-    runs: Sequence[ResolvedJob],
-    *,
-    wanted: GroupRequest,
-    files: _Files,
-    settled: frozenset[str],
-    report: str,
+    unit: Unit, runs: Sequence[ResolvedJob], files: _Files, settled: frozenset[str], report: str
 ) -> GroupProgram:
     """Make the program that runs the members, in the order of their numbers.
 
     `settled` names the variables that the backend config sets, which take precedence over those of
     rules. `report` is the path of the report on failed members.
     """
+    group, wanted = unit.job, unit.asked
+    members = [member.job for member in unit.members]
     numbers = {member: i for i, member in enumerate(members)}
     teams: dict[object, list[Job]] = {}
     for member in members:
@@ -529,7 +555,7 @@ def _member(
 
 
 def _limits(
-    teams: Iterable[Sequence[Job]], numbers: Mapping[Job, int], wanted: GroupRequest
+    teams: Iterable[Sequence[Job]], numbers: Mapping[Job, int], wanted: Asked
 ) -> dict[str, int]:
     """Return the group's CPUs, and its resources that all teams together would exceed."""
     return {
@@ -544,6 +570,6 @@ def _limits(
     }
 
 
-def _takes(team: Sequence[Job], numbers: Mapping[Job, int], wanted: GroupRequest, name: str) -> int:
+def _takes(team: Sequence[Job], numbers: Mapping[Job, int], wanted: Asked, name: str) -> int:
     amounts = [wanted.of_members[numbers[member]].get(name) for member in team]
     return sum(amount for amount in amounts if isinstance(amount, int))

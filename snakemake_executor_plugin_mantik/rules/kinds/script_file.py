@@ -1,5 +1,6 @@
 """Read the script or notebook of a rule: its text, its language, and its path at a site."""
 
+import json
 import os
 import re
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from snakemake_executor_plugin_mantik.staging.sources import FILE_BYTES, MIB
 
 from .. import Job
 from ..context import report_withheld
-from .imports import imported_siblings
+from .imports import imported_siblings, snakemake_imports
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,17 @@ class ScriptFile:
         # Files of `workflow.source_path` are in a cache that has another name in each run.
         identity = re.sub(r".*/snakemake-runtime-cache/[^/]+", "", identity)
         return file_path(identity.encode(errors="surrogateescape"), self.directory.name or "root")
+
+    def needs_snakemake(self) -> list[str]:
+        """Return what Python code in it imports that only Snakemake itself provides."""
+        text = self.text
+        if self.language == "jupyter_python":
+            cells = json.loads(text).get("cells", [])
+            text = "\n".join("".join(c["source"]) for c in cells if c["cell_type"] == "code")
+            text = re.sub(r"^[%!].*", "", text, flags=re.MULTILINE)
+        elif self.language != "python":
+            return []
+        return snakemake_imports(text, self.directory)
 
     def beside(self, total_limit: int, include: Matching = NOTHING) -> Iterator[tuple[str, Path]]:
         """Yield paths in the workspace and local paths of files beside a script from elsewhere.

@@ -1,8 +1,6 @@
 """Render the command of `script:` and `notebook:` rules for a site without Snakemake."""
 
-import json
 import os
-import re
 import shlex
 from dataclasses import replace
 
@@ -21,7 +19,7 @@ from .. import Job
 from ..paths import path_rewriting, workflow_code
 from ..paths.job_paths import JobPaths
 from ..paths.path_rewriting import rewrite_paths
-from .imports import snakemake_imports
+from ..site_job import SiteJob
 from .languages import (
     CWD,
     HOME_MARK,
@@ -36,7 +34,7 @@ from .languages import (
     syntax_mistake,
     write_preamble,
 )
-from .script_file import ScriptFile, find_script_file
+from .script_file import ScriptFile
 
 # Bash or any POSIX shell runs these texts.
 _PYTHON_SCRIPT = """\
@@ -77,18 +75,20 @@ export IPYTHONDIR="$mantik_own"
   fi"""
 
 
-def script_mistake(job: Job) -> str | None:
+def script_mistake(at: SiteJob) -> str | None:
     """Return why a script or notebook cannot run, as words that follow "rule NAME", or None."""
     try:
-        file = find_script_file(job)
+        file = at.script
     except (WorkflowError, OSError) as error:
-        return f"has {_written(job)}, which {_unreadable(error)}"
-    if job.rule.is_notebook and job.dag.is_edit_notebook_job(job):
+        return f"has {_written(at.job)}, which {_unreadable(error)}"
+    if file is None:
+        return None
+    if at.rule.is_notebook and at.job.dag.is_edit_notebook_job(at.job):
         return "has a notebook to edit (--edit-notebook), which needs --executor local"
-    if (mistake := _language_mistake(job, file)) is not None:
+    if (mistake := _language_mistake(at.job, file)) is not None:
         return mistake
     if file.language == "python" and (mistake := syntax_mistake(file.text)) is not None:
-        return f"has {_written(job)}, which is no valid Python: {mistake}"
+        return f"has {_written(at.job)}, which is no valid Python: {mistake}"
     return None
 
 
@@ -117,21 +117,9 @@ def _unreadable(error: Exception) -> str:
     return f"cannot be read: {one_line(str(error))}"
 
 
-def needs_snakemake(job: Job) -> list[str]:
-    """Return what a Python script or notebook imports that only Snakemake itself provides."""
-    file = find_script_file(job)
-    text = file.text
-    if file.language == "jupyter_python":
-        cells = json.loads(text).get("cells", [])
-        text = "\n".join("".join(c["source"]) for c in cells if c["cell_type"] == "code")
-        text = re.sub(r"^[%!].*", "", text, flags=re.MULTILINE)
-    elif file.language != "python":
-        return []
-    return snakemake_imports(text, file.directory)
-
-
 def script_command(
     job: Job,
+    file: ScriptFile,
     places: JobPaths,
     iteration: int | None,
     config: BackendConfig,
@@ -144,8 +132,7 @@ def script_command(
     Raises:
         UserError: a value cannot be passed to the script, or a limit is exceeded.
     """
-    context = _script_context(job, places, iteration, config)
-    file = context.file
+    context = _script_context(job, file, places, iteration, config)
     found = file.beside(config.site.sources_limit_bytes, Include(config.site.include))
     beside = [*context.uploads, *(Upload(path, local) for path, local in found)]
     if file.language == "python":
@@ -188,9 +175,8 @@ def script_command(
 
 
 def _script_context(
-    job: Job, places: JobPaths, iteration: int | None, config: BackendConfig
+    job: Job, file: ScriptFile, places: JobPaths, iteration: int | None, config: BackendConfig
 ) -> ScriptContext:
-    file = find_script_file(job)
     uploads: list[Upload] = []
 
     def there(text: str) -> str:

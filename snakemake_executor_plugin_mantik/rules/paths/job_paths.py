@@ -48,8 +48,6 @@ from snakemake_executor_plugin_mantik.storage.paths import (
 )
 
 from .. import Job
-from ..context import RuleContext
-from ..resources import choose_site, given_resources
 
 _EVERYWHERE = ("/dev", "/proc", "/sys")
 """Directories that every machine has of its own. Never staged, and the same path everywhere."""
@@ -128,16 +126,6 @@ class JobPaths:
             if path.startswith(f"{self.workdir.rstrip('/')}/"):
                 return os.path.relpath(path, self.workdir)
         return None
-
-
-def find_job_paths(job: Job, context: RuleContext) -> JobPaths:
-    """Return the mapping of paths to the site that a job runs at.
-
-    Raises:
-        UserError: the job names an unknown site.
-    """
-    site = choose_site(given_resources(job), context.sites)
-    return JobPaths(context.workdir, lambda: context.workspace(site))
 
 
 def is_kept_in_storage(path: Any) -> bool:

@@ -24,8 +24,6 @@ from snakemake_executor_plugin_mantik.storage.paths import (
 )
 
 from .. import Job
-from ..context import RuleContext
-from ..resources import choose_site, given_resources
 from .job_paths import is_kept_in_storage
 
 WORDS: Final = "files that its job fetches and stores itself (--shared-fs-usage)"
@@ -159,22 +157,6 @@ def local_mistake(job: Job) -> str | None:
                 " which stays at a site (let the rule run at the site, or use the profile with"
                 " which local rules fetch what they need: smk-mantik docs files-stay)"
             )
-    return None
-
-
-def dataset_mistake(job: Job, context: RuleContext) -> str | None:
-    """Return why a job cannot read its datasets at its site, or None.
-
-    Raises:
-        UserError: the job names an unknown site.
-    """
-    for dataset in filter(None, map(find_dataset, job.input)):
-        if (there := context.sites.get(dataset.site)) is None:
-            known = ", ".join(context.sites)
-            return f"reads {dataset}, but there is no site {dataset.site!r}, only {known}"
-        site = choose_site(given_resources(job), context.sites)
-        if context.sites[site].config.server != there.config.server:
-            return f"reads {dataset} and runs at {site}: datasets do not move between sites"
     return None
 
 

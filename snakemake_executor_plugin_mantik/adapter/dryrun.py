@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from dataclasses import replace
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, TypeVar
 
 from snakemake_executor_plugin_mantik.common.errors import MantikError, UserError
 
@@ -41,32 +41,6 @@ class _Ended(BaseException):
     """Ends Snakemake before anything runs. Not an `Exception`, so Snakemake does not catch it."""
 
 
-class _Look(Generic[_T]):
-    """A function that inspects a workflow, and its result."""
-
-    def __init__(self, look: Callable[[Any, Any, Any], _T], options: Any) -> None:
-        self._look = look
-        self._options = options
-        self.found: list[_T] = []
-
-    def executor(self) -> type:
-        """Return a class that Snakemake accepts as an executor."""
-        outer = self
-
-        class Looking:
-            def __init__(self, workflow: Any, logger: Any) -> None:
-                from snakemake_interface_common.exceptions import ApiError
-
-                try:
-                    outer.found.append(outer._look(workflow, outer._options, logger))
-                except MantikError as error:
-                    # For other errors Snakemake would show the lines of code that raised them.
-                    raise ApiError(str(error)) from None
-                raise _Ended
-
-        return Looking
-
-
 def dry_run(arguments: Sequence[str], look: Callable[[Any, Any, Any], _T]) -> _T | None:
     """Call `look` on the workflow that `snakemake` would run with `arguments`.
 
@@ -84,11 +58,22 @@ def dry_run(arguments: Sequence[str], look: Callable[[Any, Any, Any], _T]) -> _T
     """
     from snakemake import cli
     from snakemake.logging import logger
+    from snakemake_interface_common.exceptions import ApiError
     from snakemake_interface_executor_plugins.registry import ExecutorPluginRegistry
 
     def only_trouble(record: logging.LogRecord) -> bool:
         return record.levelno >= logging.WARNING or verbose
 
+    def inspect(workflow: Any, logger: Any) -> None:
+        """Stand for an executor: Snakemake calls it where it would create one."""
+        try:
+            found.append(look(workflow, settings, logger))
+        except MantikError as error:
+            # For other errors Snakemake would show the lines of code that raised them.
+            raise ApiError(str(error)) from None
+        raise _Ended
+
+    found: list[_T] = []
     verbose = False
     registry = ExecutorPluginRegistry()
     usual = registry.plugins["dryrun"]
@@ -96,16 +81,14 @@ def dry_run(arguments: Sequence[str], look: Callable[[Any, Any, Any], _T]) -> _T
     with redirect_stdout(sys.stderr):
         parser, args = _parsed(cli, arguments)
         verbose = args.verbose
-        search = _Look(look, registry.get_plugin(_NAME).get_settings(args))
+        settings = registry.get_plugin(_NAME).get_settings(args)
         common = replace(usual.common_settings, non_local_exec=True)
-        registry.plugins["dryrun"] = replace(
-            usual, executor=search.executor(), common_settings=common
-        )
+        registry.plugins["dryrun"] = replace(usual, executor=inspect, common_settings=common)
         logger.addFilter(only_trouble)
         try:
             cli.args_to_api(args, parser)
         except _Ended:
-            return search.found[0]
+            return found[0]
         finally:
             logger.removeFilter(only_trouble)
             registry.plugins["dryrun"] = usual

@@ -2,8 +2,8 @@
 
 import os
 import sys
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -55,19 +55,16 @@ class Executor(RemoteExecutor):
         from snakemake_executor_plugin_mantik.rules.units import keep_groups_current
 
         snakemake_errors.cancel_hint()
-        try:
+        with self._refusing():
             check_snakemake_version()
-        except MantikError as error:
-            with self.lock:
-                self.wait = False
-            raise ApiError(str(error)) from None
         self._finished: dict[JobNumber, Outcome] = {}
         self._uncommitted: dict[JobNumber, Outcome] = {}
         self._named: dict[JobNumber, str] = {}
         self._variables: dict[str, str] | None = None
         choice = self.workflow.executor_settings.on_interrupt
         self._interruption = Interruption(choice)
-        self._notices = self._make_notices()
+        with self._refusing():
+            self._notices = self._make_notices()
         keep_groups_current(self.dag)
         units = (self.dag.get_job_group(job) or job for job in self.dag.needrun_jobs())
         if any(not unit.is_local for unit in units):
@@ -75,33 +72,41 @@ class Executor(RemoteExecutor):
         else:
             self._check_local()
 
-    def _make_notices(self) -> "RunNotices | None":
-        """Return what notifies the user, if anything is to.
+    @contextmanager
+    def _refusing(self) -> Iterator[None]:
+        """Report a mistake and end the run.
 
         Raises:
-            ApiError: the setting is wrong.
+            ApiError: for a `MantikError`. For a WorkflowError Snakemake would show the lines of our
+                code that raised it.
         """
+        try:
+            yield
+        except MantikError as error:
+            self._close_line()
+            with self.lock:
+                self.wait = False
+            # Otherwise the waiting thread may log errors while the interpreter shuts down.
+            self.wait_thread.join(5 * _CHECK_S)
+            raise ApiError(str(error)) from None
+        except BaseException:
+            self._close_line()
+            raise
+
+    def _make_notices(self) -> "RunNotices | None":
+        """Return what notifies the user, if anything is to."""
         setting = self.workflow.executor_settings.notify
         if setting is None:
             return None
         from .run_notices import RunNotices
 
-        try:
-            return RunNotices(self.workflow, setting, self.logger)
-        except MantikError as error:
-            with self.lock:
-                self.wait = False
-            raise ApiError(str(error)) from None
+        return RunNotices(self.workflow, setting, self.logger)
 
     def _used_sites(self) -> list[str]:
         return list(self._run.checked.used) if self._run is not None else []
 
     def _check_local(self) -> None:
-        """Check the jobs of a run in which none runs at a site.
-
-        Raises:
-            ApiError: a job reads or makes what stays at a site.
-        """
+        """Check the jobs of a run in which none runs at a site."""
         from snakemake_executor_plugin_mantik.rules.context import RuleContext
         from snakemake_executor_plugin_mantik.rules.kinds.groups import Unit
         from snakemake_executor_plugin_mantik.rules.preflight import OBSTACLES
@@ -110,10 +115,8 @@ class Executor(RemoteExecutor):
         if not uses_provider(self.workflow):
             return
         context = RuleContext({}, Path.cwd())
-        try:
+        with self._refusing():
             OBSTACLES.refuse(Unit(job, context) for job in self.dag.needrun_jobs())
-        except MantikError as error:
-            raise ApiError(str(error)) from None
 
     def _start(self) -> "ActiveRun":
         # Imported here because Snakemake imports this module for every one of its commands.
@@ -125,19 +128,8 @@ class Executor(RemoteExecutor):
         retry.executor_runs()
         meter = TransferMeter()
         self._open_line(meter)
-        try:
+        with self._refusing():
             self._run = start_run(self.workflow, self.dag, self.logger, meter)
-        except MantikError as error:
-            self._close_line()
-            with self.lock:
-                self.wait = False
-            # Otherwise the waiting thread may log errors while the interpreter shuts down.
-            self.wait_thread.join(5 * _CHECK_S)
-            # For a WorkflowError Snakemake would show the lines of our code that raised it.
-            raise ApiError(str(error)) from None
-        except BaseException:
-            self._close_line()
-            raise
         return self._run
 
     def _open_line(self, meter: "TransferMeter") -> None:

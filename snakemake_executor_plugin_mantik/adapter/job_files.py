@@ -111,21 +111,18 @@ async def store_cached(workflow: Any, job: Job) -> None:
     Raises:
         WorkflowError: the cache cannot be written.
     """
-    for member in job.jobs if job.is_group() else (job,):
+    for member in list_members(job):
         if is_cached(workflow, member) and not await member.rule.cache.exists(member):
             await member.rule.cache.store(member)
 
 
 def is_cached(workflow: Any, job: Job) -> bool:
     """Return whether Snakemake's cache serves a job."""
-    from snakemake_executor_plugin_mantik.rules.paths.storage import jobs_use_storage
-    from snakemake_executor_plugin_mantik.storage.paths import uses_provider
-
     # Jobs that use the storage themselves, or whose files stay, leave no outputs here. Without a
     # location for the cache, Snakemake reports that it runs without one, and `rule.cache.fetch`
     # would raise.
     enabled = workflow.output_file_cache is not None and not (
-        jobs_use_storage(workflow) or uses_provider(workflow)
+        storage.jobs_use_storage(workflow) or uses_provider(workflow)
     )
     return bool(enabled and job.rule.cache and job.rule.cache.output)
 

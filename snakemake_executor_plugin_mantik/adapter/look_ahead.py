@@ -33,19 +33,6 @@ _OWN_LIMITS: Final = ("_cores", "_nodes", "_job_count")
 """Snakemake's own limited resources. Its jobs at sites do not count for `_cores`."""
 
 
-@dataclass(frozen=True)
-class AheadForecast:
-    """How far a run goes on without this machine.
-
-    Attributes:
-        jobs: the number of jobs at sites that go on.
-        stops: why each of the next ones waits for this machine, by the title of its rule.
-    """
-
-    jobs: int = 0
-    stops: Mapping[str, str] = field(default_factory=dict)
-
-
 @dataclass
 class LookAhead:
     """Walks along the jobs of a run, from those that were requested to those that follow.
@@ -148,10 +135,11 @@ class LookAhead:
         return makers
 
 
-def forecast_ahead(checked: CheckedWorkflow, jobs: Iterable[Job]) -> AheadForecast:
+def forecast_ahead(checked: CheckedWorkflow, jobs: Iterable[Job]) -> tuple[int, dict[str, str]]:
     """Forecast how far a run goes on without this machine once its first jobs are submitted.
 
-    `jobs` are the jobs and groups to run, in an order that respects dependencies.
+    `jobs` are the jobs and groups to run, in an order that respects dependencies. Return the number
+    of jobs at sites that go on, and why each of the next ones waits, by the title of its rule.
     """
     dag, limit = checked.workflow.dag, checked.options.ahead
     going: set[Job] = set()
@@ -181,7 +169,7 @@ def forecast_ahead(checked: CheckedWorkflow, jobs: Iterable[Job]) -> AheadForeca
             stops.setdefault(member_title(job), why)
         else:
             going.update(members)
-    return AheadForecast(sum(not job.is_local for job in going), stops)
+    return sum(not job.is_local for job in going), stops
 
 
 def _why_not_at_site(workflow: Any, at: SiteJob, makers: Mapping[Job, set[str]]) -> str:

@@ -91,7 +91,7 @@ def plan_workflow(
             left += [name for name in unchecked_resources(job.resources, queue) if name not in left]
     for warning in warnings:
         logger.warning(warning)
-    ahead = forecast_ahead(checked, units)
+    alone, stops = forecast_ahead(checked, units)
     return JobPlan(
         jobs,
         totals,
@@ -102,8 +102,8 @@ def plan_workflow(
         left_out={site: dict(c.left_out) for site, c in chosen.items()} if list_sources else {},
         here=sum(bool(unit.is_local and _runs(unit)) for unit in units),
         more=any(job.is_checkpoint for job in dag.needrun_jobs()),
-        alone=ahead.jobs,
-        stops=ahead.stops,
+        alone=alone,
+        stops=stops,
     )
 
 

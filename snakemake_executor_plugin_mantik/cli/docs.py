@@ -1,6 +1,5 @@
 """`smk-mantik docs` and `schema`: show a page of the docs, or the schema of backend configs."""
 
-import difflib
 import json
 import os
 import sys
@@ -12,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from snakemake_executor_plugin_mantik.common.errors import UserError
+from snakemake_executor_plugin_mantik.common.errors import UserError, find_alike
 from snakemake_executor_plugin_mantik.config.environment_keys import IMAGE_KEYS, LOGIN_HOOKS
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
 
@@ -37,10 +36,10 @@ def docs(
         return
     name = page.removeprefix("docs/").removesuffix(".md")
     if name not in pages:
-        near = difflib.get_close_matches(name, pages, 3)
+        near = find_alike(name, pages, 3)
         raise UserError(
             f"there is no page {page!r}",
-            do=f"Did you mean {' or '.join(near)}?" if near else "List them: smk-mantik docs",
+            do=f"Did you mean {near}?" if near else "List them: smk-mantik docs",
         )
     text = pages[name].read_text(encoding="utf-8")
     if not sys.stdout.isatty():

@@ -21,6 +21,7 @@ a caller whose error it is, and so what to do about it:
         └── JournalLocked       another controller holds it
 """
 
+import difflib
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -248,3 +249,18 @@ def shorten_list(entries: Iterable[str]) -> list[str]:
     entries = list(entries)
     rest = len(entries) - _MOST_LISTED
     return [*entries[:_MOST_LISTED], f"… and {rest} more"] if rest > 1 else entries
+
+
+def find_alike(name: str, known: Iterable[str], most: int = 1, cutoff: float = 0.6) -> str:
+    """Return at most `most` known names that a mistaken one resembles, with "or" between them.
+
+    Case does not count. Return '' if there are none; `cutoff` is that of `difflib`.
+    """
+    by_lower = {each.lower(): each for each in known}
+    close = difflib.get_close_matches(name.lower(), by_lower, most, cutoff)
+    return " or ".join(by_lower[each] for each in close)
+
+
+def did_you_mean(alike: str) -> str:
+    """Return a question, in parentheses after a blank, about what was meant; '' for nothing."""
+    return f" (did you mean {alike}?)" if alike else ""

@@ -4,7 +4,6 @@ No I/O, except that links on the path of a local image are followed, and that lo
 Definition Files and files of requirements are read.
 """
 
-import difflib
 import hashlib
 import os
 import posixpath
@@ -13,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Final
 
-from snakemake_executor_plugin_mantik.common.errors import UserError
+from snakemake_executor_plugin_mantik.common.errors import UserError, did_you_mean, find_alike
 from snakemake_executor_plugin_mantik.jobs.paths import IMAGES
 from snakemake_executor_plugin_mantik.jobs.quoting import keep_literal
 from snakemake_executor_plugin_mantik.jobs.spec import (
@@ -103,8 +102,7 @@ def _workspace_path(path: str, project: Path) -> str:
 def unknown_environment(name: str, config: BackendConfig, where: str) -> UserError:
     """Return the error for an environment that a config does not have."""
     known = list(config.environments)
-    close = difflib.get_close_matches(name, known, n=1)
-    likely = f" (did you mean {close[0]}?)" if close else ""
+    likely = did_you_mean(find_alike(name, known))
     has = f"the config has {', '.join(known)}" if known else "the config has no Environments"
     return UserError(
         f"there is no environment {name!r}{likely}; {has}",

@@ -1,6 +1,5 @@
 """The base class of all parts of a backend config, which reports all mistakes at once."""
 
-import difflib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Final, Self
@@ -16,6 +15,8 @@ from pydantic import (
     model_validator,
 )
 from pydantic_core import ErrorDetails, PydanticUndefined
+
+from snakemake_executor_plugin_mantik.common.errors import find_alike
 
 from .values import describe_value, refuse_values
 
@@ -141,13 +142,11 @@ class ConfigSection(BaseModel):
                 "variables MANTIK_… (MANTIK_COMPUTE_BUDGET_ACCOUNT for the account) or use the "
                 "keyring"
             )
-        by_lower = {known.lower(): known for known in cls.key_names()}
         # Only what a slip explains: MarkerGrace is not TermGrace.
-        alike = [known for known in by_lower if abs(len(known) - len(key)) <= 2]
-        close = difflib.get_close_matches(key.lower(), alike, n=1, cutoff=0.75)
-        meant = cls.HINTS.get(key.lower()) or tuple(by_lower[each] for each in close)
-        if meant:
-            return f"is an unknown key, did you mean {' or '.join(meant)}?"
+        known = [each for each in cls.key_names() if abs(len(each) - len(key)) <= 2]
+        hints = " or ".join(cls.HINTS.get(key.lower(), ()))
+        if meant := hints or find_alike(key, known, cutoff=0.75):
+            return f"is an unknown key, did you mean {meant}?"
         return f"is an unknown key (allowed here: {', '.join(cls.key_names())})"
 
 

@@ -1,6 +1,5 @@
 """Entry points of an MLproject: typed parameters, commands, environments, and calls of them."""
 
-import difflib
 import os
 import re
 import shlex
@@ -13,7 +12,7 @@ from urllib.parse import urlsplit
 
 import yaml
 
-from snakemake_executor_plugin_mantik.common.errors import UserError
+from snakemake_executor_plugin_mantik.common.errors import UserError, did_you_mean, find_alike
 
 TYPES: Final = ("string", "float", "int", "path", "uri")
 """The types to suggest; some have synonyms, and MLflow accepts any other name, too."""
@@ -158,9 +157,8 @@ def _fields(text: str) -> Iterator[str]:
 def suggest(name: str, known: Iterable[str]) -> str:
     """Return a hint at the known name that `name` resembles, or a list of all known names."""
     names = [str(each) for each in known]
-    likely = difflib.get_close_matches(name, names, n=1)
-    if likely:
-        return f" (did you mean {likely[0]}?)"
+    if likely := find_alike(name, names):
+        return did_you_mean(likely)
     return f" (there are {', '.join(names)})" if names else ""
 
 

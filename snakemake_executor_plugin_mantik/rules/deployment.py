@@ -21,7 +21,7 @@ from snakemake.deployment.conda import CondaEnvDirSpec, CondaEnvFileSpec
 from snakemake.shell import shell
 from snakemake.sourcecache import SourceFile
 
-from snakemake_executor_plugin_mantik.common.errors import UserError
+from snakemake_executor_plugin_mantik.common.errors import UserError, did_you_mean
 from snakemake_executor_plugin_mantik.config.environment import describe_software, image_path
 from snakemake_executor_plugin_mantik.config.named_files import (
     NamedFileError,
@@ -304,10 +304,8 @@ def conda_file_mistake(job: Job, made: Collection[str]) -> str | None:
 
 def _container_mistake(container: str, workdir: Path, made: Collection[str]) -> str | None:
     if container and _URL.fullmatch(container) is None:
-        return (
-            f"cannot run: {container} is neither a file nor a URL (did you mean"
-            f" docker://{container}?)"
-        )
+        likely = did_you_mean(f"docker://{container}")
+        return f"cannot run: {container} is neither a file nor a URL{likely}"
     if container and is_local_file(container):
         path = str(parse_uri(container).uri_path)
         local = workdir / path

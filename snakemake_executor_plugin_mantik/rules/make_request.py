@@ -17,7 +17,7 @@ import os
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from typing import Any, Final
 
@@ -225,15 +225,25 @@ def make_request(at: SiteJob, *, secrets: Mapping[str, str], forced: bool) -> Jo
     run the job even if an earlier run has finished it (`--forceall`, `--forcerun`).
 
     Raises:
-        UserError: the job names an unknown site, or `find_runs` raises.
+        UserError: a path is in the executor's own directory, or `make_payload` raises: a value is
+            not determined before the job runs, or a file is missing or too large.
     """
-    job, runs = at.job, find_runs(at)
-    payload, *_ = runs.payloads
-    benchmark = None
-    if runs.measured:
-        commands = tuple(payload.command for payload in runs.payloads)
-        benchmark = Benchmark(runs.measured, runs.benchmark, commands)
-    entry = at.entry_point
+    job, places, entry = at.job, at.paths(), at.entry_point
+    outputs = list(_list_outputs(job, places))
+    inputs, payloads, benchmark = list[str](), [Payload("")], None
+    if not job.is_norun:  # otherwise it is in a group, and its inputs need no upload
+        payloads = [make_payload(at, None if job.benchmark is None else 0)]
+        staged = (p for p in job.input if not (is_unstaged(job, p) or is_source_file(p)))
+        inputs = [place for path in staged if (place := places.place(path)) is not None]
+        if job.benchmark is not None and not payloads[0].full:
+            payloads += [make_payload(at, i) for i in range(1, job.benchmark_repeats)]
+            measured = f"{_MEASUREMENTS}/{job_identity(job)[:32]}"
+            file = places.place(job.benchmark) or f"{measured}.tsv"
+            benchmark = Benchmark(measured, file, tuple(each.command for each in payloads))
+            outputs.append(OutputFile(measured))
+        elif job.benchmark is not None and not is_unstaged(job, job.benchmark):
+            outputs.append(OutputFile(plain_path(job.benchmark)))
+    payload = payloads[0]
     return JobRequest(
         number=job.jobid,
         job=job_identity(job),
@@ -243,27 +253,26 @@ def make_request(at: SiteJob, *, secrets: Mapping[str, str], forced: bool) -> Jo
         command=payload.command,
         benchmark=benchmark,
         shell=payload.shell,
-        resources={k: v for k, v in at.given.items() if k != SITE_RESOURCE},
+        resources={name: value for name, value in at.given.items() if name != SITE_RESOURCE},
         threads=job.threads,
-        variables=job_variables(job),
-        inputs=runs.inputs,
-        uploads=tuple(
-            {upload.path: upload for run in runs.payloads for upload in run.uploads}.values()
-        ),
-        outputs=runs.outputs,
+        variables=_job_variables(job),
+        inputs=tuple(dict.fromkeys([*inputs, *payload.inputs])),
+        uploads=tuple({upload.path: upload for run in payloads for upload in run.uploads}.values()),
+        outputs=tuple(outputs),
         umask=read_umask(),
         project="" if entry is None else str(entry.project.relative_folder()),
         environment=at.environment,
         own_environment=payload.own_environment,
         secrets=dict(secrets),
-        parameters=job_parameters(job),
+        # As text, without those derived from other values.
+        parameters=stable_paths(job, json.dumps(sorted(map(repr, job.non_derived_params)))),
         forced=forced,
         launches=has_launcher(job),
         full=payload.full,
         incomplete=at.context.options.keep_incomplete,
-        storable=frozenset(list_storable(job)),
+        storable=frozenset(filter(None, map(storable_path, job.input))),
         storage_link=find_storage_link(job),
-        datasets=tuple(list_datasets(job)),
+        datasets=tuple(found.path for path in job.input if (found := find_dataset(path))),
         continuation=at.continuation,
     )
 
@@ -274,52 +283,7 @@ def message_name(job: Job, name: str, context: RuleContext) -> str:
     return name if wanted is None else str(job.format_wildcards(wanted))
 
 
-@dataclass(frozen=True)
-class ResolvedJob:
-    """The commands, inputs and outputs of a job. All paths are relative to the workspace.
-
-    Attributes:
-        payloads: one, or one per repetition of a benchmark; none for a rule without a command.
-        measured: path of the measurements, which are kept until the benchmark file is written;
-            empty without a benchmark file, or if the payload writes it.
-        benchmark: path of the benchmark file, if something is measured.
-        inputs: the job's inputs, and other files that the payloads need.
-        outputs: the job's outputs, including logs and measurements.
-    """
-
-    payloads: tuple[Payload, ...]
-    measured: str = ""
-    benchmark: str = ""
-    inputs: tuple[str, ...] = ()
-    outputs: tuple[OutputFile, ...] = ()
-
-
-def find_runs(at: SiteJob) -> ResolvedJob:
-    """Resolve the commands, inputs and outputs of a job.
-
-    Raises:
-        UserError: a path is in the executor's own directory, or `make_payload` raises: a value is
-            not determined before the job runs, or a file is missing or too large.
-    """
-    job, places = at.job, at.paths()
-    measured = benchmark = ""
-    outputs = list(list_outputs(job, places))
-    payloads = [make_payload(at, None if job.benchmark is None else 0)]
-    if job.benchmark is not None and payloads[0].full:
-        if not is_unstaged(job, job.benchmark):
-            outputs.append(OutputFile(plain_path(job.benchmark)))
-    elif job.benchmark is not None:
-        payloads += [make_payload(at, i) for i in range(1, job.benchmark_repeats)]
-        measured = f"{_MEASUREMENTS}/{job_identity(job)[:32]}"
-        benchmark = places.place(job.benchmark) or f"{measured}.tsv"
-        outputs.append(OutputFile(measured))
-    staged = (p for p in job.input if not (is_unstaged(job, p) or is_source_file(p)))
-    inputs = [place for path in staged if (place := places.place(path)) is not None]
-    inputs = list(dict.fromkeys([*inputs, *payloads[0].inputs]))
-    return ResolvedJob(tuple(payloads), measured, benchmark, tuple(inputs), tuple(outputs))
-
-
-def list_outputs(job: Job, places: JobPaths) -> Iterable[OutputFile]:
+def _list_outputs(job: Job, places: JobPaths) -> Iterable[OutputFile]:
     """Yield the files to download that a job makes, including logs but no measurements."""
     for path in job.output:
         if not is_unstaged(job, path) and (place := places.place(path)) is not None:
@@ -335,17 +299,7 @@ def list_outputs(job: Job, places: JobPaths) -> Iterable[OutputFile]:
             yield OutputFile(path=place, kind="log")
 
 
-def list_storable(job: Job) -> Iterable[str]:
-    """Yield the files that a job reads and that may be stored outputs."""
-    yield from filter(None, map(storable_path, job.input))
-
-
-def list_datasets(job: Job) -> Iterable[str]:
-    """Yield the paths, at its site, of the datasets that a job reads."""
-    yield from (dataset.path for path in job.input if (dataset := find_dataset(path)) is not None)
-
-
-def job_variables(job: Job) -> dict[str, str]:
+def _job_variables(job: Job) -> dict[str, str]:
     """Return the environment variables that Snakemake sets around a command.
 
     TMPDIR is there only if the rule has a directory of its own, which is made on the node.
@@ -353,8 +307,3 @@ def job_variables(job: Job) -> dict[str, str]:
     tmpdir = own_tmpdir(job)
     variables = dict.fromkeys(THREAD_VARIABLES, str(job.threads))
     return variables if tmpdir is None else {**variables, "TMPDIR": tmpdir}
-
-
-def job_parameters(job: Job) -> str:
-    """Return the rule's parameters as text, without those derived from other values."""
-    return stable_paths(job, json.dumps(sorted(repr(value) for value in job.non_derived_params)))

@@ -22,6 +22,7 @@ from snakemake_interface_executor_plugins.settings import DeploymentMethod
 
 from snakemake_executor_plugin_mantik.common.errors import (
     UserError,
+    did_you_mean,
     printable,
     shorten_list,
 )
@@ -265,9 +266,8 @@ def refuse_slips(jobs: Iterable[SiteJob], limits: Collection[str]) -> None:
     for at in jobs:
         for name in at.given:
             if name not in limits and (likely := suggest_resource(name)):
-                found[
-                    f"rule {at.rule.name}: there is no resource {name} (did you mean {likely}?)"
-                ] = None
+                slip = f"rule {at.rule.name}: there is no resource {name}{did_you_mean(likely)}"
+                found[slip] = None
     if found:
         raise UserError(
             "\n  ".join(

@@ -1,6 +1,5 @@
 """Read the resources that a rule requests, and the site that they name."""
 
-import difflib
 import inspect
 import os
 from collections.abc import Collection, Iterable, Mapping
@@ -11,7 +10,7 @@ from snakemake.common.tbdstring import TBDString
 from snakemake.resources import Resources
 from snakemake_interface_common.exceptions import WorkflowError
 
-from snakemake_executor_plugin_mantik.common.errors import UserError
+from snakemake_executor_plugin_mantik.common.errors import UserError, did_you_mean, find_alike
 from snakemake_executor_plugin_mantik.config.environment import unknown_environment
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
 from snakemake_executor_plugin_mantik.jobs.reasons import FAILURES, Reason, parse_reasons
@@ -130,9 +129,7 @@ def choose_site(resources: dict[str, object], sites: Mapping[str, object]) -> st
         return next(iter(sites))
     if wanted in sites:
         return str(wanted)
-    by_lower = {name.lower(): name for name in sites}
-    close = difflib.get_close_matches(str(wanted).lower(), by_lower, n=1)
-    likely = f" (did you mean {by_lower[close[0]]}?)" if close else ""
+    likely = did_you_mean(find_alike(str(wanted), sites))
     raise UserError(
         f"there is no site {wanted!r}{likely}; the known ones are {', '.join(sites)}",
         where=f"the resource {SITE_RESOURCE}",
@@ -157,13 +154,9 @@ def choose_environment(resources: Mapping[str, object], config: BackendConfig) -
 @cache  # many jobs have the same resources
 def _misspelt(name: str) -> str | None:
     """Return the name of this plugin's resource that a name looks like; None if it is right."""
-    letters = {_letters(ours): ours for ours in _OURS}
-    close = difflib.get_close_matches(_letters(name), letters, n=1, cutoff=0.85)
-    return letters[close[0]] if close and name not in _OURS else None
-
-
-def _letters(name: str) -> str:
-    return name.lower().replace("_", "").replace("-", "")
+    letters = {ours.replace("_", ""): ours for ours in _OURS}
+    alike = find_alike(name.replace("_", "").replace("-", ""), letters, cutoff=0.85)
+    return letters[alike] if alike and name not in _OURS else None
 
 
 def refuse_misspelt(names: Iterable[str]) -> None:
@@ -175,7 +168,7 @@ def refuse_misspelt(names: Iterable[str]) -> None:
     for name in names:
         if ours := _misspelt(name):
             raise UserError(
-                f"there is no resource {name} (did you mean {ours}?)",
+                f"there is no resource {name}{did_you_mean(ours)}",
                 where=f"the resource {name}",
                 do=f"{_OURS[ours]} with {ours}, or rename the resource",
             )

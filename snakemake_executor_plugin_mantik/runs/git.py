@@ -4,7 +4,6 @@ Credentials come from git itself (its helpers, an SSH agent), never from a promp
 URL appears neither in messages, nor in the list of processes, nor in the cloned repository.
 """
 
-import difflib
 import os
 import re
 import shutil
@@ -16,7 +15,7 @@ from types import MappingProxyType
 from typing import Final
 from urllib.parse import unquote
 
-from snakemake_executor_plugin_mantik.common.errors import UserError
+from snakemake_executor_plugin_mantik.common.errors import UserError, find_alike
 from snakemake_executor_plugin_mantik.tracking.run import without_user
 
 _FETCH_S: Final = 1800.0
@@ -157,8 +156,8 @@ def _commit(repository: Path, version: str) -> str:
 def _close(repository: Path, version: str) -> str:
     words = ["for-each-ref", "--format=%(refname:lstrip=3)", "refs/remotes/origin"]
     known = _run(["-C", str(repository), *words]).stdout.split()
-    near = difflib.get_close_matches(version, known, 3)
-    return f"; did you mean {' or '.join(near)}?" if near else ""
+    near = find_alike(version, known, 3)
+    return f"; did you mean {near}?" if near else ""
 
 
 def _git(remote: _Remote, *words: str) -> str:

@@ -1,6 +1,5 @@
 """List and find runs, in MLflow and in their directories on this machine. Needs mlflow."""
 
-import difflib
 import math
 import os
 import re
@@ -11,7 +10,7 @@ from datetime import datetime
 from functools import cached_property
 from typing import Any, Final
 
-from snakemake_executor_plugin_mantik.common.errors import MantikError, UserError
+from snakemake_executor_plugin_mantik.common.errors import MantikError, UserError, find_alike
 from snakemake_executor_plugin_mantik.config.units import parse_duration
 from snakemake_executor_plugin_mantik.tracking.run import WAITING_REASON
 
@@ -135,10 +134,10 @@ def list_rows(wanted: RunFilter, say: Callable[[str], None]) -> list[RunRow]:
 def _see_that_it_is_there(experiment: str, uris: Sequence[str]) -> None:
     names = {name for uri in uris for name in RunStore(uri).experiments()}
     if experiment not in names:
-        near = difflib.get_close_matches(experiment, names, 3)
+        near = find_alike(experiment, names, 3)
         raise UserError(
             f"there is no experiment {experiment!r}", where="--experiment",
-            do=f"Did you mean {' or '.join(near)}?" if near else "Use one that MLflow shows",
+            do=f"Did you mean {near}?" if near else "Use one that MLflow shows",
         )  # fmt: skip
 
 

@@ -22,7 +22,6 @@ from snakemake.resources import GroupResources
 from snakemake_interface_common.exceptions import WorkflowError
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
-from snakemake_executor_plugin_mantik.common.state_directory import read_umask
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
 from snakemake_executor_plugin_mantik.engine.request import GroupJob, JobGroup, JobRequest, Upload
 from snakemake_executor_plugin_mantik.jobs.group import (
@@ -37,27 +36,15 @@ from snakemake_executor_plugin_mantik.jobs.paths import file_path
 from snakemake_executor_plugin_mantik.jobs.resources import merge_resources
 from snakemake_executor_plugin_mantik.jobs.segments import CONTINUE, Continuation
 from snakemake_executor_plugin_mantik.jobs.spec import OutputFile, Resources
-from snakemake_executor_plugin_mantik.storage.paths import find_storage_link
 
 from .. import Job
-from ..context import Payload, RuleContext
-from ..make_request import (
-    ResolvedJob,
-    find_runs,
-    job_parameters,
-    job_variables,
-    list_datasets,
-    list_outputs,
-    list_storable,
-    make_request,
-    message_name,
-)
+from ..context import RuleContext
+from ..make_request import make_request, message_name
 from ..paths.storage import is_unstaged
 from ..resources import SITE_RESOURCE, are_resources_known, choose_environment
 from ..site_job import SiteJob
 from ..units import (
     job_display_name,
-    job_identity,
     list_layers,
     list_members,
     member_title,
@@ -334,35 +321,35 @@ def make_group_request(unit: Unit, *, secrets: Mapping[str, str], forced: bool) 
 
     Raises:
         UserError: the members of a group do not fit into one job, or the request of a member cannot
-            be made: see `find_runs`.
+            be made: see `make_request`.
     """
     group, members, asked, context = unit.job, unit.members, unit.asked, unit.context
     site = unit.site
     if len(members) == 1:
         one = make_request(members[0], secrets=secrets, forced=forced)
         return replace(one, number=group.jobid)
-    runs = [_runs(unit, member) for member in members]
-    payloads = [payload for of_member in runs for payload in of_member.payloads]
-    files = _Files(unit, runs)
+    parts = [_part(unit, member) for member in members]
+    files = _Files(unit, parts)
     jobs = tuple(
         GroupJob(
-            job_identity(member.job),
+            part.job,
             job_display_name(member.job),
-            tuple(output.path for output in run.outputs if output.kind == "log"),
-            run.measured,
+            tuple(output.path for output in part.outputs if output.kind == "log"),
+            part.measured[0],
         )
-        for member, run in zip(members, runs, strict=True)
+        for member, part in zip(members, parts, strict=True)
     )
     known = hashlib.sha256(json.dumps(sorted(each.job for each in jobs)).encode()).hexdigest()
     report = f"{_REPORTS}/{known[:32]}"
     environment = unit.config.named_environment(unit.environment)
     image = bool(environment.apptainer or environment.container_engine or environment.pyxis)
     program = render_group(
-        _program(unit, runs, files, frozenset(environment.variables), report)
+        _program(unit, parts, files, frozenset(environment.variables), report)
     ).encode("utf-8", "surrogateescape")
     path = file_path(program, "group.sh")
-    uploads = {each.path: each for payload in payloads for each in payload.uploads}
-    return JobRequest(  # noqa: S604 - a value, nothing runs here
+    uploads = {upload.path: upload for part in parts for upload in part.uploads}
+    return replace(  # noqa: S604 - a value, nothing runs here
+        parts[0],
         number=group.jobid,
         job=known,
         rule=", ".join(sorted(group.rules)),
@@ -370,36 +357,36 @@ def make_group_request(unit: Unit, *, secrets: Mapping[str, str], forced: bool) 
         site=site,
         command=f"exec bash {shlex.quote(path)}",
         shell="bash",
+        benchmark=None,
         resources=asked.resources,
         threads=asked.threads,
         variables={},
         inputs=files.from_outside,
         uploads=(Upload(path, content=program), *uploads.values()),
         outputs=(*files.outputs, OutputFile(report, "log")),
-        umask=read_umask(),
+        project="",
         environment=unit.environment,
-        own_environment=_own_environment(unit, payloads, image=image),
+        own_environment=_own_environment(unit, parts, image=image),
         secrets=dict(secrets),
-        parameters=json.dumps([job_parameters(member.job) for member in members]),
+        parameters=json.dumps([part.parameters for part in parts]),
         forced=forced,
-        full=any(payload.full for payload in payloads),
-        incomplete=context.options.keep_incomplete,
+        launches=False,
+        full=any(part.full for part in parts),
         group=JobGroup(jobs, report),
-        storable=frozenset(path for member in members for path in list_storable(member.job)),
-        storage_link=next(filter(None, (find_storage_link(member.job) for member in members)), ""),
-        datasets=tuple(
-            dict.fromkeys(path for member in members for path in list_datasets(member.job))
-        ),
+        storable=frozenset().union(*(part.storable for part in parts)),
+        storage_link=next((part.storage_link for part in parts if part.storage_link), ""),
+        datasets=tuple(dict.fromkeys(path for part in parts for path in part.datasets)),
+        continuation=None,
     )
 
 
-def _own_environment(group: Unit, payloads: Iterable[Payload], *, image: bool) -> bool:
+def _own_environment(group: Unit, parts: Iterable[JobRequest], *, image: bool) -> bool:
     """Return whether the group runs without the backend config's image: all members, or none.
 
     Raises:
         UserError: the config has an image, and only some members have environments of their own.
     """
-    found = {payload.own_environment for payload in payloads}
+    found = {part.own_environment for part in parts if part.command}
     if image and len(found) > 1:
         raise UserError(
             "some of its rules run in environments of their own, the others in the image of the"
@@ -422,7 +409,7 @@ class _Files:
         services: outputs of services.
     """
 
-    def __init__(self, group: Unit, runs: Sequence[ResolvedJob]) -> None:
+    def __init__(self, group: Unit, parts: Sequence[JobRequest]) -> None:
         dag = group.job.dag
         notemp = dag.workflow.storage_settings.notemp
         unneeded = set() if notemp else set(dag.get_unneeded_temp_files(group.job))
@@ -434,8 +421,8 @@ class _Files:
         self.place = group.members[0].paths().place
         self.pipes: list[str] = []
         self.services: set[str] = set()
-        for member, run in zip(members, runs, strict=True):
-            for output in run.outputs:
+        for member, part in zip(members, parts, strict=True):
+            for output in part.outputs:
                 # If a later member updates an earlier one's output, the earlier declaration counts.
                 outputs.setdefault(output.path, output)
             for path in member.output:
@@ -456,7 +443,7 @@ class _Files:
             outputs.pop(place, None)
         self.outputs = tuple(outputs.values())
         self.temporary = tuple(temporary)
-        read = dict.fromkeys(place for run in runs for place in run.inputs)
+        read = dict.fromkeys(place for part in parts for place in part.inputs)
         self.from_outside = tuple(place for place in read if place not in made)
 
 
@@ -466,18 +453,16 @@ def evaluate_anew(group: Job) -> None:
     Snakemake evaluates parameters and resources before the old outputs are removed. Now a function
     that opens such a file finds none, and its value is not determined yet.
     """
-    for member in group.jobs:
+    for member in list_members(group):
         if any(path in group.all_products for path in member.input):
             member.attempt = member.attempt
             member._params = member._non_derived_params = None  # there is no public method
 
 
-def _runs(group: Unit, member: SiteJob) -> ResolvedJob:
-    if member.job.is_norun:
-        # Its inputs need no upload. Other members may read the files that it touches.
-        return ResolvedJob((), outputs=tuple(list_outputs(member.job, member.paths())))
+def _part(group: Unit, member: SiteJob) -> JobRequest:
+    """Return the request that a member would be alone."""
     try:
-        return find_runs(member)
+        return make_request(member, secrets={}, forced=False)
     except UserError as error:
         raise UserError(
             error.what,
@@ -488,7 +473,7 @@ def _runs(group: Unit, member: SiteJob) -> ResolvedJob:
 
 
 def _program(
-    unit: Unit, runs: Sequence[ResolvedJob], files: _Files, settled: frozenset[str], report: str
+    unit: Unit, parts: Sequence[JobRequest], files: _Files, settled: frozenset[str], report: str
 ) -> GroupProgram:
     """Make the program that runs the members, in the order of their numbers.
 
@@ -506,8 +491,8 @@ def _program(
     settings = group.dag.workflow.execution_settings
     return GroupProgram(
         members=[
-            _member(member, team_of[member], of_member, files, settled)
-            for member, of_member in zip(members, runs, strict=True)
+            _member(member, team_of[member], part, files, settled)
+            for member, part in zip(members, parts, strict=True)
         ],
         teams=[
             GroupTeam(
@@ -528,29 +513,30 @@ def _program(
 
 
 def _member(
-    member: Job, team: int, runs: ResolvedJob, files: _Files, settled: frozenset[str]
+    member: Job, team: int, part: JobRequest, files: _Files, settled: frozenset[str]
 ) -> GroupMember:
-    variables = job_variables(member) if runs.payloads else {}
-    made = [output for output in runs.outputs if output.kind == "output"]
-    touched = [output for output in runs.outputs if output.kind == "touched"]
-    others = {*files.pipes, *files.services, runs.measured}
+    made = [output for output in part.outputs if output.kind == "output"]
+    touched = [output for output in part.outputs if output.kind == "touched"]
+    [measured] = part.measured
+    others = {*files.pipes, *files.services, measured}
+    commands = part.benchmark.commands if part.benchmark else (part.command,)
     return GroupMember(
         name=job_display_name(member),
-        commands=tuple(payload.command for payload in runs.payloads),
+        commands=commands if part.command else (),
         team=team,
-        shell=next((payload.shell for payload in runs.payloads), "bash"),
-        variables={k: v for k, v in variables.items() if k not in settled},
+        shell=part.shell,
+        variables={k: v for k, v in part.variables.items() if part.command and k not in settled},
         settled=tuple(name for name in TEMPORARY if name in settled),
         service=member.is_service,
-        waits=tuple(place for place in runs.inputs if place in files.services),
+        waits=tuple(place for place in part.inputs if place in files.services),
         outputs=tuple(output.path for output in made if output.path not in others),
         touches=tuple(
             # As Snakemake touches a directory.
             f"{output.path}/.snakemake_timestamp" if output.directory else output.path
             for output in touched
         ),
-        measured=runs.measured,
-        benchmark=runs.benchmark,
+        measured=measured,
+        benchmark=part.benchmark.file if part.benchmark else "",
     )
 
 

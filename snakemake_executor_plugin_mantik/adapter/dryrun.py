@@ -64,14 +64,16 @@ def dry_run(arguments: Sequence[str], look: Callable[[Any, Any, Any], _T]) -> _T
     def only_trouble(record: logging.LogRecord) -> bool:
         return record.levelno >= logging.WARNING or verbose
 
-    def inspect(workflow: Any, logger: Any) -> None:
-        """Stand for an executor: Snakemake calls it where it would create one."""
-        try:
-            found.append(look(workflow, settings, logger))
-        except MantikError as error:
-            # For other errors Snakemake would show the lines of code that raised them.
-            raise ApiError(str(error)) from None
-        raise _Ended
+    class Looking:
+        """Takes the place of an executor, for which Snakemake accepts a class only."""
+
+        def __init__(self, workflow: Any, logger: Any) -> None:
+            try:
+                found.append(look(workflow, settings, logger))
+            except MantikError as error:
+                # For other errors Snakemake would show the lines of code that raised them.
+                raise ApiError(str(error)) from None
+            raise _Ended
 
     found: list[_T] = []
     verbose = False
@@ -83,7 +85,7 @@ def dry_run(arguments: Sequence[str], look: Callable[[Any, Any, Any], _T]) -> _T
         verbose = args.verbose
         settings = registry.get_plugin(_NAME).get_settings(args)
         common = replace(usual.common_settings, non_local_exec=True)
-        registry.plugins["dryrun"] = replace(usual, executor=inspect, common_settings=common)
+        registry.plugins["dryrun"] = replace(usual, executor=Looking, common_settings=common)
         logger.addFilter(only_trouble)
         try:
             cli.args_to_api(args, parser)

@@ -250,7 +250,7 @@ def start_run(workflow: Any, dag: Any, logger: Any, meter: TransferMeter) -> Act
     if uses_provider(workflow):
         catalog_of(workdir).attach(engine.write_files)
     context = replace(checked.context, workspace=engine.workspace)
-    checked = replace(checked, context=context)
+    checked = replace(checked, context=context, units={})  # jobs are looked at again
     ahead = LookAhead(workflow, checked, options.ahead * len(configs))
     return ActiveRun(engine, checked, states, tracker, dag, logger.info, ahead)
 

@@ -171,14 +171,26 @@ class Project:
     def workspace_at(self, place: Place) -> Path:
         """The same at another site."""
         if self._workflow is None:
-            state = self.directory / ".snakemake" / "mantik"
-            if not (state / "journal.sqlite").exists():
-                Journal(state).close()  # before the first run
-            with closing(sqlite3.connect(f"file:{state}/journal.sqlite?mode=ro", uri=True)) as db:
-                self._workflow = db.execute("SELECT home, id FROM workflow").fetchone()
+            until(self._read_workflow, "the journal")
+            assert self._workflow is not None
         home, workflow = self._workflow
         root = place.storage / "mantik" / workspace_name(Path(home), workflow)
         return Path(workspace_below(str(root)))
+
+    def _read_workflow(self) -> bool:
+        """Whether the journal has the workflow by now. Before the first run it is made."""
+        state = self.directory / ".snakemake" / "mantik"
+        file = state / "journal.sqlite"
+        # A run makes it itself, and fails if another process holds its lock.
+        running = any(run.process.poll() is None for run in self.started)
+        if not running and not file.exists():
+            Journal(state).close()
+        with (
+            suppress(sqlite3.OperationalError),  # there is none yet, or no table
+            closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True)) as db,
+        ):
+            self._workflow = db.execute("SELECT home, id FROM workflow").fetchone()
+        return self._workflow is not None
 
     @property
     def tries(self) -> list[TryRecord]:

@@ -225,7 +225,6 @@ def test_a_job_that_is_ended_from_outside(
     end_from_outside(pipeline, rule, how, end)
 
 
-@pytest.mark.timeout(3 * BUSY_S)
 @pytest.mark.parametrize("how", ["cancelled", "node"])
 @pytest.mark.parametrize("place", REAL, indirect=True)
 def test_a_job_that_slurm_ends(pipelines: Project, centre: Centre, how: str) -> None:

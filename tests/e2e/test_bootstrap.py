@@ -69,7 +69,6 @@ def bootstrap(project: Project, *arguments: str) -> Ran:
     return Ran(done.returncode, done.stdout)
 
 
-@pytest.mark.timeout(1800)
 def test_without_and_with_a_way_to_packages_and_again(bare: Project) -> None:
     bare.write("Snakefile", SNAKEFILE)
     config = bare.config.read_text()

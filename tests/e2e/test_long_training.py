@@ -101,7 +101,6 @@ def outside() -> Iterator[Path]:
         yield directory
 
 
-@pytest.mark.timeout(1800)
 def test_each_epoch_counts_once(site: tuple[Project, Cancel], outside: Path) -> None:
     project, cancel = site
     project.write("train.py", TRAIN)

@@ -18,8 +18,6 @@ from tests.support.proxy import Act, Exchange, Rule, pass_on
 from tests.support.turns import FIRECREST_FIRST, UNICORE_FIRST
 from tests.support.workflows import Ran, Running, until
 
-pytestmark = pytest.mark.timeout(1800)
-
 STEPS = ("list", "marker", "make", "submit", "status", "find")
 """What a controller asks for between two segments."""
 NEEDED = ("list", "marker", "submit")

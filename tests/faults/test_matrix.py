@@ -25,8 +25,6 @@ from tests.support.proxy import Act, Exchange, Rule, pass_on
 from tests.support.turns import in_turn
 from tests.support.workflows import Ran, Running, until
 
-pytestmark = pytest.mark.timeout(1800)
-
 APIS = ("unicore", "firecrest")
 MET_AT = ("stage", "submit", "watch", "fetch", "cancel")
 """Steps of a job's life, each of which meets each fault."""

@@ -21,8 +21,6 @@ from tests.support.proxy import Rule
 from tests.support.turns import FIRECREST_FIRST, UNICORE_FIRST
 from tests.support.workflows import FILES_STAY, Place, place_in
 
-pytestmark = pytest.mark.timeout(1800)
-
 SOURCE = "source"
 SIZES = {"unicore": 16_700_000, "firecrest": 560_000}
 """Bytes of the file, by what the target speaks: five parts, and too few for the servers to move it

@@ -19,8 +19,6 @@ from tests.support.proxy import Rule
 from tests.support.turns import FIRECREST_FIRST
 from tests.support.workflows import FILES_STAY, UNTRACKED, WAIT_S, Ran, tells
 
-pytestmark = pytest.mark.timeout(1800)
-
 SNAKEFILE = r"""
     import deadly
 

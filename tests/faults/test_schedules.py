@@ -22,7 +22,6 @@ from tests.support.seeds import seeds
 
 SEEDS = seeds(400, number="MANTIK_SCHEDULES")
 BLOCK = 20
-pytestmark = pytest.mark.timeout(1800)
 
 COUNTED = (
     "edits while jobs wait or run",

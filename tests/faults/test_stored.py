@@ -14,8 +14,6 @@ from tests.support.command import smk_mantik
 from tests.support.turns import in_turn
 from tests.support.workflows import FILES_STAY, place_in
 
-pytestmark = pytest.mark.timeout(1800)
-
 APIS = {"unicore": "firecrest", "firecrest": "unicore"}
 """What the site behind the proxy speaks, and what the other site does."""
 MET = {"404", "503", "reset", "cut", "page-as-file"}

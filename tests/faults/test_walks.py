@@ -12,8 +12,6 @@ from hpc_sandbox.server import Sandbox
 from tests.faults.walk import site_of_walks, walk_of
 from tests.support.seeds import seeds
 
-pytestmark = pytest.mark.timeout(1800)
-
 WALKS = 12
 
 

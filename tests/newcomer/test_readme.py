@@ -25,8 +25,6 @@ KEPT = re.compile(
 SAMPLE = "tests/test_plugin.py tests/e2e/test_undeclared.py tests/tracking/test_values.py"
 """The whole of `make test` runs beside this; here it is seen that it starts on such a machine."""
 
-pytestmark = pytest.mark.timeout(1800)
-
 
 @dataclass(frozen=True)
 class Newcomer:

@@ -15,8 +15,6 @@ SWEEP = Path(__file__).parents[2] / "workflows" / "sweep"
 WAIT_S = 600.0
 """How long one command may take, seconds: a job here begins with an import of scikit-learn."""
 
-pytestmark = pytest.mark.timeout(1800)
-
 
 @pytest.fixture
 def sweep(tmp_path: Path) -> Path:

@@ -13,14 +13,10 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
-import pytest
-
 from tests.support.workflows import FOREIGN, tells
 
 PAGE = (Path(__file__).parents[2] / "docs/tutorial.md").read_text()
 WAIT_S = 800.0
-
-pytestmark = pytest.mark.timeout(1800)
 
 
 def typed() -> Iterator[str]:

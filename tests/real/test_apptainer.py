@@ -10,7 +10,7 @@ from hpc_sandbox.server import Sandbox
 from tests.real import apptainer
 from tests.support.workflows import UNTRACKED, Project, place_in, tells
 
-pytestmark = [pytest.mark.software("Apptainer"), pytest.mark.timeout(1800)]
+pytestmark = pytest.mark.software("Apptainer")
 
 IMAGE_SAYS = "made of local files\n"
 

@@ -13,7 +13,7 @@ from tests.real.slurm import Slurm
 from tests.support.places import PATIENT
 from tests.support.workflows import UNTRACKED, Project, place_in
 
-pytestmark = [pytest.mark.software("Slurm"), pytest.mark.timeout(1800)]
+pytestmark = pytest.mark.software("Slurm")
 
 SBATCH = """#!/bin/bash
 # A server that waits for it in vain asks again, and hears of the last one only.

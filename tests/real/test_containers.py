@@ -16,7 +16,7 @@ from tests.support.needs import require
 from tests.support.trial import Trial
 from tests.support.workflows import until
 
-pytestmark = [pytest.mark.software("Slurm"), pytest.mark.timeout(1800)]
+pytestmark = pytest.mark.software("Slurm")
 
 
 def submit(spec: JobSpec, trial: Trial, cluster: slurm.Slurm, *options: str) -> int:

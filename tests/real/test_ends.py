@@ -10,8 +10,6 @@ from tests.support.clusters import SlurmCluster, kill_all
 from tests.support.command import smk_mantik
 from tests.support.workflows import UNTRACKED, Place, Project, tells, until
 
-pytestmark = pytest.mark.timeout(1800)
-
 SITES = [
     pytest.param("unicore_centre_place", marks=pytest.mark.software(tsi.SOFTWARE)),
     pytest.param("firecrest_centre_place", marks=pytest.mark.software(firecrest.SOFTWARE)),

@@ -27,7 +27,6 @@ def site(project: Project, environment: str) -> None:
 
 
 @pytest.mark.software("environment modules")
-@pytest.mark.timeout(1800)
 class TestModules:
     @pytest.fixture
     def modules(self, tmp_path: Path) -> str:
@@ -79,7 +78,6 @@ class TestModules:
 
 
 @pytest.mark.software("Python venv")
-@pytest.mark.timeout(1800)
 class TestVenv:
     SNAKEFILE = """
         rule one:

@@ -23,8 +23,6 @@ from tests.real.centre.firecrest import Firecrest
 from tests.support.unicoreserver import UnicoreX
 from tests.support.workflows import Place
 
-pytestmark = pytest.mark.timeout(1800)
-
 SOFTWARE = {"unicore": tsi.SOFTWARE, "firecrest": firecrest.SOFTWARE}
 REACHING = [
     fault

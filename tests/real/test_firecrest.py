@@ -18,7 +18,7 @@ from tests.real.slurm import ACCOUNTS
 from tests.support.benches import opened, real_firecrest_site
 from tests.support.workflows import UNTRACKED, Project, tells
 
-pytestmark = [pytest.mark.software(firecrest.SOFTWARE), pytest.mark.timeout(1800)]
+pytestmark = pytest.mark.software(firecrest.SOFTWARE)
 
 DIRECT = 3_932_157
 """Bytes of the largest file that the server gives directly: three quarters of 5 MiB, as base64."""

@@ -23,7 +23,7 @@ from tests.tracking.test_life import test_what_a_job_logs
 
 __all__ = ["sandbox", "test_controller_killed", "test_what_a_job_logs", "tracked"]
 
-pytestmark = [pytest.mark.software("MLflow"), pytest.mark.timeout(1800)]
+pytestmark = pytest.mark.software("MLflow")
 
 BUCKET = "artifacts"
 

@@ -14,7 +14,6 @@ from tests.real.centre import USER, Centre, tsi
 from tests.support.workflows import UNTRACKED, Place, Project
 
 pytestmark = [
-    pytest.mark.timeout(1800),
     pytest.mark.software(tsi.SOFTWARE),
 ]
 

@@ -16,8 +16,6 @@ from tests.real.centre.tsi import Unicore
 from tests.support.places import unicorex_place
 from tests.support.workflows import UNTRACKED, Place, Project, until
 
-pytestmark = pytest.mark.timeout(1800)
-
 LONG_S = 800.0
 """How long a whole workflow may take, seconds."""
 JOBS = 12

@@ -21,8 +21,6 @@ from tests.support.command import smk_mantik
 from tests.support.proxy import Answer, Exchange, Proxy, Request, Rule
 from tests.support.workflows import FILES_STAY, UNTRACKED, Place, Project, Ran, tells, until
 
-pytestmark = pytest.mark.timeout(1800)
-
 SITES = [
     pytest.param("unicore_centre_place", marks=pytest.mark.software(tsi.SOFTWARE)),
     pytest.param("firecrest_centre_place", marks=pytest.mark.software(firecrest.SOFTWARE)),

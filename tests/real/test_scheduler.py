@@ -14,7 +14,7 @@ from hpc_sandbox.settings import SandboxSettings, Timing
 from hpc_sandbox.slurm import SlurmScheduler
 from tests.real.slurm import ACCOUNTS, Slurm
 
-pytestmark = [pytest.mark.software("Slurm"), pytest.mark.timeout(1800)]
+pytestmark = pytest.mark.software("Slurm")
 
 SETTINGS = SandboxSettings(
     timing=Timing(kill_wait=5.0, memory_interval=0.2, status_interval=0.2), slots=8

@@ -7,7 +7,7 @@ import pytest
 from tests.real import apptainer
 from tests.support.workflows import UNTRACKED, Project
 
-pytestmark = [pytest.mark.software("Apptainer"), pytest.mark.timeout(1800)]
+pytestmark = pytest.mark.software("Apptainer")
 
 TRAIN = """\
 me=$1 state=ckpt-$2/$1

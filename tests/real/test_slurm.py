@@ -13,8 +13,6 @@ import pytest
 from tests.real.centre import USER, Centre, firecrest, tsi
 from tests.support.workflows import UNTRACKED, Project, tells, until
 
-pytestmark = pytest.mark.timeout(1800)
-
 SITES = [
     pytest.param("unicore_centre_place", marks=pytest.mark.software(tsi.SOFTWARE)),
     pytest.param("firecrest_centre_place", marks=pytest.mark.software(firecrest.SOFTWARE)),

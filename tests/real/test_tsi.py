@@ -17,7 +17,7 @@ from tests.support.places import unicorex_place
 from tests.support.unicoreserver import UnicoreX
 from tests.support.workflows import UNTRACKED, Place, Project, Running, tells, until
 
-pytestmark = [pytest.mark.software(SOFTWARE), pytest.mark.timeout(1800)]
+pytestmark = pytest.mark.software(SOFTWARE)
 
 LONG_S = 800.0
 """How long what takes many round trips may take, seconds."""

@@ -15,7 +15,7 @@ from tests.support.unicoreserver import OwnUnicoreX, UnicoreX
 from tests.support.unicorex import OWN_SLOTS, SLOTS, SOFTWARE, own_unicorex
 from tests.support.workflows import UNTRACKED, Project, Running, until
 
-pytestmark = [pytest.mark.software(SOFTWARE), pytest.mark.timeout(1800)]
+pytestmark = pytest.mark.software(SOFTWARE)
 
 LONG_S = 800.0
 """How long what is much may take, seconds."""

@@ -15,7 +15,7 @@ from tests.support.workflows import tells
 from tests.tracking.conftest import until_published
 
 # A run takes half a dozen starts of Python, and MLflow's import in three of them.
-pytestmark = [pytest.mark.software("MLflow in a file"), pytest.mark.timeout(1800)]
+pytestmark = pytest.mark.software("MLflow in a file")
 
 
 def test_a_run(runs: Runs, sandbox: Sandbox) -> None:

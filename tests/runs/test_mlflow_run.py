@@ -10,7 +10,7 @@ from tests.runs.conftest import Runs
 from tests.support.workflows import WAIT_S, tells, until
 
 # A run takes half a dozen starts of Python, and MLflow's import in three of them.
-pytestmark = [pytest.mark.software("MLflow in a file"), pytest.mark.timeout(1800)]
+pytestmark = pytest.mark.software("MLflow in a file")
 
 LONG_S = 300.0
 """How long one command may take, seconds."""

@@ -23,7 +23,7 @@ __all__ = ["empty_store", "runs", "sandbox", "store_uri"]
 
 # Half a dozen imports of MLflow, beside other tests.
 WAIT_S = 600.0
-pytestmark = [pytest.mark.software("MLflow in a file"), pytest.mark.timeout(1800)]
+pytestmark = pytest.mark.software("MLflow in a file")
 
 
 class Scheduling:

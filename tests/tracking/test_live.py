@@ -12,7 +12,7 @@ from tests.support.workflows import Project, until
 from tests.tracking.conftest import Tracked
 from tests.tracking.rules import workflow
 
-pytestmark = [pytest.mark.software("MLflow in a file"), pytest.mark.timeout(300)]
+pytestmark = pytest.mark.software("MLflow in a file")
 """MLflow is imported by the job, by each worker and by each controller's run: that adds up."""
 
 LOGS = """

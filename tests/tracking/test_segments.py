@@ -13,7 +13,7 @@ from tests.support.workflows import Project, tells, until
 from tests.tracking.conftest import Tracked
 from tests.tracking.rules import HEAD
 
-pytestmark = [pytest.mark.software("MLflow in a file"), pytest.mark.timeout(300)]
+pytestmark = pytest.mark.software("MLflow in a file")
 
 EPOCHS, SEGMENTS = 8, 4
 TRAIN = """
@@ -165,7 +165,6 @@ rule train:
 """
 
 
-@pytest.mark.timeout(1800)
 def test_the_loss_of_a_long_training_has_each_step_once(tracked: Tracked, tmp_path: Path) -> None:
     """Three controllers die, a walltime ends in the middle of an epoch that was logged."""
     project = tracked.project

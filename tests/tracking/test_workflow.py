@@ -3,8 +3,6 @@
 import sys
 from pathlib import Path
 
-import pytest
-
 from snakemake_executor_plugin_mantik.tracking.publishing import RETRY_OF
 from snakemake_executor_plugin_mantik.tracking.run import PARENT_RUN_TAG
 from tests.support.workflows import tells
@@ -44,7 +42,6 @@ LOG = "import mlflow\nwith mlflow.start_run():\n    mlflow.log_metric('m', 1)\n"
 FAILS_ONCE = "test -e {once} || (touch {once}; seq 1 100000 | sha256sum; exit 4)"
 
 
-@pytest.mark.timeout(1800)
 def test_all_of_a_workflow(elsewhere: Tracked) -> None:
     project = elsewhere.project
     project.write("log.py", LOG)

@@ -91,6 +91,8 @@ class Submitter:
         paths = record.paths
         await self._directory(paths.tries)  # the job makes its claim there
         await self._once(library_path(), self._put_library)
+        for path, content in submission.beside.items():
+            await self._retry.found(partial(self._site.put, path, content))
         if secrets:
             await self._directory(SECRETS, private=True)
             content = _secret_assignments(secrets)

@@ -211,7 +211,7 @@ class Planner:
             shared=self.config.site.sharing == "group",
             launches=request.launches,
             incomplete=request.incomplete,
-            limits=script_limits(self.config),
+            limits=replace(script_limits(self.config), upload_bytes=facts.upload_bytes),
         )
 
 
@@ -232,10 +232,12 @@ def make_submission(spec: JobSpec) -> Submission:
     Raises:
         UserError: no script can contain some part of it.
     """
+    script = render_script(spec)
     return Submission(
         tag=spec.paths.try_id,
         name=spec.name,
-        script=render_script(spec),
+        script=script.text,
+        beside=script.beside,
         resources=spec.resources,
         before_on_login=spec.environment.before_on_login,
         after_on_login=spec.environment.after_on_login,

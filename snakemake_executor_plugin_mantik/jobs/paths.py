@@ -5,8 +5,9 @@ The workspace mirrors the workflow's working directory; the executor's own files
     .mantik/tries/<bucket>/<try>            claim: a file, or a directory when the try is revoked
     .mantik/tries/<bucket>/<try>.<code>     marker: how the try ended
     .mantik/tries/<bucket>/<try>.live       its size is the amount that the job has logged
-    .mantik/work/<bucket>/<try>/            log, archive of outputs, unpacking of a try, and in
-                                            live/ what it has logged, while it runs
+    .mantik/work/<bucket>/<try>/            log, archive of outputs, unpacking of a try, what its
+                                            script reads as files, and in live/ what it has logged,
+                                            while it runs
     .mantik/secrets/<try>                   secrets of a try, until it reads them; the directory is
                                             closed to others, whatever mode an upload gives the file
     .mantik/files/<checksum>/<name>         generated files that a job needs
@@ -130,6 +131,10 @@ class TryPaths:
     def archive(self) -> str:
         """A tar of the outputs that are too large for the marker and too small to fetch alone."""
         return f"{self.work}/outputs.tar"
+
+    def lists(self, checksum: str) -> str:
+        """Return the beginning of the paths of what is too long for the script, by its content."""
+        return f"{self.work}/lists.{checksum}"
 
     @property
     def secrets(self) -> str:

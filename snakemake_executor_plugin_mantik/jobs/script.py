@@ -6,10 +6,13 @@ nothing else is.
 """
 
 import base64
+import gzip
+import hashlib
 import os
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
@@ -54,8 +57,9 @@ STEPS: Final = (
 """The steps before the command, in order, except that variables are set before modules are loaded;
 a marker names the one that failed."""
 
-COMMAND_BYTES: Final = 100_000
-"""A longer command has to be a file: Linux accepts no argument of 128 KiB or more."""
+PART_BYTES: Final = 100_000
+"""A longer part of a job's data, such as its list of inputs or its command, is a file: Linux
+takes no argument of 128 KiB or more (MAX_ARG_STRLEN), and Slurm no script of more than 4 MiB."""
 
 VARIABLE_BYTES: Final = 131_000
 """A longer variable would keep the job from starting any program (Linux, MAX_ARG_STRLEN)."""
@@ -98,15 +102,47 @@ exit 0  # the workspace was purged: the job is submitted again
 """
 
 
-def render_script(spec: JobSpec) -> str:
+@dataclass(frozen=True)
+class Script:
+    """What runs a try: the script to submit, and files that must be in the workspace before it.
+
+    Attributes:
+        text: bash.
+        beside: by path, what is too long for it.
+    """
+
+    text: str
+    beside: Mapping[str, bytes]
+
+
+def render_script(spec: JobSpec) -> Script:
     """Write the bash script that runs the try `spec`; the same spec gives the same script.
 
     Raises `UserError` for a NUL character, an invalid name of a variable, and a variable of more
     than `VARIABLE_BYTES`.
     """
     head = _HEAD.format(title=" ".join(spec.name.split())[:200])
-    lines = [line for line in _data(spec) if line]
-    return "\n".join([head, *lines, "", _TAIL.format(library=library_path())])
+    parts = [part for part in _data(spec) if part]
+    long = [part for part in parts if len(encode_text(part, "the job")) > PART_BYTES]
+    beside = _beside(long, spec) if long else {}
+    lines = [part for part in parts if part not in long]
+    lines.append(_array("lists", quote_words(beside, "")))
+    if spec.inline:
+        lines.append(
+            f"_m_inline() {{\n  base64 -d <<'_M_INLINE'\n{_base64(spec.inline)}_M_INLINE\n}}"
+        )
+    text = "\n".join([head, *filter(None, lines), "", _TAIL.format(library=library_path())])
+    return Script(text, beside)
+
+
+def _beside(parts: Sequence[str], spec: JobSpec) -> dict[str, bytes]:
+    """Return the files that hold parts of the data, compressed; their paths have its checksum."""
+    content = encode_text("".join(f"{part}\n" for part in parts), "the job")
+    packed = gzip.compress(content, mtime=0)
+    path = spec.paths.lists(hashlib.sha256(content).hexdigest())
+    most = spec.limits.upload_bytes
+    starts = range(0, len(packed), most)
+    return {f"{path}.{n}": packed[at : at + most] for n, at in enumerate(starts)}
 
 
 def _data(spec: JobSpec) -> Iterator[str]:
@@ -154,8 +190,6 @@ def _data(spec: JobSpec) -> Iterator[str]:
     commands = spec.benchmark.commands if spec.benchmark is not None else (spec.command,)
     yield _array("commands", quote_words(commands, "the command"))
     yield _array("after", quote_words(environment.after_on_compute, "a command"))
-    if spec.inline:
-        yield f"_m_inline() {{\n  base64 -d <<'_M_INLINE'\n{_base64(spec.inline)}_M_INLINE\n}}"
 
 
 def _files(spec: JobSpec) -> Iterator[str]:

@@ -257,6 +257,7 @@ class ScriptLimits:
         live_file_bytes: files up to this size are reported while the job runs; of a growing file,
             at most this much at each check.
         live_bytes: maximum packed size of all reports while the job runs.
+        upload_bytes: largest file that the site takes with one request.
     """
 
     heartbeat_s: int = 10
@@ -268,6 +269,7 @@ class ScriptLimits:
     live_s: int = 10
     live_file_bytes: int = 1 << 20
     live_bytes: int = 64 << 20
+    upload_bytes: int = 4 << 20
 
 
 @dataclass(frozen=True)

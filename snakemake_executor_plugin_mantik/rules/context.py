@@ -18,7 +18,7 @@ from snakemake_executor_plugin_mantik.config.reading import LoadedConfig
 from snakemake_executor_plugin_mantik.engine.forecast import WORKSPACE
 from snakemake_executor_plugin_mantik.engine.request import Upload
 from snakemake_executor_plugin_mantik.jobs.paths import file_path
-from snakemake_executor_plugin_mantik.jobs.script import COMMAND_BYTES
+from snakemake_executor_plugin_mantik.jobs.script import PART_BYTES
 
 from . import Job
 
@@ -240,7 +240,7 @@ class Payload:
 def start_words(payload: Payload) -> tuple[list[str], tuple[Upload, ...]]:
     """Return the words that start the payload's shell, and a file if the command is too long."""
     content = f"{payload.command}\n".encode("utf-8", "surrogateescape")
-    if len(content) <= COMMAND_BYTES:
+    if len(content) <= PART_BYTES:
         return [payload.shell, "-c", payload.command], ()
     upload = Upload(file_path(content, "command"), content=content)
     return [payload.shell, upload.path], (upload,)

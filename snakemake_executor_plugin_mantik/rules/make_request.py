@@ -28,9 +28,7 @@ from snakemake_executor_plugin_mantik.common.state_directory import read_umask
 from snakemake_executor_plugin_mantik.config.environment import environment_uploads
 from snakemake_executor_plugin_mantik.config.exclude import Include
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
-from snakemake_executor_plugin_mantik.engine.request import JobRequest, Upload
-from snakemake_executor_plugin_mantik.jobs.paths import file_path
-from snakemake_executor_plugin_mantik.jobs.script import COMMAND_BYTES
+from snakemake_executor_plugin_mantik.engine.request import JobRequest
 from snakemake_executor_plugin_mantik.jobs.spec import Benchmark, OutputFile
 from snakemake_executor_plugin_mantik.sites.base import is_rest_safe
 from snakemake_executor_plugin_mantik.staging.secret_files import SecretFiles
@@ -41,7 +39,7 @@ from snakemake_executor_plugin_mantik.storage.paths import (
 )
 
 from . import Job
-from .context import Payload, RuleContext, refuse_rules
+from .context import Payload, RuleContext, refuse_rules, start_words
 from .deployment import has_launcher, wrap_deployment
 from .kinds import full_jobs
 from .kinds.shell_command import (
@@ -175,12 +173,12 @@ def make_payload(at: SiteJob, iteration: int | None = None) -> Payload:
         # As in Snakemake's own job scripts, a failure of the precommand ends the job.
         before = f"{{ {at.context.options.precommand}\n}} || exit\n"
         payload = replace(payload, command=before + payload.command)
-    content = payload.command.encode("utf-8", "surrogateescape")
-    if len(content) <= COMMAND_BYTES:
+    start, files = start_words(payload)
+    if not files:
         return payload
-    file = Upload(file_path(content, "command"), content=content)  # schedulers limit scripts
-    command = f". ./{shlex.quote(file.path)}"
-    return replace(payload, command=command, uploads=(*payload.uploads, file))
+    uploads = (*payload.uploads, *files)
+    command = f"exec {shlex.join(start)}"
+    return replace(payload, command=command, shell="sh", uploads=uploads)  # noqa: S604 - a value
 
 
 def _thin(at: SiteJob, iteration: int | None) -> Payload:

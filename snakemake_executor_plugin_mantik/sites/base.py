@@ -101,6 +101,7 @@ class Submission:
         slurm_options: further options of sbatch, as `--option=value`; a site with another scheduler
             refuses them.
         after: the scheduler's ids of the jobs that have to end, in whatever way, before it starts.
+        beside: files of the workspace, by path, to be uploaded before it is submitted.
     """
 
     tag: str
@@ -112,6 +113,7 @@ class Submission:
     login_shell: bool = False
     slurm_options: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
+    beside: Mapping[str, bytes] = field(default_factory=dict)
 
 
 class Phase(Enum):

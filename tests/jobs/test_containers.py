@@ -177,7 +177,7 @@ def test_options_for_srun(trial: Trial, tmp_path: Path) -> None:
         "mpiexec x", launches=True, workspace="/w s",
         environment=Environment(container=container), datasets=("/data",),
     )  # fmt: skip
-    script = render_script(spec)
+    script = render_script(spec).text
     [options] = [line for line in script.splitlines() if line.startswith("_m_options=")]
     [words] = shlex.split(options.removeprefix("_m_options="))
     assert words == (

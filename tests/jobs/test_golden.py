@@ -129,7 +129,7 @@ GROUP = group.GroupProgram(
     service_wait_s=7,
 )
 
-SCRIPTS_AS_TEXT = {name: render_script(spec) for name, spec in SCRIPTS.items()}
+SCRIPTS_AS_TEXT = {name: render_script(spec).text for name, spec in SCRIPTS.items()}
 SCRIPTS_AS_TEXT["group"] = group.render_group(GROUP)
 
 

@@ -114,7 +114,7 @@ def rendered(environment: Environment, command: str = "python main.py 1") -> str
         command=command,
         environment=environment,
     )
-    return render_script(spec)
+    return render_script(spec).text
 
 
 def test_texts_that_a_reader_looks_for() -> None:
@@ -275,7 +275,7 @@ def test_apptainer_finds_the_workspace(trial: Trial) -> None:
 
 def test_datasets_are_mounted_unless_the_workspace_is_in_them(trial: Trial) -> None:
     above = str(trial.workspace.parent)
-    script = render_script(trial.spec("true", datasets=("/p/data", above, f"{above}-2")))
+    script = render_script(trial.spec("true", datasets=("/p/data", above, f"{above}-2"))).text
     assert '"source=/p/data","destination=/p/data",ro' in script
     assert f'"source={above}-2"' in script
     assert f'"source={above}"' not in script

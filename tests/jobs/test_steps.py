@@ -13,7 +13,7 @@ from snakemake_executor_plugin_mantik.jobs.deployment import (
     wrap_container,
     wrap_modules,
 )
-from snakemake_executor_plugin_mantik.jobs.script import COMMAND_BYTES, STEPS
+from snakemake_executor_plugin_mantik.jobs.script import PART_BYTES, STEPS
 from snakemake_executor_plugin_mantik.jobs.spec import (
     Environment,
     InputFile,
@@ -306,7 +306,7 @@ def test_another_shell(trial: Trial) -> None:
     assert "bash" not in trial.run(spec).log
 
 
-@pytest.mark.parametrize("size", [99_999, COMMAND_BYTES])
+@pytest.mark.parametrize("size", [99_999, PART_BYTES])
 def test_a_command_of_any_length(trial: Trial, size: int) -> None:
     tail = "\necho end 'of it'; exit 3"
     ended = trial.run(trial.spec("#" * (size - len(tail)) + tail))

@@ -81,7 +81,7 @@ def test_a_job_asked_to_end_meanwhile_leaves_nothing_half_made(node: Trial) -> N
 
 def test_other_modules_need_another_one(trial: Trial) -> None:
     texts = [
-        render_script(trial.spec(environment=environment(modules=modules)))
+        render_script(trial.spec(environment=environment(modules=modules))).text
         for modules in ((), ("CUDA/13",))
     ]
     assert "_m_modules=(CUDA/13)" in texts[1]

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.software("Slurm")
 def submit(spec: JobSpec, trial: Trial, cluster: slurm.Slurm, *options: str) -> int:
     """Submit a script; return the job's number."""
     script = trial.start_folder / f"{spec.paths.try_id}.sh"
-    script.write_bytes(render_script(spec).encode())
+    script.write_bytes(render_script(spec).text.encode())
     output = f"--output={trial.start_folder}/out"
     said = cluster.run("sbatch", "--parsable", output, "--time=5", *options, str(script))
     return int(said.strip())

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
-from snakemake_executor_plugin_mantik.jobs.script import COMMAND_BYTES
+from snakemake_executor_plugin_mantik.jobs.script import PART_BYTES
 from snakemake_executor_plugin_mantik.rules.kinds.shell_command import (
     NODE_TMPDIR,
     _declared,
@@ -67,5 +67,5 @@ def test_the_nodes_directory_is_in_the_text_wherever_it_stands(
 def test_the_nodes_directory_in_plain_and_in_long_texts_is_a_variable() -> None:
     assert use_node_tmpdir(f"ls {NODE_TMPDIR}/x", "bash") == ("ls $TMPDIR/x", "bash")
     assert use_node_tmpdir("ls 'x'", "zsh") == ("ls 'x'", "zsh")
-    long = "#" * COMMAND_BYTES
+    long = "#" * PART_BYTES
     assert use_node_tmpdir(f"ls '' {NODE_TMPDIR} {long}", "sh") == (f"ls '' $TMPDIR {long}", "sh")

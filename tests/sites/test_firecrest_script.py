@@ -10,7 +10,6 @@ from snakemake_executor_plugin_mantik.sites.authentication import Bearer
 from snakemake_executor_plugin_mantik.sites.base import SharedFile, Submission
 from snakemake_executor_plugin_mantik.sites.firecrest.connection import FirecrestSystem
 from snakemake_executor_plugin_mantik.sites.firecrest.script import (
-    SCRIPT_BYTES,
     SchedulerName,
     scheduler_job_name,
     scheduler_script,
@@ -120,11 +119,6 @@ def test_scripts_without_a_first_line_of_their_own() -> None:
     script = scheduler_script(replace(JOB, script="exit 3"), "slurm", "/w")
     assert script.startswith("#!/bin/bash\n#SBATCH")
     assert script.endswith("\nexit 3")
-
-
-def test_too_large() -> None:
-    with pytest.raises(SiteRejected, match="larger than 4 MB"):
-        scheduler_script(replace(JOB, script="#!/bin/bash\n" + "x" * SCRIPT_BYTES), "slurm", "/w")
 
 
 @pytest.mark.parametrize("hooks", [{"before_on_login": ("a",)}, {"after_on_login": ("a",)}])

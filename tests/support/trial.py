@@ -85,8 +85,12 @@ class Trial:
         self, spec: JobSpec, *, env: Mapping[str, str] | None = None, shell: tuple[str, ...] = ()
     ) -> "subprocess.Popen[str]":
         """Start the script as a scheduler would, in a directory of its own."""
+        rendered = render_script(spec)
+        for path, content in rendered.beside.items():
+            if not (self.workspace / path).exists():  # a test may have put others there
+                self.write(path).write_bytes(content)
         script = self.start_folder / f"{uuid.uuid4()}.sh"
-        script.write_bytes(render_script(spec).encode("utf-8", "surrogateescape"))
+        script.write_bytes(rendered.text.encode("utf-8", "surrogateescape"))
         process = subprocess.Popen(
             [*shell, "bash", str(script)],
             cwd=self.start_folder,

@@ -16,6 +16,19 @@ _m_make_uuid() {
     _m_uuid=$RANDOM$RANDOM$RANDOM-$BASHPID
 }
 
+# Reads the data that are too long for the script: `_m_lists` has the files that hold them, compressed,
+# and their names the checksum. Fails if not all is there, as after a purge of the workspace.
+_m_read_lists() {
+  local text sum=${_m_lists##*/lists.}
+  while :; do
+    { text=$(cat -- "${_m_lists[@]}" | gzip -dc); } 2>/dev/null
+    [ "$(printf '%s\n' "$text" | sha256sum)" != "${sum%.*}  -" ] || break
+    (( SECONDS < _m_visible_s )) || return
+    sleep 0.2
+  done
+  eval "$text"
+}
+
 # Creates the file $1 with the text $2 unless it exists: a hard link to $1.by-$3, which only one
 # process can make, also on NFS. The exit code of `ln` is ignored: a repeated NFS call can report a
 # failure to the process that made the link. Callers read the file instead. Without hard links it is

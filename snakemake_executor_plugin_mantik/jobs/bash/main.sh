@@ -201,6 +201,10 @@ _m_main() {
   _m_home=$PWD _m_scratch=$_m_work/marker
   : "${_m_umask:=$(umask)}"
   umask "$_m_own_umask"
+  (( ! ${#_m_lists[@]} )) || _m_read_lists || {
+    _m_say "${_m_lists[*]} in $_m_workspace: missing or damaged: the job did not start"
+    exit 0
+  }
   _m_make_claim || exit 0
   # After the claim: whoever takes the place over writes its lease first, and then lists the claims.
   _m_is_known || { rm -f -- "$_m_claim"; exit 0; }

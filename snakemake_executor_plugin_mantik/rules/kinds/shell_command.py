@@ -27,7 +27,7 @@ from snakemake.resources import Resource, Resources
 from snakemake.shell import shell
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
-from snakemake_executor_plugin_mantik.jobs.script import COMMAND_BYTES
+from snakemake_executor_plugin_mantik.jobs.script import PART_BYTES
 
 from .. import Job
 from ..paths.job_paths import JobPaths
@@ -195,7 +195,7 @@ def use_node_tmpdir(text: str, shell: str) -> tuple[str, str]:
     if NODE_TMPDIR not in text:
         return text, shell
     expands = _EXPANDS.fullmatch(shell) and not _UNEXPANDED.search(text)
-    if expands or len(text) > COMMAND_BYTES:  # a longer text cannot be a word of a command line
+    if expands or len(text) > PART_BYTES:  # a longer text cannot be a word of a command line
         return text.replace(NODE_TMPDIR, "$TMPDIR"), shell
     change = f"mantik_text=${{mantik_text//{NODE_TMPDIR}/$TMPDIR}}"
     started = f'exec {shlex.quote(shell)} -c "$mantik_text"'

@@ -72,9 +72,6 @@ class WorkspacePaths:
 
 SchedulerName = Literal["slurm", "pbs"]
 
-SCRIPT_BYTES: Final = 4_000_000
-"""Largest script that is submitted; Slurm's limit is 4 MiB by default (`max_script_size`)."""
-
 _TAG: Final = re.compile(r"[A-Za-z0-9-]{1,40}")
 
 
@@ -88,8 +85,7 @@ def submission_body(
 
     Raises:
         UserError: the scheduler does not support a resource.
-        SiteRejected: there are commands for a login node, the tag is not valid, or the script is
-            too large.
+        SiteRejected: there are commands for a login node, or the tag is not valid.
     """
     output = f"{workspace.rstrip('/')}/{JOBS}"
     return job_body(scheduler_script(submission, scheduler, output), workspace)
@@ -107,8 +103,7 @@ def scheduler_script(submission: Submission, scheduler: SchedulerName, output: s
 
     Raises:
         UserError: the scheduler does not support a resource.
-        SiteRejected: there are commands for a login node, the tag is not valid, or the script is
-            too large.
+        SiteRejected: there are commands for a login node, or the tag is not valid.
     """
     if submission.before_on_login or submission.after_on_login:
         raise SiteRejected(
@@ -141,13 +136,7 @@ def scheduler_script(submission: Submission, scheduler: SchedulerName, output: s
         first, rest = "#!/bin/bash", submission.script
     if submission.login_shell:
         first = "#!/bin/bash -l"
-    script = "\n".join([first, *(f"{prefix}{line}" for line in lines), *variables, rest])
-    if len(script.encode()) > SCRIPT_BYTES:
-        raise SiteRejected(
-            f"the job's script is larger than {SCRIPT_BYTES // 10**6} MB, the limit for scripts",
-            do="It names each input and output: let the rule name a directory instead of its files",
-        )
-    return script
+    return "\n".join([first, *(f"{prefix}{line}" for line in lines), *variables, rest])
 
 
 def scheduler_job_name(name: str, tag: str) -> str:

@@ -183,7 +183,7 @@ TEXTS = """
         output: "bash.txt"
         log: "logs/bash.log"
         params: sample=lambda wildcards, input: os.path.dirname(input[0])
-        resources: text="of-results/a/x.csv"
+        resources: text=lambda wildcards, input: f"of:{input[0]}"
         group: "g"
         script: "texts.sh"
 
@@ -200,7 +200,7 @@ TEXTS = """
         output: "{d}/{s}/title.txt"
         log: "logs/{d}/{s}.log"
         params: rules.bash.output, other=lambda wildcards, input: [input.other, {"a": input[0]}]
-        resources: text="of-results/a/x.csv"
+        resources: text=lambda wildcards, input: f"of:{input.other}"
         group: "g"
         script: "texts.py"
 """

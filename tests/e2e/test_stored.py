@@ -232,6 +232,36 @@ def test_jobs_see_the_paths_that_their_rules_name(project: Project) -> None:
         assert "storage" not in twin.read(name)
 
 
+READ = """
+    localrules: copy
+
+    rule make:
+        output: "results/a.txt"
+        shell: "echo one > {output}"
+
+    rule copy:
+        input: "results/a.txt"
+        output: "copy.txt"
+        shell: "cp {input} {output}"
+
+    rule use:
+        input: "copy.txt", a="results/a.txt"
+        output: "used.txt"
+        params: word=lambda wildcards, input: open(input.a).read().strip()
+        shell: "echo {params.word} > {output}"
+"""
+
+
+def test_a_parameter_is_read_from_what_is_stored(one: Project) -> None:
+    one.write("Snakefile", READ)
+    one.run("used.txt", *FILES_STAY).ok()
+    assert (one.workspace / "used.txt").read_text() == "one\n"
+
+    one.write("results/a.txt", "of another run\n")
+    said = one.run("used.txt", "--forcerun", "copy", *FILES_STAY).failed()
+    tells(said, "depends on results/a.txt, of which another version lies", "Move results/a.txt")
+
+
 def test_a_part_of_a_directory_that_was_purged(pipeline: Project) -> None:
     run(pipeline)
     (pipeline.workspace / "results/steps/a/1").unlink()

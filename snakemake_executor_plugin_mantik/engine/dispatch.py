@@ -72,6 +72,7 @@ class Submitter:
         self._journal = journal
         self._retry = retry
         self._there: dict[str, asyncio.Task[None]] = {}
+        self._was_purged = False
 
     async def submit(
         self,
@@ -118,16 +119,18 @@ class Submitter:
     def purged(self) -> None:
         """Let the next submission write again what jobs need: the workspace has lost files."""
         self._there.clear()
+        self._was_purged = True
 
     async def _directory(self, path: str, *, private: bool = False) -> None:
         await self._once(path, lambda: self._site.make_directory(path, private=private))
 
     async def _put_library(self) -> None:
-        """Upload the library unless it is there: a job that starts meanwhile would read a part."""
+        """Upload the library unless it is there; after `purged` it may be there and damaged."""
         folder, name = posixpath.split(library_path())
         with suppress(SiteNotFound):
             there = (await self._site.list(folder)).get(name)
-            if there is not None and there.size == len(read_library()):
+            size = there and there.size
+            if size == len(read_library()) and not self._was_purged:
                 return
         await self._site.put(library_path(), read_library())
 

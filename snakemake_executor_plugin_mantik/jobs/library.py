@@ -27,7 +27,13 @@ def read_library() -> bytes:
 @cache
 def library_path() -> str:
     """Return its path in a workspace, where other versions may lie beside it."""
-    return f"{OURS}/lib-{hashlib.sha256(read_library()).hexdigest()[:12]}.sh"
+    return f"{OURS}/lib-{library_checksum()}.sh"
+
+
+@cache
+def library_checksum() -> str:
+    """Return the beginning of its SHA-256, which a script compares before it reads the library."""
+    return hashlib.sha256(read_library()).hexdigest()[:12]
 
 
 def use_library() -> str:

@@ -18,7 +18,7 @@ from typing import Final
 from snakemake_executor_plugin_mantik.common.errors import UserError
 
 from . import live_packs
-from .library import SUM_DIGITS, library_path
+from .library import SUM_DIGITS, library_checksum, library_path
 from .paths import UPS, bundle_done_path, bundle_path, workspace_root, workspace_top
 from .quoting import (
     encode_text,
@@ -91,13 +91,13 @@ _HEAD = """\
 _TAIL = """\
 _m_site_job=${{PWD##*/}}
 _m_library={library}
-cd -- "$_m_workspace" &&
-  until [ -s $_m_library ] || (( SECONDS >= _m_visible_s )); do sleep 0.2; done
-if [ -s $_m_library ] && . ./$_m_library && declare -F _m_main > /dev/null; then
+_m_whole() {{ [[ $(sha256sum $_m_library 2> /dev/null) == {checksum}* ]]; }}
+cd -- "$_m_workspace" && until _m_whole || (( SECONDS >= _m_visible_s )); do sleep 0.2; done
+if _m_whole && . ./$_m_library; then
   _m_main
   exit 1
 fi
-echo "mantik: no $_m_library in $_m_workspace: the job did not start" >&2
+echo "mantik: no whole $_m_library in $_m_workspace: the job did not start" >&2
 exit 0  # the workspace was purged: the job is submitted again
 """
 
@@ -131,7 +131,8 @@ def render_script(spec: JobSpec) -> Script:
         lines.append(
             f"_m_inline() {{\n  base64 -d <<'_M_INLINE'\n{_base64(spec.inline)}_M_INLINE\n}}"
         )
-    text = "\n".join([head, *filter(None, lines), "", _TAIL.format(library=library_path())])
+    tail = _TAIL.format(library=library_path(), checksum=library_checksum())
+    text = "\n".join([head, *filter(None, lines), "", tail])
     return Script(text, beside)
 
 

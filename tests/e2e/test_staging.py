@@ -225,7 +225,7 @@ def test_links_of_outputs_stay_links_where_they_were_made(firecrest: Project) ->
     assert (firecrest.workspace / "steps/step-9/deep/d").read_text() == "d\n", "through the link"
 
 
-@pytest.mark.parametrize("left", ["nothing", "half of it"])
+@pytest.mark.parametrize("left", ["nothing", "half of it", "its size"])
 def test_a_library_that_is_lost_before_a_job_starts_goes_up_again(both: Project, left: str) -> None:
     both.write(
         "Snakefile",
@@ -247,8 +247,12 @@ def test_a_library_that_is_lost_before_a_job_starts_goes_up_again(both: Project,
     content = library.read_bytes()
     if left == "nothing":
         library.unlink()
-    else:
+    elif left == "half of it":
         os.truncate(library, len(content) // 2)  # it keeps its owner
+    else:
+        with library.open("r+b") as damaged:
+            damaged.seek(len(content) // 2)
+            damaged.write(bytes(4096))
     (both.workspace / "go").touch()
 
     running.end().ok()

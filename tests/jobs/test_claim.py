@@ -102,18 +102,20 @@ def test_a_workspace_that_is_gone_is_left_alone(trial: Trial) -> None:
     assert names == {".mantik", "tries", posixpath.basename(library_path())}
 
 
-@pytest.mark.parametrize("lost", ["all", "half", "end"])
+@pytest.mark.parametrize("lost", ["all", "half", "end", "a letter"])
 def test_without_its_library_nothing_runs(trial: Trial, lost: str) -> None:
     library = trial.workspace / library_path()
     content = read_library()
     if lost == "all":
         library.unlink()
+    elif lost == "a letter":
+        library.write_bytes(content.replace(b"_m_main() {", b"_m_mail() {"))
     else:
         end = len(content) // 2 if lost == "half" else content.index(b"\n_m_main() {")
         library.write_bytes(content[:end])
     ended = trial.run(trial.spec(COUNT))
     assert (ended.returned, ended.entries) == (0, ())  # as after a purge of the workspace
-    assert f"no {library_path()} in" in ended.output
+    assert f"no whole {library_path()} in" in ended.output
 
 
 def test_a_claim_of_nobody_is_not_taken_for_ones_own(trial: Trial) -> None:

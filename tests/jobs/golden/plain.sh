@@ -26,11 +26,11 @@ _m_commands=('set -euo pipefail; python main.py 1 > '"'"'results/it'"'"'"'"'"'"'
 
 _m_site_job=${PWD##*/}
 _m_library=.mantik/lib-CHECKSUM.sh
-cd -- "$_m_workspace" &&
-  until [ -s $_m_library ] || (( SECONDS >= _m_visible_s )); do sleep 0.2; done
-if [ -s $_m_library ] && . ./$_m_library && declare -F _m_main > /dev/null; then
+_m_whole() { [[ $(sha256sum $_m_library 2> /dev/null) == CHECKSUM* ]]; }
+cd -- "$_m_workspace" && until _m_whole || (( SECONDS >= _m_visible_s )); do sleep 0.2; done
+if _m_whole && . ./$_m_library; then
   _m_main
   exit 1
 fi
-echo "mantik: no $_m_library in $_m_workspace: the job did not start" >&2
+echo "mantik: no whole $_m_library in $_m_workspace: the job did not start" >&2
 exit 0  # the workspace was purged: the job is submitted again

@@ -1,15 +1,14 @@
 """End tries for certain, and remove what finished ones leave at the site."""
 
 import asyncio
-import posixpath
 import shutil
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from snakemake_executor_plugin_mantik.common.errors import (
     JournalError,
+    PlaceTaken,
     SiteError,
     SiteNotFound,
     SiteRejected,
@@ -20,11 +19,11 @@ from snakemake_executor_plugin_mantik.jobs.paths import MAX_PATH_DEPTH
 from snakemake_executor_plugin_mantik.journal import UNTIMED, Times, TryRecord, TryState
 from snakemake_executor_plugin_mantik.sites.base import Phase, Site, is_rest_safe
 
-from . import claims
-from .attempt import Attempt, TryEnd, TryEndKind
+from .attempt import Attempt
+from .evidence import Evidence, find_markers, read_owner, revoke_try
 from .fetch import Fetcher, log_path
 from .observer import JobEnd, Observer, with_times
-from .scheduler_poller import LOST_S
+from .scheduler_poller import Watched
 from .site_retry import SiteRetry
 from .watch import Watcher
 from .workflow_context import WorkflowContext
@@ -99,49 +98,11 @@ ENDED_AT_ONCE = 16
 nearly all are."""
 _CANCEL_AGAIN_S = 5.0
 """Seconds after the grace of a cancelled job (TermGrace) before it is cancelled again."""
-_MISSED_BEATS = 2.5
-_SILENT_S = 90.0
-"""A site's report that a job has ended counts after this many missed heartbeats, and this many
-seconds of silence: file systems show a file's size up to a minute late."""
 _CONFIRM_EVERY_S = 1.0
 _CONFIRM_LONGEST_S = 15.0
 """Shortest and longest seconds between two looks at a cancelled job."""
 _SETTLE_WAIT_S = 20.0
 """Most seconds for a site to forget finished jobs at the end of a run."""
-
-
-@dataclass
-class _Signs:
-    """The signs of life of a cancelled job.
-
-    Attributes:
-        looked: time of the last look.
-        silent: seconds without a sign of life, counting only those in which the site answered.
-        bytes: size of its claim when it was last listed; None before.
-        denied: whether the site reports that it has ended.
-        after_all: whether it gave a sign of life after the site had reported its end.
-        nameless: since when its claim exists without naming an owner.
-        beat: when its claim, or its marker, was last written, by the clock of the file system.
-    """
-
-    looked: float
-    silent: float = 0.0
-    bytes: int | None = None
-    denied: bool = False
-    after_all: bool = False
-    nameless: float | None = None
-    beat: float | None = None
-
-    def see(self, now: float, size: int | None) -> None:
-        """Record the present size of the claim; any change ends the silence.
-
-        A claim that is not listed says nothing: it was removed, or a listing was wrong.
-        """
-        self.silent += min(now - self.looked, 2 * _CONFIRM_LONGEST_S)
-        self.looked = now
-        if size is not None and size != self.bytes:
-            self.after_all = self.denied and self.bytes is not None
-            self.bytes, self.silent = size, 0.0
 
 
 class Canceller:
@@ -164,18 +125,12 @@ class Canceller:
         self._logs = workflow.logs
         self._workdir = workflow.workdir
         self._observer = observer
-        # A site reports a job as ended once it has passed on the request, but the job has this long
-        # to end, and then writes its marker.
-        self._grace_s = settings.term_grace_s + settings.timing.marker_grace_s
-        self._marker_grace_s = settings.timing.marker_grace_s
         # A job that runs on after its grace has not received the signal.
         self._again_s = settings.term_grace_s + _CANCEL_AGAIN_S
-        self._silent_s = max(_MISSED_BEATS * settings.timing.script.heartbeat_s, _SILENT_S)
         self._journal = workflow.journal
         self._watcher = watcher
         self._notify = workflow.notify
         self._retry = retry
-        self._looks = claims.ClaimLooks(site, retry)
         self._lanes = asyncio.Semaphore(ENDED_AT_ONCE)
         self._tidying: set[asyncio.Task[None]] = set()
         self._leftovers = leftovers
@@ -285,7 +240,7 @@ class Canceller:
                         end, times = await self._stop(record)
                     if end is None or end != 0:
                         await self.remove_secrets(record)
-            except (TimeoutError, SiteError):
+            except (TimeoutError, SiteError, JournalError, PlaceTaken):
                 return record
             if end != 0 and record.id not in succeeded:
                 ended = await self.stopped_end(record, "cancelled", deadline, times=times)
@@ -314,8 +269,8 @@ class Canceller:
         found = set[str]()
         for directory in {record.paths.tries for record in records}:
             with suppress(SiteNotFound):
-                codes = claims.exit_codes(await self._site.list(directory))
-                found |= {try_id for try_id, code in codes.items() if code == 0}
+                markers = find_markers(await self._site.list(directory))
+                found |= {try_id for try_id, (code, _) in markers.items() if code == 0}
         return found
 
     async def _stop(self, record: TryRecord) -> tuple[int | None, Times]:
@@ -327,48 +282,54 @@ class Canceller:
             SiteRejected: the site does not allow making certain that the try never runs.
         """
         runs = self._watcher.forget(record.id)
-        clock = asyncio.get_running_loop().time
         async with self._lanes:
-            # A claim that was seen and has disappeared was purged: its job runs on.
-            stays = await self._retry.found(lambda: claims.revoke_try(self._site, record))
-            revoked = stays and not runs
-            begun = reported = cancelled = clock()
-            signs = _Signs(begun)
+            stays = await self._retry.found(lambda: revoke_try(self._site, record))
             ids = list(record.site_jobs) or await self._find(record)
             await self._cancel_at_site(ids)
-        while not revoked:
-            over, code = await self._is_over(record, ids, begun, signs)
-            if over:
-                return code, await self._times(record, signs)
-            passed = clock() - begun
-            await asyncio.sleep(min(max(_CONFIRM_EVERY_S, passed / 20), _CONFIRM_LONGEST_S))
+        if stays and not runs:
+            return None, UNTIMED
+        # A claim that was seen and has disappeared was purged: its job runs on.
+        watched = self._watcher.stop(record, ids, revoked=stays)
+        try:
+            await self._insist(record, watched)
+        finally:
+            self._watcher.forget(record.id)
+        return watched.exit_code, await self._times(record, watched)
+
+    async def _insist(self, record: TryRecord, watched: Watched) -> None:
+        """Wait until a try is over that the site was asked to end; ask again if it runs on."""
+        clock = asyncio.get_running_loop().time
+        begun = reported = cancelled = clock()
+        while True:
+            pause = min(max(_CONFIRM_EVERY_S, (clock() - begun) / 20), _CONFIRM_LONGEST_S)
+            if (await asyncio.wait([watched.future], timeout=pause))[0]:
+                break
+            ids = ", ".join(watched.ids)
             if clock() - reported > CANCEL_WAIT_S:
                 reported = clock()
                 self._notify(
-                    f"{record.name}: the job {', '.join(ids) or record.id} at {record.site} was"
+                    f"{record.name}: the job {ids or record.id} at {record.site} was"
                     f" cancelled {humanize_duration(reported - begun)} ago, but its end is not"
                     " confirmed yet; waiting for it."
                 )
-            if signs.after_all:
+            if watched.revived:
                 self._notify(
-                    f"{record.name}: {record.site} reports that the job {', '.join(ids)} has ended,"
+                    f"{record.name}: {record.site} reports that the job {ids} has ended,"
                     " but it still runs; cancelling it again."
                 )
-            if signs.after_all or clock() - cancelled > self._again_s:
-                signs.denied = signs.after_all = False
-                cancelled = clock()
+            if watched.revived or clock() - cancelled > self._again_s:
+                watched.revived, cancelled = False, clock()
                 # The running job may be one whose id is still unknown.
-                ids = list(dict.fromkeys([*ids, *await self._find(record)]))
-                await self._cancel_at_site(ids)
-        return None, UNTIMED
+                watched.ids += [i for i in await self._find(record) if i not in watched.ids]
+                await self._cancel_at_site(watched.ids)
+        await watched.future
 
-    async def _times(self, record: TryRecord, signs: _Signs) -> Times:
+    async def _times(self, record: TryRecord, end: Evidence) -> Times:
         """Return how long a stopped try ran: up to its marker, or to its last heartbeat."""
         with suppress(SiteError):
-            holder = await claims.read_owner(self._site, record)
+            end.owner = end.owner or await read_owner(self._site, record)
             attempt = Attempt.of(record)
-            began = holder.began if holder is not None else None
-            attempt.end = TryEnd(TryEndKind.REVOKED, began=began, beat=signs.beat)
+            attempt.end = end
             return attempt.times(None)
         return UNTIMED
 
@@ -385,44 +346,6 @@ class Canceller:
             with suppress(SiteRejected, SiteNotFound):
                 await self._retry(lambda: self._site.cancel(ids))
 
-    async def _is_over(
-        self, record: TryRecord, ids: Sequence[str], begun: float, signs: _Signs
-    ) -> tuple[bool, int | None]:
-        """Check whether a started try has ended; also return its marker's exit code, if any.
-
-        Without a marker, the scheduler's state of the job that holds the claim counts. `begun` is
-        the time of the cancellation. A site that does not know the job is believed as late as by
-        the watcher: not while the job's heartbeats continue.
-        """
-        try:
-            seen = await self._looks.look(record.paths.tries)
-            now, entries = seen.at, seen.entries
-            if record.id in seen.codes:
-                code = seen.codes[record.id]
-                signs.beat = entries[posixpath.basename(record.paths.marker(code))].modified
-                return True, code
-            if record.id in entries:
-                signs.beat = entries[record.id].modified
-            signs.see(now, entries[record.id].size if record.id in entries else None)
-            if now - begun <= self._grace_s:
-                return False, None
-            states = await self._site.states(ids) if ids else {}
-            holder = await claims.read_owner(self._site, record)
-        except SiteError:
-            return False, None
-        phases = {s.phase for i, s in states.items() if holder is None or holder.is_job(i, s)}
-        # Of several submissions, one that the site does not know may be the one that runs.
-        if not phases or (Phase.UNKNOWN in phases and phases <= {Phase.UNKNOWN, Phase.ENDED}):
-            return signs.silent > LOST_S, None
-        signs.denied = phases == {Phase.ENDED}
-        signs.nameless = (
-            (signs.nameless or now) if holder is None and record.id in entries else None
-        )
-        # The claim may have been read in half; the next look may show its owner.
-        if signs.nameless is not None and now - signs.nameless <= self._marker_grace_s:
-            return False, None
-        return signs.denied and signs.silent > self._silent_s, None
-
     async def settle(self) -> None:
         """Wait until the site has forgotten finished tries, and remove secrets that are left there.
 
@@ -435,7 +358,8 @@ class Canceller:
                     await self.remove_secrets(record)
 
     async def close(self) -> None:
-        """Stop letting the site forget tries; its own expiry removes the rest."""
+        """Stop watching, and letting the site forget tries; its own expiry removes the rest."""
+        self._watcher.close()
         for task in self._tidying:
             task.cancel()
         await asyncio.gather(*self._tidying, return_exceptions=True)

@@ -28,7 +28,7 @@ from snakemake_executor_plugin_mantik.jobs.paths import (
 from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, TryState
 from snakemake_executor_plugin_mantik.sites.base import Entry, Site
 
-from . import claims
+from .evidence import find_markers, list_claims, read_beginning, read_identity
 from .site_retry import SiteRetry
 
 _SPARE = "spare."
@@ -83,11 +83,11 @@ class CatchingUp:
         found: dict[TryPaths, int | None] = {}
         for bucket in sorted(int(name) for name in buckets if name.isdecimal()):
             entries = await look(f"{TRIES}/{bucket}")
-            codes = claims.exit_codes(entries)
+            markers = find_markers(entries)
             started = {n for n, e in entries.items() if is_try_id(n) and not e.directory}
-            known = {record.id for record in self._journal.tries(started | codes.keys())}
-            for try_id in sorted((started | codes.keys()) - known):
-                found[TryPaths(bucket, try_id)] = codes.get(try_id)
+            known = {record.id for record in self._journal.tries(started | markers.keys())}
+            for try_id in sorted((started | markers.keys()) - known):
+                found[TryPaths(bucket, try_id)] = markers.get(try_id, (None, None))[0]
         return found
 
     async def read_spare(self, names: Iterable[str]) -> None:
@@ -142,7 +142,7 @@ class CatchingUp:
                 content = await self._retry.found(lambda: self._read(paths.claim), at_once=True)
             except SiteNotFound:  # its job was not known, and has ended
                 return None
-            if (facts := claims.read_identity(content)) is not None:
+            if (facts := read_identity(content)) is not None:
                 return facts
             sizes.add(len(content))
             await asyncio.sleep(_LOOK_S)
@@ -155,10 +155,10 @@ class CatchingUp:
         return None
 
     async def _read(self, path: str) -> bytes:
-        return await claims.read_beginning(self._site, path)
+        return await read_beginning(self._site, path)
 
     async def _list(self, directory: str) -> Mapping[str, Entry]:
-        return await self._retry(lambda: claims.list_claims(self._site, self._retry, directory))
+        return await self._retry(lambda: list_claims(self._site, self._retry, directory))
 
     async def _list_surely(self, directory: str) -> Mapping[str, Entry]:
         """List a directory in which something lies that was just put there.

@@ -365,7 +365,6 @@ class Engine:
             except BaseException:
                 self._chosen.discard(chosen)
                 raise
-        self._watching.append(asyncio.create_task(runner.watcher.run()))
         if all(other.place is not place for other in self._runners.values()):
             self._watching.append(asyncio.create_task(place.lead.keep()))
             self._watching.append(asyncio.create_task(place.spare.keep()))
@@ -542,8 +541,11 @@ class Engine:
         for task in [*self._jobs.values(), *self._watching]:
             task.cancel()
         await asyncio.gather(*self._jobs.values(), *self._watching, return_exceptions=True)
-        await asyncio.gather(*(runner.close() for runner in self._runners.values()))
-        cancellers = [runner.canceller for runner in self._runners.values()]
+        runners = self._runners.values()
+        for runner in runners:
+            runner.watcher.close()
+        await asyncio.gather(*(runner.close() for runner in runners))
+        cancellers = [runner.canceller for runner in runners]
         if tidy:
             if not self._cancelled:
                 await self._end_unrequested()

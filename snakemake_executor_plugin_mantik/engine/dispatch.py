@@ -38,7 +38,6 @@ from snakemake_executor_plugin_mantik.sites.base import Site, SiteFacts, Submiss
 from snakemake_executor_plugin_mantik.staging.local import LocalFile
 from snakemake_executor_plugin_mantik.staging.transfers import OutputStaging
 
-from . import claims
 from .adopt import (
     choose_tries,
     encode_basis,
@@ -52,6 +51,7 @@ from .adopt import (
 )
 from .attempt import Attempt
 from .cancel import Canceller
+from .evidence import revoke_try
 from .observer import JobEnd, Observer
 from .place import Place, Places
 from .plan import Planner, make_submission
@@ -522,7 +522,7 @@ class Dispatcher:
         self._observer.ended(attempt.record, end)
 
     async def _revoke(self, record: TryRecord) -> bool:
-        return await self._retry.found(lambda: claims.revoke_try(self._site, record))
+        return await self._retry.found(lambda: revoke_try(self._site, record))
 
 
 def _stored_files(output: StoredOutput, place: str) -> list[LocalFile]:

@@ -14,8 +14,8 @@ from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.journal import TryRecord
 from snakemake_executor_plugin_mantik.sites.base import JobState, Phase, Site
 
-from . import claims
 from .attempt import runtime_of
+from .evidence import read_owner
 
 _KILLED: Final = 128 + 9
 """A shell's exit code for a command that SIGKILL ended; the kernel sends it for lack of memory,
@@ -104,7 +104,7 @@ class FailureClassifier:
         It may be another start of the same submission, of which the site knows the last one only.
         """
         with suppress(SiteError):
-            owner = await claims.read_owner(self._site, record)
+            owner = await read_owner(self._site, record)
             return owner is not None and owner.scheduler_job == state.scheduler_id
         return False
 

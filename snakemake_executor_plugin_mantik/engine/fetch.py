@@ -31,7 +31,7 @@ from snakemake_executor_plugin_mantik.staging.transfers import (
     read_file,
 )
 
-from .attempt import TryEnd
+from .evidence import Evidence
 from .site_retry import FIRST_WAIT_S, LONGEST_MISSING_WAIT_S, SiteRetry
 from .transfer_meter import Direction, Transfer, TransferMeter
 
@@ -102,7 +102,7 @@ class Fetcher:
         self._workdir = workdir
         self._scratch = scratch
 
-    async def marker(self, record: TryRecord, end: TryEnd) -> Marker:
+    async def marker(self, record: TryRecord, end: Evidence) -> Marker:
         """Return the marker of a try that has ended; read it again if only half of it shows yet.
 
         The requests are repeated for as long as those for outputs: the marker may say that the job

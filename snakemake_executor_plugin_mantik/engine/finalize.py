@@ -18,7 +18,7 @@ from snakemake_executor_plugin_mantik.common.files import read_end
 from snakemake_executor_plugin_mantik.common.humanize import humanize_count
 from snakemake_executor_plugin_mantik.jobs.markers import Marker, MarkerInvalid, OutputEntry
 from snakemake_executor_plugin_mantik.jobs.paths import display_path, local_path, nearest
-from snakemake_executor_plugin_mantik.jobs.reasons import Reason
+from snakemake_executor_plugin_mantik.jobs.reasons import GIVEN_UP, Reason
 from snakemake_executor_plugin_mantik.jobs.script import PREDECESSORS, STEPS
 from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
 from snakemake_executor_plugin_mantik.journal import (
@@ -37,10 +37,11 @@ from snakemake_executor_plugin_mantik.journal import (
 
 from . import messages
 from .adopt import is_at
-from .attempt import Attempt, TryEnd, TryEndKind, used_of
+from .attempt import Attempt, used_of
 from .cancel import Canceller
 from .compare import LateOutputs
 from .dispatch import Submitter
+from .evidence import Evidence, Finding
 from .failure_classifier import FailureClassifier
 from .fetch import Fetcher, log_path
 from .messages import LastWords
@@ -96,7 +97,7 @@ class Finalizer:
         self._notify = workflow.notify
 
     async def conclude(
-        self, request: JobRequest, attempt: Attempt, end: TryEnd, runtime_s: int | None
+        self, request: JobRequest, attempt: Attempt, end: Evidence, runtime_s: int | None
     ) -> Outcome | GoesOn | None:
         """Return the job's outcome, or None if it is to be submitted again at once.
 
@@ -240,7 +241,7 @@ class Finalizer:
             await self._fetcher.outputs(record, without, wanted)
 
     async def _conclude_without_marker(
-        self, request: JobRequest, attempt: Attempt, end: TryEnd, path: Path
+        self, request: JobRequest, attempt: Attempt, end: Evidence, path: Path
     ) -> Outcome | GoesOn | None:
         if (lost := self._lost(request, attempt, end)) is not None:
             await self.again(attempt, lost, attempt.times(None))
@@ -370,10 +371,10 @@ class Finalizer:
                 found[int(number)] = int(code)
         return [(request.group.members[number], code) for number, code in found.items()]
 
-    def _lost(self, request: JobRequest, attempt: Attempt, end: TryEnd) -> str | None:
+    def _lost(self, request: JobRequest, attempt: Attempt, end: Evidence) -> str | None:
         """Return why a try without a marker is to be run again; None if the job failed."""
-        if end.kind is TryEndKind.REVOKED:
-            return "given up before it started"
+        if end.found is Finding.REVOKED:
+            return GIVEN_UP
         if attempt.record.state is TryState.ENDED:
             return "its results are no longer at the site"
         if end.claimed or end.state is None or end.state.reason is not Reason.SUCCESS:

@@ -11,9 +11,11 @@ again: it would go on with what is left of it. A job's own tries show none of th
 """
 
 import asyncio
+import math
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import suppress
+from functools import partial
 from itertools import compress
 from pathlib import Path, PurePosixPath
 
@@ -23,16 +25,17 @@ from snakemake_executor_plugin_mantik.journal import MADE, FileRecord, TryRecord
 from snakemake_executor_plugin_mantik.sites.base import Site, is_rest_safe
 from snakemake_executor_plugin_mantik.staging.local import LocalFile
 
-from . import claims
 from .adopt import ended_since_message
-from .claims import ClaimLooks
 from .compare import find_empty
+from .evidence import find_markers, list_claims, revoke_try
 from .site_retry import SiteRetry
 from .stage import Stager
 from .workflow_context import WorkflowContext
 
 _LOOK_AGAIN_S = 10.0
 """Seconds between two looks at jobs of this run that must end first: they are watched anyway."""
+_FRESH_S = 1.0
+"""Seconds for which one listing of a directory of claims serves all callers."""
 
 
 class InUse:
@@ -60,7 +63,8 @@ class InUse:
         self._notify = workflow.notify
         self._stager = stager
         self._retry = retry
-        self._looks = ClaimLooks(site, retry)
+        self._looking = asyncio.Lock()
+        self._ended: dict[str, tuple[float, Collection[str]]] = {}
         self._used: dict[str, None] = {}
         self._sweeping = asyncio.Lock()
         self._own: set[str] = set()
@@ -79,13 +83,23 @@ class InUse:
         """
         open_tries = []
         running = [record for record in records if record.may_run]
-        looks = (self._retry(lambda r=r: self._looks.look(r.paths.tries)) for r in running)  # type: ignore[misc]
-        for record, seen in zip(running, await asyncio.gather(*looks), strict=True):
-            if record.id in seen.codes:
+        for record in running:
+            if record.id in await self._look(record.paths.tries):
                 self._journal.uses.end(record.id)
             else:
                 open_tries.append(record)
         return open_tries
+
+    async def _look(self, directory: str) -> Collection[str]:
+        """Return the ids of tries that have ended; one listing serves all callers for a second."""
+        async with self._looking:
+            now = asyncio.get_running_loop().time()
+            at, ended = self._ended.get(directory, (-math.inf, ()))
+            if now - at >= _FRESH_S:
+                look = partial(list_claims, self._site, self._retry, directory)
+                ended = find_markers(await self._retry(look))
+                self._ended[directory] = now, ended
+            return ended
 
     # Removing what is gone here
 
@@ -249,7 +263,7 @@ class InUse:
 
         Such a try has unpacked its files already, so it no longer conflicts.
         """
-        if await self._retry.found(lambda: claims.revoke_try(self._site, record)):
+        if await self._retry.found(lambda: revoke_try(self._site, record)):
             await self._give_up([record])
             return True
         self._journal.files.landed(record.id)

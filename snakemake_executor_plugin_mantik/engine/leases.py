@@ -44,7 +44,7 @@ from snakemake_executor_plugin_mantik.sites.base import Entry, Site
 from snakemake_executor_plugin_mantik.staging.transfers import read_file
 
 from .catch_up import CatchingUp, number_of_spare
-from .claims import exit_codes
+from .evidence import find_markers
 from .site_retry import SiteRetry
 
 ASK_PREFIX, HERE_PREFIX = "ask.", "here."
@@ -392,7 +392,7 @@ class Leases:
         given it up.
         """
         entries = await self._list(directory)
-        over = exit_codes(entries)
+        over = find_markers(entries)
         names = [
             n for n, e in entries.items() if is_try_id(n) and not e.directory and n not in over
         ]

@@ -1,9 +1,5 @@
 """Query the scheduler about tries that have no marker.
 
-Its state counts only if the job can write nothing any more, or never started. An unknown, missing
-or unreachable state alone never ends a try: without heartbeats a started try counts as lost after
-half an hour, and one without any trace is submitted again.
-
 The first query about a try comes when it has had no claim for some seconds, or misses its first
 heartbeat. The interval of further queries depends on how long the try has been waiting and on how
 many others are queried. With the defaults, an end of a running job without a marker is usually
@@ -13,6 +9,7 @@ known within half a minute if the scheduler reports it as abnormal.
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Protocol
 
 from snakemake_executor_plugin_mantik.common.errors import (
@@ -28,10 +25,11 @@ from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.journal import TryRecord
 from snakemake_executor_plugin_mantik.sites.base import JobState, Phase, Site
 
-from . import claims
-from .attempt import UNKNOWN, TryEnd, TryEndKind, Watched
+from .evidence import LOOK, UNKNOWN, Evidence, Finding, judge, read_owner, revoke_try
 from .site_retry import SiteRetry
 
+FIRST_CHECK_S = 5.0
+"""Seconds from the submission to the first query about an unclaimed try."""
 _CHECK_GROWTH = 3.0
 _CHECK_S = 20.0
 """Seconds between two queries about a try after the first few, unless it has waited for long or
@@ -50,24 +48,43 @@ _LATE_BEATS = 1.25
 """Heartbeat intervals after which a heartbeat is missing."""
 _DETAILS_AT_ONCE = 5
 """Most jobs per cycle to query for details, at a site whose states lag behind its scheduler's."""
-_ABNORMAL_GRACE_S = 10.0
-"""Longest wait for the marker of a job that the scheduler reports as ended from outside. If the
-site's server does not show the marker yet, it does after writing to the directory itself: an NFS
-client reads a directory again once it has changed it."""
-_USUAL_ENDS = frozenset({None, Reason.SUCCESS, Reason.EXIT_CODE})
-"""Ends after which a job writes its marker; the wait for it is the configured one."""
-LOST_S = 1800.0
-"""Seconds without a heartbeat, and with the site denying the job, after which a try is lost.
-
-Only seconds in which the site could be listed count: after an outage everything seems silent.
-"""
-_LOST_LOOKS = 5
-"""Listings that must have shown no heartbeat by then: a site may deny a directory once."""
+_OVER = (Finding.ENDED, Finding.LOST)
 
 
-LOOK = ".look"
-"""A file that is written to a directory of claims before its last listing, which counts only if it
-shows that file: a site may say for a moment that a directory is empty, or not there."""
+@dataclass(kw_only=True)
+class Watched(Evidence):
+    """A watched try.
+
+    Attributes:
+        sent: how often it was submitted; some ids may still be unknown.
+        live: whether it reports what it logs while it runs.
+        detailed: when the scheduler's details of it were last requested.
+        waits: the scheduler's reason why it cannot start.
+        pending: the scheduler's reason why it has not started.
+        expected: the start that the scheduler expects (`starts_after` and `started` of its state).
+        began: whether it can only have begun to run since it was watched or submitted.
+        told: whether its start was reported.
+        revived: whether it has shown a sign of life after the site had reported its end.
+    """
+
+    record: TryRecord
+    future: "asyncio.Future[Evidence]"
+    sent: int
+    next_check: float
+    next_extension: float
+    live: bool = False
+    check_delay: float = FIRST_CHECK_S
+    detailed: float = 0.0
+    waits: str = ""
+    pending: str = ""
+    expected: tuple[float | None, float | None] = (None, None)
+    began: bool = True
+    told: bool = False
+    revived: bool = False
+
+    def lives(self) -> None:
+        self.revived |= self.ended_since is not None
+        super().lives()
 
 
 class PollTarget(Protocol):
@@ -77,13 +94,13 @@ class PollTarget(Protocol):
         """List the buckets of `records` again."""
 
     def alive(self, watched: Watched) -> None:
-        """Record a sign of life."""
+        """Look at a try again soon that has shown a sign of life."""
 
     def hurry(self) -> None:
         """Look again soon."""
 
-    def end(self, watched: Watched, end: TryEnd) -> None:
-        """End a try."""
+    def end(self, watched: Watched, found: Finding, state: JobState | None = None) -> None:
+        """End a try, with the scheduler's state if that counts."""
 
 
 class SchedulerPoller:
@@ -114,6 +131,8 @@ class SchedulerPoller:
         # With many buckets the last listing of one may be older than the try.
         if now < watched.next_check or not watched.looked:
             return False
+        if watched.may_end is not None:
+            return now > watched.may_end
         return (
             not watched.claimed
             or watched.silent > _LATE_BEATS * self._settings.timing.script.heartbeat_s
@@ -138,8 +157,15 @@ class SchedulerPoller:
         for watched in known:
             delay = min(watched.check_delay * _CHECK_GROWTH, _longest_delay(watched, len(known)))
             watched.check_delay = max(watched.check_delay, delay)
-            watched.next_check = now + watched.check_delay
-            if self._judge(watched, {i: states.get(i, UNKNOWN) for i in watched.ids}, now):
+            watched.hear(states)
+            first = watched.ended_since is None
+            finding = judge(watched, now, self._settings)
+            watched.next_check = min(now + watched.check_delay, watched.due)
+            if first and watched.ended_since is not None:
+                self._watching.hurry()
+            if finding is Finding.VANISHED:
+                self._watching.end(watched, finding)
+            elif finding in _OVER:
                 over.append(watched)
         stuck = [watched for watched in known if self._report_waiting_reason(watched, states)]
         await self.each(stuck, self._give_up)
@@ -147,8 +173,7 @@ class SchedulerPoller:
         if over:
             # A marker that has appeared meanwhile wins, and so does a new sign of life.
             await self._watching.look(w.record for w in over)
-            sure = [w for w in over if w.ended_since is not None and w.shown]
-            await self.each(sure, self._explain)
+            await self.each([w for w in over if w.shown], self._explain)
 
     async def each(
         self, tries: Sequence[Watched], act: Callable[[Watched], Awaitable[bool]]
@@ -193,7 +218,7 @@ class SchedulerPoller:
 
     async def _own(self, watched: Watched) -> bool:
         if watched.claimed and watched.owner is None:
-            watched.owner = await claims.read_owner(self._site, watched.record)
+            watched.owner = await read_owner(self._site, watched.record)
         return True
 
     async def _states(self, tries: list[Watched]) -> dict[str, JobState]:
@@ -239,45 +264,6 @@ class SchedulerPoller:
         await self.each(doubtful[:_DETAILS_AT_ONCE], explain)
         return current
 
-    def _judge(self, watched: Watched, states: dict[str, JobState], now: float) -> bool:
-        """Check whether the scheduler has reported the try as ended for the grace period.
-
-        A job that the site does not know proves nothing: wait, and longer if the job has started.
-        After that wait, end the try as lost, or as vanished if it has not started.
-        """
-        known = dict(states)
-        if watched.claimed and watched.owner is not None:
-            known = {i: s for i, s in states.items() if watched.owner.is_job(i, s)}
-        phases = {state.phase for state in known.values()}
-        if phases & {Phase.WAITING, Phase.RUNNING}:
-            watched.ended_since = watched.denied_since = None
-            return False
-        if watched.denied_since is None:
-            watched.denied_since = now
-        limit, passed = watched.wait_s, watched.waited
-        if watched.claimed:
-            limit = max(LOST_S, _LOST_LOOKS * self._settings.poll_s)
-            passed = watched.silent
-        left = limit - min(passed, now - watched.denied_since)
-        patient = left > 0
-        if Phase.ENDED in phases and (Phase.UNKNOWN not in phases or not patient):
-            watched.word = [(i, s) for i, s in known.items() if s.phase is Phase.ENDED][-1]
-            if watched.ended_since is None:
-                watched.ended_since = now
-                self._watching.hurry()
-            over = watched.ended_since + self._grace_s(watched)
-            watched.next_check = min(watched.next_check, over)
-            return now >= over
-        watched.ended_since = None
-        if patient:
-            watched.next_check = min(watched.next_check, now + left)
-        elif watched.claimed:
-            state = JobState(Phase.ENDED, detail="no heartbeat, and the site knows no such job")
-            self._watching.end(watched, TryEnd(TryEndKind.SCHEDULER, state=state, claimed=True))
-        else:
-            self._watching.end(watched, TryEnd(TryEndKind.VANISHED))
-        return False
-
     def _report_waiting_reason(self, watched: Watched, states: Mapping[str, JobState]) -> bool:
         """Report a new reason why a try cannot start; return whether it never will."""
         known = [states[i] for i in watched.ids if i in states]
@@ -305,14 +291,8 @@ class SchedulerPoller:
             await self._site.cancel(watched.ids)
         detail = f"it would wait for ever in the queue: {watched.waits}"
         state = JobState(Phase.ENDED, Reason.REJECTED, detail)
-        self._watching.end(watched, TryEnd(TryEndKind.SCHEDULER, state=state))
+        self._watching.end(watched, Finding.ENDED, state)
         return True
-
-    def _grace_s(self, watched: Watched) -> float:
-        """Return the seconds to wait for a marker after the scheduler reports the end of a try."""
-        usual = watched.word[1].reason in _USUAL_ENDS
-        limit = self._settings.timing.marker_grace_s
-        return limit if usual else min(limit, _ABNORMAL_GRACE_S)
 
     async def _certain(self, watched: Watched) -> bool:
         """Revoke a try that has not started; return False if it has started after all.
@@ -324,22 +304,23 @@ class SchedulerPoller:
                 await self._site.put(f"{watched.record.paths.tries}/{LOOK}", b"\n")
             return True
         watched.revoked = True
-        if await claims.revoke_try(self._site, watched.record):
+        if await revoke_try(self._site, watched.record):
             return True
+        watched.lives()
         self._watching.alive(watched)
         return False
 
     async def _explain(self, watched: Watched) -> bool:
         """End a try with the scheduler's state, in detail where it has details."""
-        if watched.future.done():
+        finding = judge(watched, self._clock(), self._settings)
+        if watched.future.done() or finding not in _OVER:
             return False
-        job_id, state = watched.word
+        state = watched.last_state
         with suppress(SiteNotFound, SiteRejected):
-            explained = await self._site.explain(job_id)
-            state = explained if explained.phase is Phase.ENDED else state
-        self._watching.end(
-            watched, TryEnd(TryEndKind.SCHEDULER, state=state, claimed=watched.claimed)
-        )
+            if watched.job:
+                explained = await self._site.explain(watched.job)
+                state = explained if explained.phase is Phase.ENDED else state
+        self._watching.end(watched, finding, state)
         return True
 
 

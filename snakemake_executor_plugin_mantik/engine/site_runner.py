@@ -23,10 +23,11 @@ from snakemake_executor_plugin_mantik.staging.bundle import FileChanged
 from snakemake_executor_plugin_mantik.staging.local import LocalFile
 
 from .ahead import AheadJobs, NextSegments
-from .attempt import Attempt, TryEnd, TryEndKind
+from .attempt import Attempt
 from .cancel import Canceller
 from .compare import LateOutputs
 from .dispatch import Dispatcher, Submitter
+from .evidence import Evidence, Finding
 from .failure_classifier import FailureClassifier
 from .fetch import Fetcher
 from .finalize import Finalizer
@@ -240,7 +241,7 @@ class SiteRunner:
         whole: JobRequest,
         files: list[LocalFile],
         attempt: Attempt,
-        end: TryEnd,
+        end: Evidence,
     ) -> Outcome | GoesOn | None:
         """Fetch what a try has made; return its outcome, None if it is to be submitted again."""
         record = attempt.record
@@ -351,7 +352,7 @@ class SiteRunner:
         attempt: Attempt,
         files: list[LocalFile],
         own: list[LocalFile],
-    ) -> TryEnd:
+    ) -> Evidence:
         """Submit the try unless the site may know it already, and wait for its end.
 
         `whole` is the request with an observer's additions.
@@ -367,7 +368,7 @@ class SiteRunner:
                 interrupted=not submit,
             )  # fmt: skip
             attempt.ids = list(dict.fromkeys([*attempt.ids, *end.ids]))
-            if end.kind is not TryEndKind.VANISHED:
+            if end.found is not Finding.VANISHED:
                 return end
             self._notify(f"{request.name}: no trace of it at {request.site}; submitting it again.")
             # The directory for claims may have been purged.

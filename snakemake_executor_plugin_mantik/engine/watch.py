@@ -6,21 +6,20 @@ never ends a try. Long jobs get a longer lifetime at the site, whose default may
 """
 
 import asyncio
+import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import replace
 
 from snakemake_executor_plugin_mantik.common.errors import SiteError
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
-from snakemake_executor_plugin_mantik.jobs.paths import LIVE, parse_marker_name
+from snakemake_executor_plugin_mantik.jobs.paths import LIVE
 from snakemake_executor_plugin_mantik.journal import TryRecord
 from snakemake_executor_plugin_mantik.sites.base import Entry, JobState, Site
 
-from . import claims
-from .attempt import FIRST_CHECK_S, TryEnd, TryEndKind, Watched
-from .scheduler_poller import LOOK, SchedulerPoller
+from .evidence import Evidence, Finding, find_markers, judge, list_claims
+from .scheduler_poller import FIRST_CHECK_S, SchedulerPoller, Watched
 from .site_retry import TRANSIENT, SiteRetry
 
 _LONGEST_WAIT_S = 86400.0
@@ -51,7 +50,7 @@ class Watcher:
         on_waiting: Callable[[TryRecord, str], None] = lambda _, __: None,
         on_pending: Callable[[TryRecord, str, JobState], None] = lambda _, __, ___: None,
     ) -> None:
-        """Make a watcher; `run` must be running for anything to happen.
+        """Make a watcher, which looks at the site as long as tries are watched.
 
         Args:
             site: where the tries are.
@@ -79,10 +78,11 @@ class Watcher:
         self._clock = clock
         self._watched: dict[str, Watched] = {}
         self._in_bucket: defaultdict[int, dict[str, Watched]] = defaultdict(dict)
-        self._last: dict[int, tuple[float, dict[str, TryEnd]]] = {}
+        self._last: dict[int, tuple[float, dict[str, tuple[int, Entry]]]] = {}
         self._changed = clock()
         self._wake = asyncio.Event()
         self._mistakes = 0
+        self._running: asyncio.Task[None] | None = None
         self._poller = SchedulerPoller(
             site, settings, retry, self, on_found=on_found, on_waiting=on_waiting,
             on_pending=on_pending, clock=clock,
@@ -98,8 +98,8 @@ class Watcher:
         sent: int = 1,
         live: bool = False,
         interrupted: bool = False,
-    ) -> "asyncio.Future[TryEnd]":
-        """Watch a try; return a future of its end.
+    ) -> "asyncio.Future[Evidence]":
+        """Watch a try; return a future of what is known of it when it is over.
 
         Args:
             record: the try.
@@ -108,23 +108,46 @@ class Watcher:
             live: whether it reports what it logs while it runs.
             interrupted: whether an earlier process submitted it and may have died meanwhile.
         """
-        now = self._clock()
-        future: asyncio.Future[TryEnd] = asyncio.get_running_loop().create_future()
         wait = min(self._settings.timing.unknown_wait_s * 2.0 ** min(sent - 1, 30), _LONGEST_WAIT_S)
         if interrupted:
             wait = min(wait, INTERRUPTED_WAIT_S)
-        watched = Watched(
-            record, future, list(ids), sent, wait, denied_since=now, seen=now,
-            next_check=now + FIRST_CHECK_S, next_extension=now + _EXTEND_AFTER_S, live=live,
-            waits=record.waits, pending=record.pending, began=not interrupted,
+        watched = self._new(record, ids, sent)
+        watched.live, watched.wait_s, watched.began = live, wait, not interrupted
+        at, markers = self._last.get(record.bucket, (0.0, {}))
+        if record.id in markers and watched.seen - at <= self._settings.poll_s:
+            watched.mark(*markers[record.id])  # nobody watched it
+            watched.found = Finding.MARKER
+            watched.future.set_result(watched)
+        else:
+            self._add(watched)
+        return watched.future
+
+    def stop(self, record: TryRecord, ids: Iterable[str], *, revoked: bool) -> Watched:
+        """Watch a try that has started, and that the site was asked to end now.
+
+        `revoked` says whether its claim was replaced, since it had been purged.
+        """
+        watched = self._new(record, ids, 1)
+        grace_s = self._settings.term_grace_s + self._settings.timing.marker_grace_s
+        watched.claimed, watched.told, watched.revoked = True, True, revoked
+        watched.may_end, watched.next_extension = watched.seen + grace_s, math.inf
+        self._add(watched)
+        return watched
+
+    def _new(self, record: TryRecord, ids: Iterable[str], sent: int) -> Watched:
+        now = self._clock()
+        return Watched(
+            record=record, future=asyncio.get_running_loop().create_future(), ids=list(ids),
+            sent=sent, denied_since=now, seen=now, next_check=now + FIRST_CHECK_S,
+            next_extension=now + _EXTEND_AFTER_S, waits=record.waits, pending=record.pending,
         )  # fmt: skip
-        at, ends = self._last.get(record.bucket, (0.0, {}))
-        if record.id in ends and now - at <= self._settings.poll_s:
-            future.set_result(replace(ends[record.id], ids=tuple(ids)))  # nobody watched it
-            return future
+
+    def _add(self, watched: Watched) -> None:
+        record = watched.record
         self._watched[record.id] = self._in_bucket[record.bucket][record.id] = watched
         self.hurry()
-        return future
+        if self._running is None or self._running.done():
+            self._running = asyncio.create_task(self._run())
 
     def count(self) -> tuple[int, int]:
         """Return how many watched tries run, and how many wait. Any thread may call this method."""
@@ -159,13 +182,14 @@ class Watcher:
         quiet = self._clock() - self._changed
         return min(max(self._settings.timing.poll_min_s, quiet / 10), self._settings.poll_s)
 
-    async def run(self) -> None:
-        """Watch until cancelled."""
-        while True:
+    def close(self) -> None:
+        """Stop looking; the tries that are still watched do not end."""
+        if self._running is not None:
+            self._running.cancel()
+
+    async def _run(self) -> None:
+        while self._watched:
             self._wake.clear()
-            if not self._watched:
-                await self._wake.wait()
-                continue
             try:
                 await self.cycle()
             except SiteError as error:
@@ -216,7 +240,7 @@ class Watcher:
         failed: SiteError | None = None
         for bucket, directory in {r.bucket: r.paths.tries for r in records}.items():
             try:
-                entries = await claims.list_claims(self._site, self._retry, directory)
+                entries = await list_claims(self._site, self._retry, directory)
                 self._see(bucket, entries)
                 self._on_seen(directory, entries.values())
             except SiteError as error:
@@ -225,41 +249,29 @@ class Watcher:
             raise failed
 
     def _see(self, bucket: int, entries: dict[str, Entry]) -> None:
-        ends: dict[str, TryEnd] = {}
-        for entry in entries.values():
-            if not entry.directory and (marker := parse_marker_name(entry.name)) is not None:
-                ends[marker[0]] = TryEnd(TryEndKind.MARKER, marker[1], entry.size, claimed=True)
-        now = self._clock()
-        self._last[bucket] = now, ends
+        now, markers = self._clock(), find_markers(entries)
+        self._last[bucket] = now, markers
         for watched in list(self._in_bucket[bucket].values()):
-            # A longer time between two looks was an outage.
-            passed = min(now - watched.seen, 2.0 * self._settings.poll_s)
-            watched.seen, watched.waited = now, watched.waited + passed
-            watched.looked, watched.silent = True, watched.silent + passed
-            claim = entries.get(watched.record.id)
-            watched.shown = claim is not None or LOOK in entries
-            if (end := ends.get(watched.record.id)) is not None:
+            try_id = watched.record.id
+            alive = watched.see(try_id, entries, now, 2.0 * self._settings.poll_s)
+            if try_id in markers:
+                watched.mark(*markers[try_id])
                 self._waits_no_more(watched)
-                self.end(watched, end)
-            elif claim is None:
-                watched.began = True
-            elif claim.directory:
-                if not watched.revoked:
-                    self.end(watched, TryEnd(TryEndKind.REVOKED))
-            else:
-                watched.beat = claim.modified
-                if claim.size != watched.claim_bytes:
-                    watched.claim_bytes = claim.size
-                    self.alive(watched)
-                if watched.live and (live := entries.get(f"{watched.record.id}{LIVE}")):
-                    self._on_logged(watched.record, live.size)
+            found = judge(watched, now, self._settings)
+            if found in (Finding.MARKER, Finding.REVOKED):
+                self.end(watched, found)
+                continue
+            watched.began |= try_id not in entries
+            if alive:
+                self.alive(watched)
+            if watched.live and (live := entries.get(f"{try_id}{LIVE}")):
+                self._on_logged(watched.record, live.size)
 
     def alive(self, watched: Watched) -> None:
         now = self._clock()
-        watched.silent, watched.ended_since = 0.0, None
         watched.next_check, watched.check_delay = now, FIRST_CHECK_S
-        if not watched.claimed:
-            watched.claimed, self._changed = True, now
+        if not watched.told:
+            watched.told, self._changed = True, now
             self._waits_no_more(watched)
             self._on_started(watched.record, watched.began)
 
@@ -268,15 +280,13 @@ class Watcher:
             watched.waits = ""
             self._on_waiting(watched.record, "")
 
-    def end(self, watched: Watched, end: TryEnd) -> None:
+    def end(self, watched: Watched, found: Finding, state: JobState | None = None) -> None:
         if self._watched.get(watched.record.id) is watched:  # not watched anew since a failure
             self._drop(watched.record.id)
         self._changed = self._clock()
+        watched.found, watched.state = found, state
         if not watched.future.done():
-            began = watched.owner.began if watched.owner is not None else None
-            watched.future.set_result(
-                replace(end, ids=tuple(watched.ids), began=began, beat=watched.beat)
-            )
+            watched.future.set_result(watched)
 
 
 _EXTEND_AFTER_S = 60.0

@@ -1,15 +1,22 @@
 """Look at the sites of a workflow that no controller watches, and at what running jobs write."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from snakemake_executor_plugin_mantik.common.errors import MantikError, SiteNotFound
 from snakemake_executor_plugin_mantik.common.state_directory import STATE
-from snakemake_executor_plugin_mantik.jobs.paths import parse_marker_name
+from snakemake_executor_plugin_mantik.config.settings import SiteSettings
+from snakemake_executor_plugin_mantik.engine.evidence import (
+    Evidence,
+    Finding,
+    find_markers,
+    judge,
+)
+from snakemake_executor_plugin_mantik.jobs.reasons import GIVEN_UP
 from snakemake_executor_plugin_mantik.journal import TryRecord, read_history, read_stored
 from snakemake_executor_plugin_mantik.sites.base import JobState, Phase, Site
 
@@ -19,10 +26,15 @@ TAIL_BYTES: Final = 4096
 """Bytes at the end of a log in which its last line is looked for."""
 
 _SEEN: Final = {
-    Phase.WAITING: Condition.WAITING,
-    Phase.RUNNING: Condition.RUNNING,
-    Phase.ENDED: Condition.OVER,
+    Finding.WAITING: Condition.WAITING,
+    Finding.RUNNING: Condition.RUNNING,
+    Finding.LOST: Condition.RUNNING,  # what only looks gives nothing up
+    Finding.ENDING: Condition.OVER,
+    Finding.ENDED: Condition.OVER,
+    Finding.MARKER: Condition.OVER,
+    Finding.REVOKED: Condition.CANCELLED,
 }
+_SETTINGS: Final = SiteSettings()
 
 
 def find_last_line(tail: bytes) -> str:
@@ -48,6 +60,8 @@ class SiteLooks:
         """
         self._site = site
         self.sights, self._last_lines = sights, last_lines
+        self._known: dict[str, Evidence] = {}
+        self._states: Mapping[str, JobState] | None = None
         self._looks = 0
         self._bucket = 0
         self._sizes: dict[str, int] = {}
@@ -59,29 +73,24 @@ class SiteLooks:
         Raises:
             SiteError: the site does not answer.
         """
-        records = [r for r in records if self._sight(r).exit_code is None]
+        now = time.monotonic()
+        known = {r.id: self._known.setdefault(r.id, Evidence(seen=now)) for r in records}
+        records = [r for r in records if known[r.id].exit_code is None]
         if not records:
             return
-        states: dict[str, JobState] | None = None
+        states = None
         if self._looks % 2 == 0:
             states = await self._site.glance([i for r in records for i in r.site_jobs])
         self._looks += 1
         if states is None:
-            await self._list(records)
-            return
+            records = await self._list(records)
+        self._states = self._states if states is None else states
         for record in records:
-            for state in (states[job] for job in record.site_jobs if job in states):
-                known, seen = self._sight(record), _SEEN.get(state.phase)
-                if seen is Condition.WAITING and known.condition is Condition.RUNNING:
-                    continue  # its claim proves more
-                started = state.started if seen is Condition.RUNNING else None
-                self.sights[record.id] = replace(
-                    known,
-                    condition=seen,
-                    pending=state.pending,
-                    started=started or known.started,
-                    detail=state.detail if seen is Condition.OVER else "",
-                )
+            evidence = known[record.id]
+            if self._states is not None:
+                evidence.ids = list(record.site_jobs)
+                evidence.hear(self._states)
+            self.sights[record.id] = _sight(evidence)
 
     async def read_log(self, records: Sequence[TryRecord]) -> None:
         """Note the last line that one of some running tries has written.
@@ -105,11 +114,8 @@ class SiteLooks:
             self._sizes[record.id] = entry.size
             self._last_lines[record.id] = find_last_line(tail)
 
-    def _sight(self, record: TryRecord) -> Sight:
-        return self.sights.get(record.id, Sight())
-
-    async def _list(self, records: Sequence[TryRecord]) -> None:
-        """List one bucket; the buckets take turns."""
+    async def _list(self, records: Sequence[TryRecord]) -> list[TryRecord]:
+        """List one bucket; the buckets take turns. Return the tries that it shows."""
         buckets = list(dict.fromkeys(record.bucket for record in records))
         bucket = buckets[self._bucket % len(buckets)]
         self._bucket += 1
@@ -117,17 +123,28 @@ class SiteLooks:
         try:
             entries = await self._site.list(of_bucket[0].paths.tries)
         except SiteNotFound:
-            return
-        codes = dict(filter(None, map(parse_marker_name, entries)))
+            return []
+        markers = find_markers(entries)
         for record in of_bucket:
-            known, claim = self._sight(record), entries.get(record.id)
-            if record.id in codes:
-                known = Sight(Condition.OVER, codes[record.id])
-            elif claim is not None and not claim.directory:
-                known = replace(known, condition=Condition.RUNNING, pending="")
-            elif known.condition is None:
-                known = Sight(Condition.WAITING)
-            self.sights[record.id] = known
+            self._known[record.id].see(record.id, entries, time.monotonic())
+            if record.id in markers:
+                self._known[record.id].mark(*markers[record.id])
+        return of_bucket
+
+
+def _sight(known: Evidence) -> Sight:
+    finding = judge(known, time.monotonic(), _SETTINGS)
+    # Without a claim it waits, as far as listings can tell.
+    condition = _SEEN.get(finding, Condition.WAITING if known.looked else None)
+    states = list((known.states or {}).values())
+    details = {Finding.REVOKED: GIVEN_UP, Finding.ENDING: known.last_state.detail}
+    return Sight(
+        condition,
+        known.exit_code,
+        pending=next((s.pending for s in states if condition is Condition.WAITING), ""),
+        started=next((s.started for s in states if s.phase is Phase.RUNNING), None),
+        detail=details.get(Finding.ENDING if finding is Finding.ENDED else finding, ""),
+    )
 
 
 class Visitors:

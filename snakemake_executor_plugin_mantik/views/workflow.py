@@ -76,11 +76,11 @@ class Sight:
     """What a look at a site has shown of a try.
 
     Attributes:
-        condition: WAITING, RUNNING or OVER; None if it showed none of these.
+        condition: WAITING, RUNNING, OVER or CANCELLED; None if it showed none of these.
         exit_code: of its marker; None without one.
         pending: the scheduler's reason why it waits; may be empty.
         started: when it began, in seconds since the epoch, where the scheduler says so.
-        detail: how it ended according to the scheduler, in the site's words.
+        detail: how it ended according to the scheduler, in the site's words, or without it.
     """
 
     condition: Condition | None = None
@@ -166,7 +166,8 @@ class JobView(Node):
             return f"running, at most {humanize_duration(record.runtime)}"
         if self.condition is Condition.WAITING:
             return self._waiting()
-        return self._over() if self.condition is Condition.OVER else self.condition.value
+        over = self.condition in (Condition.OVER, Condition.CANCELLED)
+        return self._over() if over else self.condition.value
 
     def _waiting(self) -> str:
         record = self.record
@@ -183,6 +184,8 @@ class JobView(Node):
     def _over(self) -> str:
         if self.sight.condition is None:
             return "ended, outputs not accepted yet"
+        if self.sight.condition is Condition.CANCELLED:
+            return f"{self.sight.detail}; the next run submits it again"
         words = f" ({self.sight.detail})" if self.sight.detail else ""
         if self.sight.exit_code is not None:
             words = f" with exit code {self.sight.exit_code}"

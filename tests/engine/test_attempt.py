@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from snakemake_executor_plugin_mantik.engine.attempt import Attempt, TryEnd, TryEndKind
+from snakemake_executor_plugin_mantik.engine.attempt import Attempt
+from snakemake_executor_plugin_mantik.engine.evidence import ClaimOwner, Evidence, Finding
 from snakemake_executor_plugin_mantik.jobs.markers import Marker
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.journal import Times, TryRecord, TryState
@@ -59,7 +60,9 @@ def ended(**end: Any) -> Times:
     submitted = time.time() - 2 * DAY_S
     attempt = Attempt(RECORD, [], submitted, 1, submitted + 3600.0)
     state, began = JobState(Phase.ENDED, Reason.OUT_OF_MEMORY, **end), submitted + 3620.0
-    attempt.end = TryEnd(TryEndKind.SCHEDULER, state=state, began=began, beat=began + 13.0)
+    attempt.end = Evidence(
+        Finding.ENDED, state=state, owner=ClaimOwner("", "7", began), beat=began + 13.0
+    )
     found = attempt.times(None)
     assert found.ended is None or found.ended == pytest.approx(
         submitted + (found.waited or 0.0) + (found.ran or 0.0)

@@ -21,7 +21,7 @@ from snakemake_executor_plugin_mantik.common.errors import (
     SiteRejected,
     TransferError,
 )
-from snakemake_executor_plugin_mantik.engine.attempt import TryEnd, TryEndKind
+from snakemake_executor_plugin_mantik.engine.evidence import Evidence, Finding
 from snakemake_executor_plugin_mantik.engine.fetch import Fetched, Fetcher
 from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
 from snakemake_executor_plugin_mantik.engine.transfer_meter import TransferMeter
@@ -76,7 +76,7 @@ class Bench:
                 on_links=self.links.extend,
                 meter=TransferMeter(),
             )
-            marker = await fetcher.marker(record, TryEnd(TryEndKind.MARKER, 0))
+            marker = await fetcher.marker(record, Evidence(Finding.MARKER, 0))
             return await fetcher.outputs(record, replace(marker, **marked), self.declared)
 
         return virtualtime.run(fetched())

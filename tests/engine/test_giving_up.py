@@ -9,8 +9,11 @@ import pytest
 
 from snakemake_executor_plugin_mantik.common.errors import SiteRejected
 from snakemake_executor_plugin_mantik.engine.cancel import ENDED_AT_ONCE
+from snakemake_executor_plugin_mantik.engine.evidence import LOOK
+from snakemake_executor_plugin_mantik.jobs.paths import parse_marker_name
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
-from snakemake_executor_plugin_mantik.journal import TryRecord
+from snakemake_executor_plugin_mantik.journal import TryRecord, TryState
+from snakemake_executor_plugin_mantik.sites.base import Entry
 from tests.support.controller import Controller, killed_when, request, run_one, simulate
 from tests.support.simulated import Fate, Fault, World
 
@@ -45,6 +48,32 @@ def test_given_up_when_the_site_says_so_and_it_is_silent(tmp_path: Path) -> None
 
     assert run_one(tmp_path, world, command="another").succeeded
     assert world.runs[1].begun - begun < 200.0
+
+
+def test_a_marker_that_is_seen_only_after_a_write_counts_when_a_job_is_cancelled(
+    tmp_path: Path,
+) -> None:
+    """An NFS client shows an old directory until it has written to it: the job had succeeded."""
+
+    async def play(controller: Controller) -> list[TryRecord]:
+        job = asyncio.ensure_future(controller.job(request(1)))
+        while not controller.world.runs:
+            await asyncio.sleep(1.0)
+        job.cancel()
+        shown, [record] = controller.site.list, controller.journal.all_open_tries()
+
+        async def old(path: str) -> dict[str, Entry]:
+            entries = await shown(path)
+            written = f"{record.paths.tries}/{LOOK}" in controller.world.files
+            return {n: e for n, e in entries.items() if written or parse_marker_name(n) is None}
+
+        controller.site.list = old  # type: ignore[method-assign]
+        await asyncio.sleep(30.0)
+        assert await controller.work.canceller.cancel([record]) == []
+        return controller.journal.tries([record.id])
+
+    [record] = simulate(tmp_path, World(duration=lambda spec: 10.0), play)
+    assert (record.outcome, record.state) == ("", TryState.SUBMITTED), "the next run fetches it"
 
 
 def secrets_at(world: World) -> list[str]:

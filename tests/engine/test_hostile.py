@@ -9,7 +9,8 @@ from typing import Any, cast
 import pytest
 
 from snakemake_executor_plugin_mantik.engine import cancel
-from snakemake_executor_plugin_mantik.engine.attempt import Attempt, TryEnd, TryEndKind
+from snakemake_executor_plugin_mantik.engine.attempt import Attempt
+from snakemake_executor_plugin_mantik.engine.evidence import Evidence, Finding
 from snakemake_executor_plugin_mantik.engine.fetch import Fetcher
 from snakemake_executor_plugin_mantik.engine.finalize import Finalizer
 from snakemake_executor_plugin_mantik.engine.observer import JobExtras, Observer
@@ -60,7 +61,7 @@ def concluded(trial: Trial, workdir: Path, command: str) -> tuple[list[str], lis
     attempt = Attempt(record, [], 0.0, 1, extras=JobExtras("log"))
 
     async def fetched() -> None:
-        marker = await fetcher.marker(record, TryEnd(TryEndKind.MARKER, 0))
+        marker = await fetcher.marker(record, Evidence(Finding.MARKER, 0))
         await finalizer._outputs(replace(request(1), outputs=outputs), attempt, marker)
 
     virtualtime.run(fetched())

@@ -69,7 +69,6 @@ class Seat:
         planner = SimulatedPlanner(CONFIG, None, self.workdir, self.world)
         self.work = SiteRunner(site, facts, planner, place, self.places)
         self.tasks.append(asyncio.create_task(place.lead.keep()))
-        self.tasks.append(asyncio.create_task(self.work.watcher.run()))
         return place
 
     async def job(self, number: int, *inputs: str) -> Outcome:
@@ -83,6 +82,8 @@ class Seat:
         """End, as by kill -9 or with its machine."""
         for task in self.tasks:
             task.cancel()
+        if hasattr(self, "work"):
+            self.work.watcher.close()
         self.journal.close()
 
 

@@ -14,7 +14,7 @@ from snakemake_executor_plugin_mantik.common.errors import (
     SiteUnauthorized,
     SiteUnreachable,
 )
-from snakemake_executor_plugin_mantik.engine.claims import list_claims
+from snakemake_executor_plugin_mantik.engine.evidence import list_claims
 from snakemake_executor_plugin_mantik.engine.site_retry import LONGEST_BUSY_S, SiteRetry
 from snakemake_executor_plugin_mantik.sites.base import Site
 from tests.support import virtualtime

@@ -15,8 +15,8 @@ from snakemake_executor_plugin_mantik.common.errors import (
     SiteUnreachable,
 )
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
-from snakemake_executor_plugin_mantik.engine.attempt import TryEnd, TryEndKind
-from snakemake_executor_plugin_mantik.engine.scheduler_poller import LOOK, SPACING_S
+from snakemake_executor_plugin_mantik.engine.evidence import LOOK, Evidence, Finding
+from snakemake_executor_plugin_mantik.engine.scheduler_poller import SPACING_S
 from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
 from snakemake_executor_plugin_mantik.engine.watch import INTERRUPTED_WAIT_S, Watcher
 from snakemake_executor_plugin_mantik.jobs.paths import parse_marker_name
@@ -80,12 +80,11 @@ def play(tmp_path: Path) -> Callable[[World, Play[T]], T]:
         async def with_watcher() -> T:
             journal = Journal(tmp_path / "journal")
             bench = Bench(world, journal)
-            running = asyncio.create_task(bench.watcher.run())
             try:
                 async with asyncio.timeout(100 * DAY_S):
                     return await scenario(bench)
             finally:
-                running.cancel()
+                bench.watcher.close()
                 journal.close()
 
         return virtualtime.run(with_watcher())
@@ -97,16 +96,16 @@ def fated(fate: Fate, seconds: float = 100.0) -> World:
     return World(lambda spec: fate, lambda spec: seconds)
 
 
-Player = Callable[[World, Play[TryEnd]], TryEnd]
+Player = Callable[[World, Play[Evidence]], Evidence]
 
 
-async def end_of(bench: Bench) -> TryEnd:
+async def end_of(bench: Bench) -> Evidence:
     record, site_job = bench.sent()
     return await bench.watcher.watch(record, [site_job])
 
 
 def test_an_end_that_the_last_listing_showed_is_known_at_once(play: Player) -> None:
-    async def scenario(bench: Bench) -> TryEnd:
+    async def scenario(bench: Bench) -> Evidence:
         (early, job), (late, other) = bench.sent("early"), bench.sent("late")
         await bench.watcher.watch(late, [other])
         cycles = bench.watcher.cycles
@@ -116,11 +115,11 @@ def test_an_end_that_the_last_listing_showed_is_known_at_once(play: Player) -> N
 
     end = play(fated(Fate()), scenario)
 
-    assert (end.kind, end.exit_code, len(end.ids)) == (TryEndKind.MARKER, 0, 1)
+    assert (end.found, end.exit_code, len(end.ids)) == (Finding.MARKER, 0, 1)
 
 
 def test_an_end_that_was_seen_long_ago_is_looked_for_again(play: Player) -> None:
-    async def scenario(bench: Bench) -> TryEnd:
+    async def scenario(bench: Bench) -> Evidence:
         (early, job), (late, other) = bench.sent("early"), bench.sent("late")
         await bench.watcher.watch(late, [other])
         cycles = bench.watcher.cycles
@@ -139,17 +138,17 @@ def test_waits_for_days_in_the_queue_and_runs_for_days(play: Player) -> None:
 
 
 def test_second_submission_whose_answer_was_lost_is_kept_alive(play: Player) -> None:
-    async def scenario(bench: Bench) -> TryEnd:
+    async def scenario(bench: Bench) -> Evidence:
         record, second = bench.sent()
         end = await bench.watcher.watch(record, ["never-heard-of"], sent=2)
-        assert end.ids == ("never-heard-of", second)
+        assert end.ids == ["never-heard-of", second]
         return end
 
     assert play(fated(Fate(starts=(0.5,)), 3 * DAY_S), scenario).exit_code == 0
 
 
 def test_job_whose_answer_was_lost_is_kept_alive_too(play: Player) -> None:
-    async def scenario(bench: Bench) -> TryEnd:
+    async def scenario(bench: Bench) -> Evidence:
         record, _ = bench.sent()
         return await bench.watcher.watch(record, [])
 
@@ -158,7 +157,7 @@ def test_job_whose_answer_was_lost_is_kept_alive_too(play: Player) -> None:
 
 @pytest.mark.parametrize("trouble", ["unreachable", "rejected"])
 def test_extension_is_asked_again_where_it_failed(play: Player, trouble: Fault) -> None:
-    async def scenario(bench: Bench) -> TryEnd:
+    async def scenario(bench: Bench) -> Evidence:
         def fault(method: str, about: str) -> Fault:
             return trouble if method == "extend" and bench.now < 7200 else ""
 
@@ -171,7 +170,7 @@ def test_extension_is_asked_again_where_it_failed(play: Player, trouble: Fault) 
 
 
 def test_killed_soon_after_a_long_wait_is_known_as_soon(play: Player) -> None:
-    async def scenario(bench: Bench) -> TryEnd:
+    async def scenario(bench: Bench) -> Evidence:
         end = await end_of(bench)
         assert bench.now - 3 * DAY_S < 50 + WITHIN_S + 15, (
             "the long wait in the queue must not make us slow"
@@ -182,12 +181,12 @@ def test_killed_soon_after_a_long_wait_is_known_as_soon(play: Player) -> None:
 
 
 def test_try_without_a_trace_vanishes_later_each_time(play: Player) -> None:
-    async def scenario(bench: Bench) -> TryEnd:
+    async def scenario(bench: Bench) -> Evidence:
         waits = []
         for sent in (1, 2, 3, 20):
             begun = bench.now
             end = await bench.watcher.watch(bench.new(), [], sent=sent)
-            assert end.kind is TryEndKind.VANISHED
+            assert end.found is Finding.VANISHED
             waits.append(bench.now - begun)
         assert [round(w / 120) for w in waits[:3]] == [1, 2, 4], waits
         assert waits[3] < 1.2 * DAY_S, "it is tried once a day at least"
@@ -200,7 +199,7 @@ def test_try_without_a_trace_vanishes_later_each_time(play: Player) -> None:
 def test_unknown_is_submitted_again_where_the_site_cannot_list_jobs(
     play: Player, error: SiteError
 ) -> None:
-    async def scenario(bench: Bench) -> TryEnd:
+    async def scenario(bench: Bench) -> Evidence:
         async def find(names: Mapping[str, str]) -> dict[str, list[str]]:
             raise error
 
@@ -212,11 +211,11 @@ def test_unknown_is_submitted_again_where_the_site_cannot_list_jobs(
         assert "cannot list your jobs" in line
         return end
 
-    assert play(World(), scenario).kind is TryEndKind.VANISHED
+    assert play(World(), scenario).found is Finding.VANISHED
 
 
 def test_unknown_waits_for_a_site_that_does_not_answer(play: Player) -> None:
-    async def scenario(bench: Bench) -> TryEnd:
+    async def scenario(bench: Bench) -> Evidence:
         async def find(names: Mapping[str, str]) -> dict[str, list[str]]:
             raise SiteUnreachable("nobody there")
 
@@ -227,13 +226,13 @@ def test_unknown_waits_for_a_site_that_does_not_answer(play: Player) -> None:
         bench.site.find = original  # type: ignore[method-assign]
         return await waiting
 
-    assert play(World(), scenario).kind is TryEndKind.VANISHED
+    assert play(World(), scenario).found is Finding.VANISHED
 
 
 def test_what_cannot_be_revoked_is_not_given_up(play: Player) -> None:
     """No inodes left at the site: a refused mkdir is no claim."""
 
-    async def scenario(bench: Bench) -> TryEnd:
+    async def scenario(bench: Bench) -> Evidence:
         def fault(method: str, about: str) -> Fault:
             return "rejected" if method == "make_directory" and bench.now < 5000 else ""
 
@@ -246,7 +245,7 @@ def test_what_cannot_be_revoked_is_not_given_up(play: Player) -> None:
 
 
 def test_trouble_with_one_does_not_stop_the_others(play: Player) -> None:
-    async def scenario(bench: Bench) -> TryEnd:
+    async def scenario(bench: Bench) -> Evidence:
         record, site_job = bench.sent()
 
         def fault(method: str, about: str) -> Fault:
@@ -260,11 +259,11 @@ def test_trouble_with_one_does_not_stop_the_others(play: Player) -> None:
         assert not stuck.done()
         return end
 
-    assert play(fated(Fate(killed_after=10)), scenario).kind is TryEndKind.SCHEDULER
+    assert play(fated(Fate(killed_after=10)), scenario).found is Finding.ENDED
 
 
 def test_mistake_of_ours_does_not_leave_jobs_waiting_for_ever(play: Player) -> None:
-    async def scenario(bench: Bench) -> TryEnd:
+    async def scenario(bench: Bench) -> Evidence:
         bench.site.fault = lambda method, about: "bug" if method == "list" else ""
         with pytest.raises(KeyError):
             await end_of(bench)
@@ -277,9 +276,9 @@ def test_mistake_of_ours_does_not_leave_jobs_waiting_for_ever(play: Player) -> N
 def test_job_watched_again_while_it_is_examined_is_not_forgotten(play: Player) -> None:
     """Another controller takes over, and the job is tried again, before a request is answered."""
 
-    async def scenario(bench: Bench) -> TryEnd:
+    async def scenario(bench: Bench) -> Evidence:
         record, site_job = bench.sent()
-        again: list[asyncio.Future[TryEnd]] = []
+        again: list[asyncio.Future[Evidence]] = []
 
         def fault(method: str, about: str) -> Fault:
             if method == "make_directory" and not again:
@@ -292,11 +291,11 @@ def test_job_watched_again_while_it_is_examined_is_not_forgotten(play: Player) -
             await bench.watcher.watch(record, [site_job])
         return await again[0]
 
-    assert play(fated(Fate(refused=True)), scenario).kind is TryEndKind.REVOKED
+    assert play(fated(Fate(refused=True)), scenario).found is Finding.REVOKED
 
 
 def test_one_listing_per_cycle_whatever_the_number_of_tries(play: Player) -> None:
-    async def scenario(bench: Bench) -> TryEnd:
+    async def scenario(bench: Bench) -> Evidence:
         sent = [bench.sent(f"job-{n}") for n in range(200)]
         waiting = [bench.watcher.watch(record, [i]) for record, i in sent]
         ends = await asyncio.gather(*waiting)
@@ -307,7 +306,7 @@ def test_one_listing_per_cycle_whatever_the_number_of_tries(play: Player) -> Non
 
 
 def test_interval_grows_with_quiet_and_stays_within_limits(play: Player) -> None:
-    async def scenario(bench: Bench) -> TryEnd:
+    async def scenario(bench: Bench) -> Evidence:
         record, site_job = bench.sent()
         waiting = asyncio.ensure_future(bench.watcher.watch(record, [site_job]))
         seen = []
@@ -321,7 +320,7 @@ def test_interval_grows_with_quiet_and_stays_within_limits(play: Player) -> None
 
 
 def test_what_a_job_logs_is_seen_soon_even_after_a_long_silence(play: Player) -> None:
-    async def scenario(bench: Bench) -> TryEnd:
+    async def scenario(bench: Bench) -> Evidence:
         record, site_job = bench.sent()
         ending = bench.watcher.watch(record, [site_job], live=True)
         await asyncio.sleep(5 * 3600)
@@ -341,7 +340,7 @@ def test_what_a_job_logs_is_seen_soon_even_after_a_long_silence(play: Player) ->
 def test_killed_without_a_word_is_known_within_half_a_minute(
     play: Player, lag: bool, after: float
 ) -> None:
-    async def scenario(bench: Bench) -> TryEnd:
+    async def scenario(bench: Bench) -> Evidence:
         bench.site.states_lag = lag
         end = await end_of(bench)
         assert bench.now <= after + WITHIN_S + 5, "it is in the queue for some seconds"
@@ -349,7 +348,7 @@ def test_killed_without_a_word_is_known_within_half_a_minute(
 
     end = play(fated(Fate(killed_after=after), 30_000), scenario)
 
-    assert (end.kind, end.claimed) == (TryEndKind.SCHEDULER, True)
+    assert (end.found, end.claimed) == (Finding.ENDED, True)
     assert end.state is not None
     assert end.state.reason is Reason.OUT_OF_MEMORY
 
@@ -372,7 +371,7 @@ def test_killed_is_known_although_a_second_submission_waits(play: Player) -> Non
 
 
 def test_jobs_that_run_are_not_asked_about(play: Player) -> None:
-    async def scenario(bench: Bench) -> TryEnd:
+    async def scenario(bench: Bench) -> Evidence:
         bench.site.states_lag = True
         record, site_job = bench.sent()
         ending = bench.watcher.watch(record, [site_job])
@@ -386,7 +385,7 @@ def test_jobs_that_run_are_not_asked_about(play: Player) -> None:
 
 
 def test_asking_about_many_that_wait_does_not_grow_with_their_number(play: Player) -> None:
-    async def scenario(bench: Bench) -> TryEnd:
+    async def scenario(bench: Bench) -> Evidence:
         bench.site.states_lag = True
         ids: list[str] = []
         count = bench.site.states
@@ -410,12 +409,12 @@ def test_asking_about_many_that_wait_does_not_grow_with_their_number(play: Playe
 
 
 def test_submission_that_another_process_did_not_live_to_see_is_repeated_soon(play: Player) -> None:
-    async def scenario(bench: Bench) -> TryEnd:
+    async def scenario(bench: Bench) -> Evidence:
         end = await bench.watcher.watch(bench.new(), [], interrupted=True)
         assert bench.now <= INTERRUPTED_WAIT_S + 5
         return end
 
-    assert play(World(), scenario).kind is TryEndKind.VANISHED
+    assert play(World(), scenario).found is Finding.VANISHED
 
 
 @pytest.mark.parametrize("lag", [False, True])
@@ -505,7 +504,7 @@ def test_a_job_that_would_wait_for_ever_fails_and_never_runs(
         record, job = bench.sent()
         end = await bench.watcher.watch(record, [job], sent=1)
         assert end.state is not None
-        assert (end.kind, end.state.reason) == (TryEndKind.SCHEDULER, Reason.REJECTED)
+        assert (end.found, end.state.reason) == (Finding.ENDED, Reason.REJECTED)
         assert "PartitionTimeLimit" in end.state.detail
         assert bench.now < 600
         await asyncio.sleep(DAY_S)
@@ -542,7 +541,7 @@ def test_a_marker_that_is_seen_only_after_a_write_counts_before_the_schedulers_w
 
         bench.site.list = old  # type: ignore[method-assign]
         end = await bench.watcher.watch(record, [job], sent=1)
-        assert (end.kind, end.exit_code) == (TryEndKind.MARKER, code)
+        assert (end.found, end.exit_code) == (Finding.MARKER, code)
         waited = bench.now - ENDED_S
         assert (waited < bench.settings.timing.marker_grace_s) == (fate is WARNED), waited
 
@@ -556,7 +555,7 @@ def test_where_nothing_can_be_written_the_last_look_has_to_do(
         record, job = bench.sent()
         bench.site.fault = lambda method, about: "rejected" if method == "put" else ""
         end = await bench.watcher.watch(record, [job], sent=1)
-        assert end.kind is TryEndKind.SCHEDULER
+        assert end.found is Finding.ENDED
         assert end.state is not None
         assert end.state.reason is Reason.OUT_OF_MEMORY
         assert f"{record.paths.tries}/{LOOK}" not in bench.world.files

@@ -83,7 +83,6 @@ class Controller:
         self.journal.set_site("sim", "url", facts.workspace, self.place.id)
         planner = SimulatedPlanner(CONFIG, None, self.workdir, self.world)
         self.work = SiteRunner(self.site, facts, planner, self.place, places)
-        self._running.append(asyncio.get_running_loop().create_task(self.work.watcher.run()))
         return self.work
 
     async def _give_up(self, records: Sequence[TryRecord]) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.connections import connect
+from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.journal import StoredOutputs, read_history
 from snakemake_executor_plugin_mantik.sites.authentication import Credential
 from snakemake_executor_plugin_mantik.sites.base import JobState, Phase
@@ -72,6 +73,26 @@ def test_a_claim_counts_more_than_a_list_of_jobs_that_lags(
         await job
 
     simulate(tmp_path, World(lambda spec: Fate(stalled=(1.0, 5.0))), play)
+
+
+def test_what_is_said_of_a_job_does_not_change_with_the_kind_of_the_look(tmp_path: Path) -> None:
+    """Its node was lost: the list of jobs says that it ended, and its claim lies there."""
+
+    async def play(controller: Controller) -> None:
+        job = asyncio.create_task(controller.job(request(1)))
+        await asyncio.sleep(30.0)
+        job.cancel()
+        await asyncio.sleep(100.0)
+        looks = SiteLooks(controller.site, {}, {})
+        seen = []
+        for _ in range(4):
+            await looks.look(read_history(tmp_path / ".snakemake/mantik"))
+            [sight] = looks.sights.values()
+            seen.append(sight.condition)
+        assert seen == [Condition.OVER] * 4
+
+    fate = Fate(killed_after=40.0, reason=Reason.NODE_FAILURE, warned=False)
+    simulate(tmp_path, World(lambda spec: fate, lambda spec: 1000.0), play)
 
 
 def test_a_marker_counts_more_than_the_scheduler(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import shutil
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
@@ -23,9 +24,8 @@ from .attempt import Attempt
 from .evidence import Evidence, find_markers, read_owner, revoke_try
 from .fetch import Fetcher, log_path
 from .observer import JobEnd, Observer, with_times
-from .scheduler_poller import Watched
 from .site_retry import SiteRetry
-from .watch import Watcher
+from .watch import Watched, Watcher
 from .workflow_context import WorkflowContext
 
 SALVAGE_WAIT_S = 60.0
@@ -131,6 +131,7 @@ class Canceller:
         self._watcher = watcher
         self._notify = workflow.notify
         self._retry = retry
+        self._stopping: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._lanes = asyncio.Semaphore(ENDED_AT_ONCE)
         self._tidying: set[asyncio.Task[None]] = set()
         self._leftovers = leftovers
@@ -281,6 +282,10 @@ class Canceller:
         Raises:
             SiteRejected: the site does not allow making certain that the try never runs.
         """
+        async with self._stopping[record.id]:
+            return await self._stop_alone(record)
+
+    async def _stop_alone(self, record: TryRecord) -> tuple[int | None, Times]:
         runs = self._watcher.forget(record.id)
         async with self._lanes:
             stays = await self._retry.found(lambda: revoke_try(self._site, record))
@@ -293,7 +298,7 @@ class Canceller:
         try:
             await self._insist(record, watched)
         finally:
-            self._watcher.forget(record.id)
+            self._watcher.drop(watched)
         return watched.exit_code, await self._times(record, watched)
 
     async def _insist(self, record: TryRecord, watched: Watched) -> None:

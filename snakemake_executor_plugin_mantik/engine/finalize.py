@@ -18,7 +18,7 @@ from snakemake_executor_plugin_mantik.common.files import read_end
 from snakemake_executor_plugin_mantik.common.humanize import humanize_count
 from snakemake_executor_plugin_mantik.jobs.markers import Marker, MarkerInvalid, OutputEntry
 from snakemake_executor_plugin_mantik.jobs.paths import display_path, local_path, nearest
-from snakemake_executor_plugin_mantik.jobs.reasons import GIVEN_UP, Reason
+from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.jobs.script import PREDECESSORS, STEPS
 from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
 from snakemake_executor_plugin_mantik.journal import (
@@ -41,7 +41,7 @@ from .attempt import Attempt, used_of
 from .cancel import Canceller
 from .compare import LateOutputs
 from .dispatch import Submitter
-from .evidence import Evidence, Finding
+from .evidence import GIVEN_UP, Evidence, Finding
 from .failure_classifier import FailureClassifier
 from .fetch import Fetcher, log_path
 from .messages import LastWords

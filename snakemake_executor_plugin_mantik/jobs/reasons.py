@@ -43,9 +43,6 @@ class Reason(StrEnum):
         return self.value.replace("_", " ")
 
 
-GIVEN_UP: Final = "given up before it started"
-"""How a try ended that an earlier run or another process has revoked."""
-
 FAILURES: Final = tuple(reason for reason in Reason if reason is not Reason.SUCCESS)
 """All reasons except SUCCESS."""
 

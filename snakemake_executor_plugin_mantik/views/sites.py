@@ -11,12 +11,12 @@ from snakemake_executor_plugin_mantik.common.errors import MantikError, SiteNotF
 from snakemake_executor_plugin_mantik.common.state_directory import STATE
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
 from snakemake_executor_plugin_mantik.engine.evidence import (
+    GIVEN_UP,
     Evidence,
     Finding,
     find_markers,
     judge,
 )
-from snakemake_executor_plugin_mantik.jobs.reasons import GIVEN_UP
 from snakemake_executor_plugin_mantik.journal import TryRecord, read_history, read_stored
 from snakemake_executor_plugin_mantik.sites.base import JobState, Phase, Site
 

@@ -16,9 +16,8 @@ from snakemake_executor_plugin_mantik.common.errors import (
 )
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
 from snakemake_executor_plugin_mantik.engine.evidence import LOOK, Evidence, Finding
-from snakemake_executor_plugin_mantik.engine.scheduler_poller import SPACING_S
 from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
-from snakemake_executor_plugin_mantik.engine.watch import INTERRUPTED_WAIT_S, Watcher
+from snakemake_executor_plugin_mantik.engine.watch import INTERRUPTED_WAIT_S, SPACING_S, Watcher
 from snakemake_executor_plugin_mantik.jobs.paths import parse_marker_name
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.jobs.spec import JobSpec, Resources

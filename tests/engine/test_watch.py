@@ -356,7 +356,7 @@ def test_killed_is_known_although_a_second_submission_waits(play: Player) -> Non
     """What happens to a job that did not make the claim says nothing of the one that did."""
     fates = [Fate(killed_after=50), Fate(starts=(5000.0,))]
 
-    async def scenario(bench: Bench) -> TryEnd:
+    async def scenario(bench: Bench) -> Evidence:
         record, first = bench.sent()
         second = bench.world.submit(Submission(record.id, "job", "", Resources()))
         end = await bench.watcher.watch(record, [first, second], sent=2)

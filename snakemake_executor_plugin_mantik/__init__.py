@@ -105,7 +105,6 @@ class ExecutorSettings(ExecutorSettingsBase):
 
         Snakemake creates the settings before it checks its own lock and looks for scripts.
         """
-        snakemake_errors.register_hint()
         snakemake_errors.register_filter()
 
 

@@ -14,7 +14,6 @@ from snakemake_interface_executor_plugins.executors.remote import RemoteExecutor
 
 from snakemake_executor_plugin_mantik.common.errors import JournalError, MantikError, printable
 
-from . import snakemake_errors
 from .signals import DETACHED, FAILED_HERE, NO_SPACE, Interruption, is_disk_full
 from .snakemake_errors import check_snakemake_version
 
@@ -54,7 +53,6 @@ class Executor(RemoteExecutor):
         """
         from snakemake_executor_plugin_mantik.rules.units import keep_groups_current
 
-        snakemake_errors.cancel_hint()
         with self._refusing():
             check_snakemake_version()
         self._finished: dict[JobNumber, Outcome] = {}

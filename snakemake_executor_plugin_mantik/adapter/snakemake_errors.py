@@ -3,16 +3,15 @@
 A stale lock: print the right command.
 
 `kill -9` leaves Snakemake's lock behind, and Snakemake refuses to start before it creates the
-executor. Its error advises `--unlock`, which leads to the next refusal. So if this process ends
-without an executor, and an earlier run left jobs at the sites, print the command that works.
+executor. Its error advises `--unlock`, which leads to the next refusal. If an earlier run left jobs
+at the sites, a filter of its log adds the command that works.
 
-A missing script: Snakemake (9.27, `dag.ScriptProcessor`) shows a traceback of its own code. A
-filter of its log replaces that text.
+A missing script: Snakemake (9.27, `dag.ScriptProcessor`) shows a traceback of its own code. The
+filter replaces that text.
 
 A Snakemake that is missing or too old is refused before modules are imported that need it.
 """
 
-import atexit
 import importlib.util
 import itertools
 import logging
@@ -26,76 +25,45 @@ from typing import Any, Final
 
 from snakemake_executor_plugin_mantik.common.errors import SeveralMistakes, UserError, printable
 from snakemake_executor_plugin_mantik.common.locks import is_locked
+from snakemake_executor_plugin_mantik.common.state_directory import STATE
 
-_STATE = Path(".snakemake")
 _OPTIONS = ("--nolock", "--rerun-incomplete")
-
-_started = False
-_registered = False
-
-
-def register_hint() -> None:
-    """Print the hint at exit, if needed. Called when Snakemake is started with this executor."""
-    global _registered  # noqa: PLW0603 - one process, one end
-    if not _registered:
-        _registered = True
-        atexit.register(_say, Path.cwd())
+_DIRECTORY = ("-d", "--directory")
+_REFUSALS = ("LockException", "IncompleteFilesException")
 
 
-def cancel_hint() -> None:
-    """Print no hint. Called once Snakemake has created the executor, which reports the rest."""
-    global _started  # noqa: PLW0603
-    _started = True
-
-
-def _say(begun_in: Path) -> None:
-    if _started:
-        return
+def _advice() -> str:
+    """Return what to type if an earlier run left jobs at the sites, else ''."""
     arguments = sys.argv[1:]
-    pairs = itertools.pairwise(arguments)
-    named = [word for option, word in pairs if option in ("-d", "--directory")]
-    try:
-        for directory in dict.fromkeys([Path.cwd(), begun_in, *(begun_in / d for d in named)]):
-            if advice := _advice(directory, arguments):
-                sys.stderr.write(f"{advice}\n")
-                return
-    except OSError:
-        return  # this is a hint
-
-
-def _advice(directory: Path, arguments: list[str]) -> str:
-    """Return the hint if a run in `directory` was killed and left jobs, else ''.
-
-    `arguments` are those of the `snakemake` that refused to start. If they contain both options
-    already, return ''.
-    """
-    state = directory / _STATE
-    refusing = [path for part in ("locks", "incomplete") for path in (state / part).glob("*")]
-    if not refusing or set(_OPTIONS) <= set(arguments) or not (state / "mantik").is_dir():
-        return ""
-    if is_locked(state / "mantik" / "lock"):
+    named = [word for option, word in itertools.pairwise(arguments) if option in _DIRECTORY]
+    states = [Path(directory) / STATE for directory in ("", *named)]
+    state = next((state for state in states if state.is_dir()), None)
+    if state is None or is_locked(state / "lock"):
         return ""
     # Imported here because Snakemake imports this module for each of its commands.
     from snakemake_executor_plugin_mantik.common.errors import JournalError
     from snakemake_executor_plugin_mantik.journal import read_history
 
     try:
-        left = sum(record.may_run for record in read_history(state / "mantik"))
+        left = sum(record.may_run for record in read_history(state))
     except JournalError:
         return ""
     if not left:
         return ""
     options = [option for option in _OPTIONS if option not in arguments]
     return (
-        f"\nAn earlier run here was killed; {left} of its jobs may be at the sites. To take them up"
-        f" type:\n\n    {shlex.join(['snakemake', *arguments, *options])}\n\n"
+        f"\nAn earlier run here was killed or detached; {left} of its jobs may be at the sites. To"
+        f" take them up type:\n\n    {shlex.join(['snakemake', *arguments, *options])}\n\n"
         "A profile that smk-mantik init writes has both options. smk-mantik jobs lists the jobs."
     )
 
 
 class _Filter(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
-        if getattr(record, "exception", "") == FileNotFoundError.__name__:
+        exception = getattr(record, "exception", "")
+        if exception in _REFUSALS:
+            record.msg, record.args = f"{record.getMessage()}\n{_advice()}", ()
+        elif exception == FileNotFoundError.__name__:
             found = _explain(sys.exc_info()[1])
             if found is not None:
                 record.msg, record.args = printable(str(found)), ()
@@ -106,7 +74,7 @@ _FILTER = _Filter()
 
 
 def register_filter() -> None:
-    """Explain missing scripts from now on, however often this is called."""
+    """Explain what Snakemake reports from now on, however often this is called."""
     logging.getLogger("snakemake.logging").addFilter(_FILTER)
 
 

@@ -186,6 +186,7 @@ def test_without_the_profile_the_error_says_what_to_type(project: Project) -> No
     assert "To take them up" not in running.output, "it would be refused"
     first.kill()
 
+    assert "To take them up" not in project.run("--summary").ok().output, "it is not refused"
     refused = project.run()
     assert refused.code != 0
     tells(

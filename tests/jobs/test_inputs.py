@@ -63,7 +63,7 @@ def test_of_many_those_that_are_others_are_told(trial: Trial) -> None:
 def test_one_that_cannot_be_read_is_no_success(trial: Trial) -> None:
     trial.write("a", "a")
     trial.write("b", "b")
-    trial.program("sha256sum", '#!/bin/sh\ntest $# = 2 && exec /usr/bin/sha256sum "$@"\nexit 1\n')
+    trial.checksums("test $# = 2 || exit 1\n")
     assert_changed(trial.run(job(trial, sent("a", b"a"), sent("b", b"b"))), "a", "b")
 
 
@@ -164,11 +164,7 @@ def reads(trial: Trial) -> Path:
     """What `sha256sum` was given to read, one a line."""
     log = trial.workspace.parent / "read"
     log.touch()
-    trial.program(
-        "sha256sum",
-        f'#!/bin/bash\nstat -L -c %s -- "${{2-/dev/stdin}}" >> {log}\n'
-        'exec /usr/bin/sha256sum "$@"\n',
-    )
+    trial.checksums(f'stat -L -c %s -- "${{2-/dev/stdin}}" >> {log}\n')
     return log
 
 

@@ -14,6 +14,7 @@ def test_names_that_no_script_could_hold(both: Project) -> None:
         rule count:
             input: expand("data/{FOLDER}/{{n}}.txt", n=range({FILES}))
             output: "out.txt"
+            resources: mem_mb=500  # bash holds each name several times
             script: "count.py"
         """,
     )

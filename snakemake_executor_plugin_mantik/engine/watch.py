@@ -89,7 +89,7 @@ class Watched(Evidence):
         pending: the scheduler's reason why it has not started.
         expected: the start that the scheduler expects (`starts_after` and `started` of its state).
         began: whether it can only have begun to run since it was watched or submitted.
-        told: whether its start was reported.
+        reported: whether its start was.
         revived: whether it has shown a sign of life after the site had reported its end.
     """
 
@@ -105,7 +105,7 @@ class Watched(Evidence):
     pending: str = ""
     expected: tuple[float | None, float | None] = (None, None)
     began: bool = True
-    told: bool = False
+    reported: bool = False
     revived: bool = False
 
     @property
@@ -184,7 +184,7 @@ class Watcher:
         live: bool = False,
         interrupted: bool = False,
     ) -> "asyncio.Future[Evidence]":
-        """Watch a try; return a future of what is known of it when it is over.
+        """Watch a try; return a future of the evidence with which it ends.
 
         Args:
             record: the try.
@@ -214,7 +214,7 @@ class Watcher:
         """
         watched = self._new(record, ids, 1)
         grace_s = self._settings.term_grace_s + self._settings.timing.marker_grace_s
-        watched.claimed, watched.told, watched.revoked = True, True, revoked
+        watched.claimed, watched.reported, watched.revoked = True, True, revoked
         watched.may_end, watched.next_extension = watched.seen + grace_s, math.inf
         self._add(watched)
         return watched
@@ -357,8 +357,8 @@ class Watcher:
     def alive(self, watched: Watched) -> None:
         now = self._clock()
         watched.next_check, watched.check_delay = now, FIRST_CHECK_S
-        if not watched.told:
-            watched.told, self._changed = True, now
+        if not watched.reported:
+            watched.reported, self._changed = True, now
             self._waits_no_more(watched)
             self._on_started(watched.record, watched.began)
 

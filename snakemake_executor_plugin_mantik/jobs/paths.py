@@ -133,7 +133,7 @@ class TryPaths:
         return f"{self.work}/outputs.tar"
 
     def lists(self, checksum: str) -> str:
-        """Return the beginning of the paths of what is too long for the script, by its content."""
+        """Return how the paths of the files beside the script begin; they hold `checksum`."""
         return f"{self.work}/lists.{checksum}"
 
     @property

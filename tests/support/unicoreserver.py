@@ -38,6 +38,8 @@ FETCH_S = 600.0
 START_S = 600.0
 """How long the server may take until it answers, seconds."""
 
+_QUICK_START = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
+"""Options of a JVM that lives for minutes: it starts with half the CPU, 4.6 instead of 8.8 s."""
 _SALT = "salt"
 _STORE_PASSWORD = "the12345"
 _JARS_DONE = ".complete"
@@ -130,7 +132,7 @@ def version() -> str:
 
 def lacking() -> list[str]:
     """The programs that are not installed."""
-    tools = ("java", "keytool", "mvn", "ssh-keygen", "setpriv")
+    tools = ("java", "openssl", "mvn", "ssh-keygen", "setpriv")
     return [tool for tool in tools if not shutil.which(tool)]
 
 
@@ -164,7 +166,7 @@ def _jars() -> Path:
 def server_command() -> Sequence[str]:
     """What starts a server in its directory."""
     return (
-        "java", "-Xmx512m", "-Dlog4j.configurationFile=file:log4j.xml", "-cp", f"{_jars()}/*",
+        "java", *_QUICK_START, "-Xmx512m", "-Dlog4j.configurationFile=file:log4j.xml", "-cp", f"{_jars()}/*",
         "eu.unicore.uas.UAS", "main.config",
     )  # fmt: skip
 
@@ -196,7 +198,7 @@ def write_configuration(server: UnicoreX, mode: str, idb: Path, login: str) -> N
     (directory / "roles.json").write_text(
         json.dumps({f"CN={user}": role for user in (USER, KEY_USER)})
     )
-    _make_certificate(directory, f"CN=localhost,OU=port {server.port}")
+    _make_certificate(directory, f"/OU=port {server.port}/CN=localhost")
 
 
 def trust(server: UnicoreX, other: UnicoreX) -> None:
@@ -213,20 +215,16 @@ def trust(server: UnicoreX, other: UnicoreX) -> None:
 
 
 def _make_certificate(directory: Path, name: str) -> None:
-    store = ["-keystore", "server.p12", "-storetype", "PKCS12", "-storepass", _STORE_PASSWORD]
-    extensions = ("SAN=dns:localhost,ip:127.0.0.1", "BasicConstraints:critical=ca:true")
-    key = ["-keyalg", "RSA", "-keysize", "2048", "-validity", "30", "-dname", name]
+    key = ["-newkey", "rsa:2048", "-nodes", "-keyout", "server.key", "-out", "server.pem"]
+    extensions = ("subjectAltName=DNS:localhost,IP:127.0.0.1", "basicConstraints=critical,CA:TRUE")
+    added = [word for extension in extensions for word in ("-addext", extension)]
+    store = ["-in", "server.pem", "-inkey", "server.key", "-out", "server.p12", "-name", "server"]
+    password = ["-passout", f"pass:{_STORE_PASSWORD}"]
     for words in (
-        ["-genkeypair", "-alias", "server", *key, "-ext", extensions[0], "-ext", extensions[1]],
-        ["-exportcert", "-alias", "server", "-rfc", "-file", "server.pem"],
+        ["req", "-x509", *key, "-days", "30", "-subj", name, *added],
+        ["pkcs12", "-export", *store, *password],
     ):
-        subprocess.run(
-            ["keytool", *words, *store],
-            cwd=directory,
-            check=True,
-            capture_output=True,
-            timeout=START_S,
-        )
+        subprocess.run(["openssl", *words], cwd=directory, check=True, capture_output=True)
 
 
 def wait_until_it_answers(server: UnicoreX, runs: Callable[[], bool]) -> None:

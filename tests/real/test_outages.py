@@ -18,7 +18,9 @@ from tests.support.workflows import UNTRACKED, Place, Project, until
 
 LONG_S = 800.0
 """How long a whole workflow may take, seconds."""
-JOBS = 12
+JOBS, SOME = 12, 3
+UNICORE = pytest.mark.software(tsi.SOFTWARE)
+FIRECREST = pytest.mark.software(firecrest.SOFTWARE)
 SNAKEFILE = f"""
     rule all:
         input: expand("out/{{n}}.txt", n=range({JOBS}))
@@ -51,12 +53,7 @@ def firecrest_server(own_firecrest: OwnFirecrest) -> Server:
     return Server(own_firecrest.place(), own_firecrest.kill, own_firecrest.start)
 
 
-@pytest.fixture(
-    params=[
-        pytest.param("unicore_server", marks=pytest.mark.software(tsi.SOFTWARE)),
-        pytest.param("firecrest_server", marks=pytest.mark.software(firecrest.SOFTWARE)),
-    ]
-)
+@pytest.fixture
 def server(request: pytest.FixtureRequest) -> Server:
     found: Server = request.getfixturevalue(request.param)
     return found
@@ -76,7 +73,17 @@ def ran(project: Project) -> Counter[str]:
     return Counter(path.read_text().split() if path.exists() else [])
 
 
-@pytest.mark.parametrize("submitted", [3, JOBS], ids=["submitting", "running"])
+@pytest.mark.parametrize(
+    ("server", "submitted"),
+    [
+        pytest.param("unicore_server", SOME, marks=UNICORE),
+        pytest.param("unicore_server", JOBS, marks=[UNICORE, pytest.mark.nightly]),
+        pytest.param("firecrest_server", SOME, marks=[FIRECREST, pytest.mark.nightly]),
+        pytest.param("firecrest_server", JOBS, marks=FIRECREST),
+    ],
+    indirect=["server"],
+    ids=["unicore-submitting", "unicore-running", "firecrest-submitting", "firecrest-running"],
+)
 def test_killed(server: Server, project: Project, submitted: int) -> None:
     running = project.start()
     until(lambda: running.output.count(": submitted to ") >= submitted, "submissions", LONG_S)

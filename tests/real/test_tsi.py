@@ -177,7 +177,7 @@ def test_jobs_do_not_see_what_is_the_tsis(project: Project) -> None:
     assert project.read("one") == "unset\nmantik-user\n"
 
 
-@pytest.mark.parametrize("number", [30, 250])
+@pytest.mark.parametrize("number", [30, pytest.param(250, marks=pytest.mark.nightly)])
 def test_no_limit_of_a_server_cuts_a_listing(own_unicore: Unicore, number: int) -> None:
     """It has a setting for one, which it does not heed: it lists what it is asked for."""
     server = own_unicore.server

@@ -54,7 +54,7 @@ class TestKilled:
 
     JOBS = 3 * OWN_SLOTS
 
-    @pytest.mark.parametrize("meanwhile", ["run on", "end"])
+    @pytest.mark.parametrize("meanwhile", ["run on", pytest.param("end", marks=pytest.mark.nightly)])
     def test_no_job_is_lost_or_doubled(
         self, at: Make, unicorex_to_stop: OwnUnicoreX, tmp_path: Path, meanwhile: str
     ) -> None:
@@ -93,6 +93,7 @@ def crowded(tmp_path: Path) -> Iterator[UnicoreX]:
         yield server
 
 
+@pytest.mark.nightly
 def test_many_jobs(at: Make, crowded: UnicoreX, tmp_path: Path) -> None:
     """500 at a time, more than a page of the server's lists."""
     project, seen = at(crowded), tmp_path / "seen"

@@ -1,7 +1,7 @@
 """MLflow's tracking server on a real database, with artifacts in a real S3 storage of its own.
 
-What is tested of tracking anyway, with another server; and what it holds in the end, as seen where
-it keeps it.
+What a job logs, as with another server; and what this one holds in the end, as seen where it keeps
+it.
 """
 
 import sys
@@ -18,10 +18,9 @@ from tests.support.s3 import S3, rclone
 from tests.support.sandbox import wait_for
 from tests.tracking.conftest import Tracked, TrackingServer, sandbox, tracked
 from tests.tracking.rules import HEAD, rule
-from tests.tracking.test_coming_back import test_controller_killed
 from tests.tracking.test_life import test_what_a_job_logs
 
-__all__ = ["sandbox", "test_controller_killed", "test_what_a_job_logs", "tracked"]
+__all__ = ["sandbox", "test_what_a_job_logs", "tracked"]
 
 pytestmark = pytest.mark.software("MLflow")
 

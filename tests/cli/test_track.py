@@ -33,7 +33,7 @@ def called(directory: Path) -> "subprocess.CompletedProcess[str]":
     command = "from snakemake_executor_plugin_mantik.cli import main; main()"
     return subprocess.run(
         [sys.executable, "-c", command, "track", "-d", str(directory)],
-        capture_output=True, text=True, timeout=120, check=False,
+        capture_output=True, text=True, timeout=600, check=False,
     )  # fmt: skip
 
 

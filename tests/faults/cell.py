@@ -35,7 +35,7 @@ RUN_S = 600.0
 FULL_S = 30.0
 """Seconds that a run has on a full disk: it may end then, or wait for space until it is killed."""
 NEVER_ENDED = -1000
-QUIET_S = 300.0
+QUIET_S = 600.0
 """Seconds that jobs at the site may take to end after the controller has; a job whose gate is shut
 does not."""
 

@@ -111,7 +111,7 @@ def test_a_sampling_that_ended_long_ago_is_not_killed(trial: Trial) -> None:
         _m_end_gpus"""
     ended = subprocess.run(
         ["bash", "-c", command], cwd=trial.workspace, text=True, capture_output=True, check=True,
-        timeout=100,
+        timeout=600,
     )  # fmt: skip
     assert ended.stdout == "begun\n"
     assert (trial.workspace / "gpus.end").exists()
@@ -137,6 +137,6 @@ def test_the_kernels_files_of_amd_are_read(trial: Trial) -> None:
     command = f'{start}; exec 3< <(_m_print_gpus); read -r line <&3; kill $!; echo "$line"'
     ended = subprocess.run(
         ["bash", "-c", command], cwd=trial.workspace, text=True, capture_output=True, check=True,
-        timeout=100,
+        timeout=600,
     )  # fmt: skip
     assert ended.stdout == "20\n"

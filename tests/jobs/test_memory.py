@@ -33,7 +33,7 @@ def sampled(trial: Trial, command: str) -> str:
         cwd=trial.workspace,
         text=True,
         capture_output=True,
-        timeout=100,
+        timeout=600,
     )
     assert ended.stderr == ""
     return ended.stdout

@@ -63,6 +63,6 @@ def build(root: Path, image: Path) -> Path:
     """Pack an image's directory into an image file."""
     subprocess.run(
         [PROGRAM, "build", "--force", image, root],
-        capture_output=True, check=True, timeout=120,
+        capture_output=True, check=True, timeout=600,
     )  # fmt: skip
     return image

@@ -67,7 +67,7 @@ def _says(*command: str) -> Callable[[], str]:
     def ask() -> str:
         if shutil.which(command[0]) is None:
             return ""
-        asked = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+        asked = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
         return " ".join(asked.stdout.split("\n- ")[0].split())
 
     return ask

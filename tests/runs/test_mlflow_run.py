@@ -12,7 +12,7 @@ from tests.support.workflows import WAIT_S, tells, until
 # A run takes half a dozen starts of Python, and MLflow's import in three of them.
 pytestmark = pytest.mark.software("MLflow in a file")
 
-LONG_S = 300.0
+LONG_S = 600.0
 """How long one command may take, seconds."""
 
 

@@ -133,7 +133,7 @@ class ScriptRule:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=250,
+            timeout=600,
             check=False,
         )
 

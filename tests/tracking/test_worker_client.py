@@ -21,7 +21,7 @@ if not pathlib.Path("dies").exists():
     sys.stdin.read()
 """
 """A worker that only says what it was told to, whatever there is to be told."""
-LONG_S = 20.0
+LONG_S = 600.0
 """Nothing here takes so long, unless it waits for what does not come."""
 NEVER_S = 3600.0
 

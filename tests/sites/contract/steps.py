@@ -17,9 +17,9 @@ from snakemake_executor_plugin_mantik.sites.base import (
 
 NAME = "rule: a=1,b"
 """What jobs are called."""
-STARTS_S = 200.0
+STARTS_S = 600.0
 """How long a job may take to start, or to end after it was asked to, seconds."""
-LISTED_S = 100.0
+LISTED_S = 600.0
 """How long a list of jobs may lack one, seconds."""
 
 

@@ -54,7 +54,9 @@ class TestKilled:
 
     JOBS = 3 * OWN_SLOTS
 
-    @pytest.mark.parametrize("meanwhile", ["run on", pytest.param("end", marks=pytest.mark.nightly)])
+    @pytest.mark.parametrize(
+        "meanwhile", ["run on", pytest.param("end", marks=pytest.mark.nightly)]
+    )
     def test_no_job_is_lost_or_doubled(
         self, at: Make, unicorex_to_stop: OwnUnicoreX, tmp_path: Path, meanwhile: str
     ) -> None:

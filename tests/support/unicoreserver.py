@@ -166,8 +166,8 @@ def _jars() -> Path:
 def server_command() -> Sequence[str]:
     """What starts a server in its directory."""
     return (
-        "java", *_QUICK_START, "-Xmx512m", "-Dlog4j.configurationFile=file:log4j.xml", "-cp", f"{_jars()}/*",
-        "eu.unicore.uas.UAS", "main.config",
+        "java", *_QUICK_START, "-Xmx512m", "-Dlog4j.configurationFile=file:log4j.xml",
+        "-cp", f"{_jars()}/*", "eu.unicore.uas.UAS", "main.config",
     )  # fmt: skip
 
 

@@ -113,10 +113,6 @@ def holds(found: dict[str, Any], verb: str, rest: str) -> bool:  # noqa: PLR0911
     raise AssertionError(verb)
 
 
-def test_there_are_many_cases() -> None:
-    assert len(CASES) > 35
-
-
 def test_what_is_submitted_is_what_is_shown(tmp_path: Path) -> None:
     """The batch file of a RAW job writes the script, the request of firecREST has all in one."""
     cases = Path(__file__).parent / "cases"

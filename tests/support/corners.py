@@ -129,6 +129,7 @@ WRONG: Final[list[tuple[str | bytes, dict[str, str]]]] = [
     *_of("Firecrest.TokenUrl", _EMPTY, "~"),
     *_of("Firecrest.Machine", "name", "[a]", "''", "true"),
     # --- Resources
+    (U, {"Resources": "is missing"}),
     *((f"{U}Resources: {v}\n", {"Resources": "mapping"}) for v in ("Queue=q", "5", "[Queue: q]")),
     *_of("Resources.Queue", _EMPTY, "~", ""),
     *_of("Resources.Queue", "name", "''", "' '", "[a]", "{a: 1}", "true"),

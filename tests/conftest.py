@@ -28,6 +28,12 @@ pytest_plugins = [
 ]
 
 
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    """What runs async tests."""
+    return "asyncio"
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _nothing_outlives_its_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with killed_with_this_process(tmp_path_factory.getbasetemp()):

@@ -111,17 +111,6 @@ def test_no_document_ends_in_a_traceback(project: Path, document: Any, suffix: s
     survives(json.dumps(document).encode(), suffix, project)
 
 
-@RELAXED
-@given(NEARLY, st.data())
-def test_no_broken_document_ends_in_a_traceback(
-    project: Path, document: Any, data: st.DataObject
-) -> None:
-    whole = json.dumps(document, indent=1).encode()
-    cut = data.draw(st.integers(0, len(whole)))
-    junk = data.draw(st.binary(max_size=5))
-    survives(whole[:cut] + junk + whole[cut + len(junk) :], ".yaml", project)
-
-
 def script_of(folder: Path, command: str, **environment: Any) -> str:
     """Return a job's script, for a workspace beside the config in `folder`."""
     workspace = folder / WORKSPACE

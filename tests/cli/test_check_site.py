@@ -227,11 +227,6 @@ async def test_what_unicore_tells_of_itself() -> None:
     assert await read_space(connection, "HOME") is None
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 def test_what_is_known_of_firecrests_versions() -> None:
     system = FirecrestSystem("s", "slurm", "firecREST 2.x.x", ())
     assert list(list_known_defects(system)) == []

@@ -134,11 +134,8 @@ def test_second_cancel(fire: FirecrestClient) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ("--partition=nope", "invalid partition specified: nope"),
-        ("--account=nope", "Invalid account or account/partition combination"),
         ("--reservation=nope", "Requested reservation is invalid"),
         ("--nonsense=1", "unrecognized option"),
-        ("--mem=900G", "Requested node configuration is not available"),
     ],
 )
 def test_refused_by_sbatch(fire: FirecrestClient, options: str, words: str) -> None:

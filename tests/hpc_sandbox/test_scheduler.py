@@ -4,7 +4,7 @@ import asyncio
 import os
 import re
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,21 +18,21 @@ from hpc_sandbox.scheduler import LocalScheduler
 from hpc_sandbox.settings import Partition, SandboxSettings, Timing
 
 SETTINGS = SandboxSettings(timing=Timing(kill_wait=0.5, memory_interval=0.05), slots=2)
-Test = Callable[[LocalScheduler], Awaitable[None]]
+
+pytestmark = pytest.mark.anyio
 
 
-def play(directory: Path, test: Test, settings: SandboxSettings = SETTINGS) -> None:
-    """Run a test with a scheduler whose jobs work in `directory`, and stop it afterwards."""
+@pytest.fixture
+def settings() -> SandboxSettings:
+    return SETTINGS
 
-    async def main() -> None:
-        scheduler = LocalScheduler(directory / "spool", settings, home=directory, user="somebody")
-        try:
-            async with asyncio.timeout(100):
-                await test(scheduler)
-        finally:
-            await scheduler.stop()
 
-    asyncio.run(main())
+@pytest.fixture
+async def scheduler(tmp_path: Path, settings: SandboxSettings) -> AsyncIterator[LocalScheduler]:
+    """A scheduler whose jobs work in `tmp_path`."""
+    made = LocalScheduler(tmp_path / "spool", settings, home=tmp_path, user="somebody")
+    yield made
+    await made.stop()
 
 
 def script(body: str, *options: str) -> str:
@@ -53,34 +53,33 @@ def alive(pid: int) -> bool:
     return any(process.pid == pid for process in processes.processes())
 
 
-def test_exit_codes(tmp_path: Path) -> None:
-    async def test(scheduler: LocalScheduler) -> None:
-        good = await scheduler.submit(script("echo hello"), tmp_path)
-        bad = await scheduler.submit(script("exit 7"), tmp_path)
-        shot = await scheduler.submit(script("kill -SEGV $$"), tmp_path)
-        await asyncio.gather(end(good), end(bad), end(shot))
-        assert (good.state, good.exit_text) == (BatchState.COMPLETED, "0:0")
-        assert (bad.state, bad.exit_text) == (BatchState.FAILED, "7:0")
-        assert (shot.state, shot.exit_text) == (BatchState.FAILED, "0:11")
-        assert [job.starts for job in (good, bad, shot)] == [1, 1, 1]
-
-    play(tmp_path, test)
+async def test_exit_codes(tmp_path: Path, scheduler: LocalScheduler) -> None:
+    good = await scheduler.submit(script("echo hello"), tmp_path)
+    bad = await scheduler.submit(script("exit 7"), tmp_path)
+    shot = await scheduler.submit(script("kill -SEGV $$"), tmp_path)
+    await asyncio.gather(end(good), end(bad), end(shot))
+    assert (good.state, good.exit_text) == (BatchState.COMPLETED, "0:0")
+    assert (bad.state, bad.exit_text) == (BatchState.FAILED, "7:0")
+    assert (shot.state, shot.exit_text) == (BatchState.FAILED, "0:11")
+    assert [job.starts for job in (good, bad, shot)] == [1, 1, 1]
 
 
-def test_walltime_is_enforced_with_term_first(tmp_path: Path) -> None:
-    async def test(scheduler: LocalScheduler) -> None:
-        limited = await scheduler.submit(script("sleep 600", "--time=0:01"), tmp_path)
-        body = "trap 'echo caught > caught; exit 5' TERM; touch ready; sleep 600 & wait"
-        job = await scheduler.submit(script(body), tmp_path)
-        await until((tmp_path / "ready").exists)
-        await scheduler.expire(job.id)
-        await asyncio.gather(end(limited), end(job))
-        assert limited.state is BatchState.TIMEOUT
-        assert (job.state, job.reason, job.exit_text) == (BatchState.TIMEOUT, "TimeLimit", "5:0")
-        assert (tmp_path / "caught").exists()
-
-    # However busy the machine is, the script has time for its last words.
-    play(tmp_path, test, replace(SETTINGS, timing=replace(SETTINGS.timing, kill_wait=30.0)))
+# However busy the machine is, the script has time for its last words.
+@pytest.mark.parametrize(
+    "settings", [replace(SETTINGS, timing=replace(SETTINGS.timing, kill_wait=30.0))]
+)
+async def test_walltime_is_enforced_with_term_first(
+    tmp_path: Path, scheduler: LocalScheduler
+) -> None:
+    limited = await scheduler.submit(script("sleep 600", "--time=0:01"), tmp_path)
+    body = "trap 'echo caught > caught; exit 5' TERM; touch ready; sleep 600 & wait"
+    job = await scheduler.submit(script(body), tmp_path)
+    await until((tmp_path / "ready").exists)
+    await scheduler.expire(job.id)
+    await asyncio.gather(end(limited), end(job))
+    assert limited.state is BatchState.TIMEOUT
+    assert (job.state, job.reason, job.exit_text) == (BatchState.TIMEOUT, "TimeLimit", "5:0")
+    assert (tmp_path / "caught").exists()
 
 
 def test_parents_hear_a_signal_before_their_children() -> None:
@@ -100,217 +99,199 @@ def test_processes_that_were_seen_as_their_own_ancestors_are_not_left_out() -> N
     assert len(processes.members(7, seen)) == 2
 
 
-def test_who_ignores_term_is_killed_after_the_kill_wait(tmp_path: Path) -> None:
-    async def test(scheduler: LocalScheduler) -> None:
-        body = "trap '' TERM; touch ready; while :; do sleep 0.1; done"
-        job = await scheduler.submit(script(body), tmp_path)
-        await until((tmp_path / "ready").exists)
-        asked = time.monotonic()
-        await scheduler.cancel(job.id)
-        await end(job)
-        assert time.monotonic() - asked >= SETTINGS.timing.kill_wait
-        assert (job.state, job.signal) == (BatchState.CANCELLED, 9)
+async def test_who_ignores_term_is_killed_after_the_kill_wait(
+    tmp_path: Path, scheduler: LocalScheduler
+) -> None:
+    body = "trap '' TERM; touch ready; while :; do sleep 0.1; done"
+    job = await scheduler.submit(script(body), tmp_path)
+    await until((tmp_path / "ready").exists)
+    asked = time.monotonic()
+    await scheduler.cancel(job.id)
+    await end(job)
+    assert time.monotonic() - asked >= SETTINGS.timing.kill_wait
+    assert (job.state, job.signal) == (BatchState.CANCELLED, 9)
 
-    play(tmp_path, test)
 
-
-def test_cancel_ends_grandchildren_and_daemons(tmp_path: Path) -> None:
-    async def test(scheduler: LocalScheduler) -> None:
-        body = "(sleep 300 & echo $! > one; wait) & setsid -f sleep 301; touch ready; wait"
-        job = await scheduler.submit(script(body), tmp_path)
-        await until(lambda: (tmp_path / "ready").exists() and (tmp_path / "one").exists())
-
-        def mine() -> list[int]:
-            return [p.pid for p in processes.marked(job.mark, processes.processes())]
-
-        # One that is just becoming `sleep` shows no environment.
-        await until(lambda: len(mine()) >= 4)
-        started = mine()
-        await scheduler.cancel(job.id)
-        await end(job)
-        assert not any(alive(pid) for pid in started)
-
+async def test_cancel_ends_grandchildren_and_daemons(
+    tmp_path: Path, scheduler: LocalScheduler
+) -> None:
     if not Path("/proc/self/environ").exists():
         pytest.skip("daemons are found by /proc only")
-    play(tmp_path, test)
+    body = "(sleep 300 & echo $! > one; wait) & setsid -f sleep 301; touch ready; wait"
+    job = await scheduler.submit(script(body), tmp_path)
+    await until(lambda: (tmp_path / "ready").exists() and (tmp_path / "one").exists())
+
+    def mine() -> list[int]:
+        return [p.pid for p in processes.marked(job.mark, processes.processes())]
+
+    # One that is just becoming `sleep` shows no environment.
+    await until(lambda: len(mine()) >= 4)
+    started = mine()
+    await scheduler.cancel(job.id)
+    await end(job)
+    assert not any(alive(pid) for pid in started)
 
 
-def test_what_a_job_leaves_behind_ends_with_it(tmp_path: Path) -> None:
-    async def test(scheduler: LocalScheduler) -> None:
-        job = await scheduler.submit(script("sleep 300 & echo $! > left; disown"), tmp_path)
-        await end(job)
-        assert job.state is BatchState.COMPLETED
-        assert not alive(int((tmp_path / "left").read_text()))
-
-    play(tmp_path, test)
-
-
-def test_memory_over_the_limit_is_killed(tmp_path: Path) -> None:
-    async def test(scheduler: LocalScheduler) -> None:
-        # The child, not the batch script, uses the memory.
-        hog = 'python3 -c "import time; x = bytearray(200 << 20); time.sleep(60)"'
-        job = await scheduler.submit(script(hog + "; true", "--mem=100M"), tmp_path)
-        modest = await scheduler.submit(script("sleep 1", "--mem=100M"), tmp_path)
-        await asyncio.gather(end(job), end(modest))
-        assert (job.state, job.reason, job.signal) == (BatchState.OUT_OF_MEMORY, "OutOfMemory", 9)
-        assert modest.state is BatchState.COMPLETED
-
-    play(tmp_path, test)
+async def test_what_a_job_leaves_behind_ends_with_it(
+    tmp_path: Path, scheduler: LocalScheduler
+) -> None:
+    job = await scheduler.submit(script("sleep 300 & echo $! > left; disown"), tmp_path)
+    await end(job)
+    assert job.state is BatchState.COMPLETED
+    assert not alive(int((tmp_path / "left").read_text()))
 
 
-def test_memory_over_the_limit_as_slurm_without_cgroups_has_it(tmp_path: Path) -> None:
+async def test_memory_over_the_limit_is_killed(tmp_path: Path, scheduler: LocalScheduler) -> None:
+    # The child, not the batch script, uses the memory.
+    hog = 'python3 -c "import time; x = bytearray(200 << 20); time.sleep(60)"'
+    job = await scheduler.submit(script(hog + "; true", "--mem=100M"), tmp_path)
+    modest = await scheduler.submit(script("sleep 1", "--mem=100M"), tmp_path)
+    await asyncio.gather(end(job), end(modest))
+    assert (job.state, job.reason, job.signal) == (BatchState.OUT_OF_MEMORY, "OutOfMemory", 9)
+    assert modest.state is BatchState.COMPLETED
+
+
+@pytest.mark.parametrize("settings", [replace(SETTINGS, memory_state="FAILED")])
+async def test_memory_over_the_limit_as_slurm_without_cgroups_has_it(
+    tmp_path: Path, scheduler: LocalScheduler
+) -> None:
     """The words are those of Slurm 22.05 with OverMemoryKill."""
 
-    async def test(scheduler: LocalScheduler) -> None:
-        hog = 'python3 -c "import time; x = bytearray(200 << 20); time.sleep(60)"'
-        job = await scheduler.submit(script(hog, "--mem=100M", "--error=err"), tmp_path)
-        await end(job)
-        assert (job.state, job.reason, job.signal) == (BatchState.FAILED, "JobLaunchFailure", 9)
-        said = (tmp_path / "err").read_text()
-        assert re.search(r"StepId=1000.batch exceeded memory limit \(\d+ > 104857600\)", said)
-
-    play(tmp_path, test, replace(SETTINGS, memory_state="FAILED"))
+    hog = 'python3 -c "import time; x = bytearray(200 << 20); time.sleep(60)"'
+    job = await scheduler.submit(script(hog, "--mem=100M", "--error=err"), tmp_path)
+    await end(job)
+    assert (job.state, job.reason, job.signal) == (BatchState.FAILED, "JobLaunchFailure", 9)
+    said = (tmp_path / "err").read_text()
+    assert re.search(r"StepId=1000.batch exceeded memory limit \(\d+ > 104857600\)", said)
 
 
-def test_jobs_of_a_partition_that_is_down_wait(tmp_path: Path) -> None:
-    async def test(scheduler: LocalScheduler) -> None:
-        job = await scheduler.submit(script("true", "--partition=closed"), tmp_path)
-        assert (job.state, job.reason) == (BatchState.PENDING, "PartitionDown")
-
-    play(tmp_path, test, replace(SETTINGS, partitions=(Partition("closed", up=False),)))
-
-
-def test_first_come_first_served_and_what_fits_goes_ahead(tmp_path: Path) -> None:
-    async def test(scheduler: LocalScheduler) -> None:
-        wait = "while [ ! -e go ]; do sleep 0.02; done"
-        first = await scheduler.submit(script(wait), tmp_path)
-        wide = await scheduler.submit(script("true", "--cpus-per-task=2"), tmp_path)
-        third = await scheduler.submit(script(wait), tmp_path)
-        fourth = await scheduler.submit(script("true"), tmp_path)
-        await until(lambda: first.pid and third.pid)
-        states = [job.state for job in (first, wide, third, fourth)]
-        assert states == [
-            BatchState.RUNNING,
-            BatchState.PENDING,
-            BatchState.RUNNING,
-            BatchState.PENDING,
-        ]
-        assert (wide.reason, fourth.reason) == ("Resources", "Resources")
-        (tmp_path / "go").touch()
-        await asyncio.gather(*(end(job) for job in (first, wide, third, fourth)))
-        assert wide.started is not None
-        assert wide.started >= max(first.ended or 0, third.ended or 0)
-
-    play(tmp_path, test)
+@pytest.mark.parametrize(
+    "settings", [replace(SETTINGS, partitions=(Partition("closed", up=False),))]
+)
+async def test_jobs_of_a_partition_that_is_down_wait(
+    tmp_path: Path, scheduler: LocalScheduler
+) -> None:
+    job = await scheduler.submit(script("true", "--partition=closed"), tmp_path)
+    assert (job.state, job.reason) == (BatchState.PENDING, "PartitionDown")
 
 
-def test_slots_are_never_oversubscribed(tmp_path: Path) -> None:
-    async def test(scheduler: LocalScheduler) -> None:
-        most = 0
-
-        def look(_: LocalJob) -> None:
-            nonlocal most
-            running = sum(job.state is BatchState.RUNNING for job in scheduler.jobs.values())
-            most = max(most, running)
-
-        scheduler.listen(look)
-        jobs = [await scheduler.submit(script("sleep 0.05"), tmp_path) for _ in range(12)]
-        await asyncio.gather(*(end(job) for job in jobs))
-        assert most == 2
-
-    play(tmp_path, test)
-
-
-def test_more_cpus_than_the_machine_has_take_all_of_it(tmp_path: Path) -> None:
-    async def test(scheduler: LocalScheduler) -> None:
-        job = await scheduler.submit(
-            script("echo $SLURM_CPUS_PER_TASK", "--cpus-per-task=64"), tmp_path
-        )
-        await end(job)
-        assert (job.slots, (tmp_path / "out").read_text()) == (2, "64\n")
-
-    play(tmp_path, test)
+async def test_first_come_first_served_and_what_fits_goes_ahead(
+    tmp_path: Path, scheduler: LocalScheduler
+) -> None:
+    wait = "while [ ! -e go ]; do sleep 0.02; done"
+    first = await scheduler.submit(script(wait), tmp_path)
+    wide = await scheduler.submit(script("true", "--cpus-per-task=2"), tmp_path)
+    third = await scheduler.submit(script(wait), tmp_path)
+    fourth = await scheduler.submit(script("true"), tmp_path)
+    await until(lambda: first.pid and third.pid)
+    states = [job.state for job in (first, wide, third, fourth)]
+    assert states == [
+        BatchState.RUNNING,
+        BatchState.PENDING,
+        BatchState.RUNNING,
+        BatchState.PENDING,
+    ]
+    assert (wide.reason, fourth.reason) == ("Resources", "Resources")
+    (tmp_path / "go").touch()
+    await asyncio.gather(*(end(job) for job in (first, wide, third, fourth)))
+    assert wide.started is not None
+    assert wide.started >= max(first.ended or 0, third.ended or 0)
 
 
-def test_a_job_waiting_is_cancelled_without_being_started(tmp_path: Path) -> None:
-    async def test(scheduler: LocalScheduler) -> None:
-        await scheduler.submit(script("sleep 60", "--cpus-per-task=2"), tmp_path)
-        waiting = await scheduler.submit(script("true"), tmp_path)
-        await scheduler.cancel(waiting.id)
-        assert (waiting.state, waiting.starts) == (BatchState.CANCELLED, 0)
+async def test_slots_are_never_oversubscribed(tmp_path: Path, scheduler: LocalScheduler) -> None:
+    most = 0
 
-    play(tmp_path, test)
+    def look(_: LocalJob) -> None:
+        nonlocal most
+        running = sum(job.state is BatchState.RUNNING for job in scheduler.jobs.values())
+        most = max(most, running)
 
-
-def test_a_job_starts_after_others_however_they_end(tmp_path: Path) -> None:
-    async def test(scheduler: LocalScheduler) -> None:
-        first = await scheduler.submit(script("sleep 60"), tmp_path)
-        second = await scheduler.submit(script("exit 3"), tmp_path)
-        both = f"--dependency=afterany:{first.id}:{second.id}"
-        third = await scheduler.submit(script("true", both), tmp_path)
-        await end(second)
-        assert (third.state, third.reason) == (BatchState.PENDING, "Dependency")
-        await scheduler.cancel(first.id)
-        await end(third)
-        assert third.started is not None
-        assert first.ended is not None
-        assert (third.state, third.started >= first.ended) == (BatchState.COMPLETED, True)
-
-    play(tmp_path, test)
+    scheduler.listen(look)
+    jobs = [await scheduler.submit(script("sleep 0.05"), tmp_path) for _ in range(12)]
+    await asyncio.gather(*(end(job) for job in jobs))
+    assert most == 2
 
 
-def test_a_job_starts_after_one_that_never_ran_or_that_nobody_knows(tmp_path: Path) -> None:
-    async def test(scheduler: LocalScheduler) -> None:
-        await scheduler.submit(script("sleep 60"), tmp_path)
-        held = await scheduler.submit(script("true", "--hold"), tmp_path)
-        after = await scheduler.submit(script("true", f"--dependency=afterany:{held.id}"), tmp_path)
-        await end(await scheduler.submit(script("true", "--dependency=afterany:7"), tmp_path))
-        assert after.state is BatchState.PENDING
-        await scheduler.cancel(held.id)
-        await end(after)
-
-    play(tmp_path, test)
+async def test_more_cpus_than_the_machine_has_take_all_of_it(
+    tmp_path: Path, scheduler: LocalScheduler
+) -> None:
+    job = await scheduler.submit(
+        script("echo $SLURM_CPUS_PER_TASK", "--cpus-per-task=64"), tmp_path
+    )
+    await end(job)
+    assert (job.slots, (tmp_path / "out").read_text()) == (2, "64\n")
 
 
-def test_other_dependencies_are_refused(tmp_path: Path) -> None:
-    async def test(scheduler: LocalScheduler) -> None:
-        with pytest.raises(SbatchError, match="Job dependency problem"):
-            await scheduler.submit(script("true", "--dependency=afterok:7"), tmp_path)
+async def test_a_job_waiting_is_cancelled_without_being_started(
+    tmp_path: Path, scheduler: LocalScheduler
+) -> None:
+    await scheduler.submit(script("sleep 60", "--cpus-per-task=2"), tmp_path)
+    waiting = await scheduler.submit(script("true"), tmp_path)
+    await scheduler.cancel(waiting.id)
+    assert (waiting.state, waiting.starts) == (BatchState.CANCELLED, 0)
 
-    play(tmp_path, test)
+
+async def test_a_job_starts_after_others_however_they_end(
+    tmp_path: Path, scheduler: LocalScheduler
+) -> None:
+    first = await scheduler.submit(script("sleep 60"), tmp_path)
+    second = await scheduler.submit(script("exit 3"), tmp_path)
+    both = f"--dependency=afterany:{first.id}:{second.id}"
+    third = await scheduler.submit(script("true", both), tmp_path)
+    await end(second)
+    assert (third.state, third.reason) == (BatchState.PENDING, "Dependency")
+    await scheduler.cancel(first.id)
+    await end(third)
+    assert third.started is not None
+    assert first.ended is not None
+    assert (third.state, third.started >= first.ended) == (BatchState.COMPLETED, True)
 
 
-def test_nothing_survives_stop(tmp_path: Path) -> None:
-    pids: list[int] = []
+async def test_a_job_starts_after_one_that_never_ran_or_that_nobody_knows(
+    tmp_path: Path, scheduler: LocalScheduler
+) -> None:
+    await scheduler.submit(script("sleep 60"), tmp_path)
+    held = await scheduler.submit(script("true", "--hold"), tmp_path)
+    after = await scheduler.submit(script("true", f"--dependency=afterany:{held.id}"), tmp_path)
+    await end(await scheduler.submit(script("true", "--dependency=afterany:7"), tmp_path))
+    assert after.state is BatchState.PENDING
+    await scheduler.cancel(held.id)
+    await end(after)
 
-    async def test(scheduler: LocalScheduler) -> None:
-        body = "trap '' TERM; sleep 300 & echo $! > a; touch ready; wait"
-        job = await scheduler.submit(script(body), tmp_path)
-        await until((tmp_path / "ready").exists)
-        pids.extend([job.pid or 0, int((tmp_path / "a").read_text())])
 
-    play(tmp_path, test)
-    assert len(pids) == 2
+async def test_other_dependencies_are_refused(tmp_path: Path, scheduler: LocalScheduler) -> None:
+    with pytest.raises(SbatchError, match="Job dependency problem"):
+        await scheduler.submit(script("true", "--dependency=afterok:7"), tmp_path)
+
+
+async def test_nothing_survives_stop(tmp_path: Path, scheduler: LocalScheduler) -> None:
+    body = "trap '' TERM; sleep 300 & echo $! > a; touch ready; wait"
+    job = await scheduler.submit(script(body), tmp_path)
+    await until((tmp_path / "ready").exists)
+    assert job.pid
+    pids = [job.pid, int((tmp_path / "a").read_text())]
+    assert all(alive(pid) for pid in pids)
+    await scheduler.stop()
     assert not any(alive(pid) for pid in pids)
 
 
-def test_the_environment_is_clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("settings", [replace(SETTINGS, environment={"EXTRA": "1"})])
+async def test_the_environment_is_clean(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheduler: LocalScheduler
+) -> None:
     monkeypatch.setenv("MANTIK_HPC1_PASSWORD", "hush")
     monkeypatch.setenv("SOME_TOKEN", "hush")
 
-    async def test(scheduler: LocalScheduler) -> None:
-        job = await scheduler.submit(script("env"), tmp_path)
-        await end(job)
-        text = (tmp_path / "out").read_text()
-        assert "hush" not in text
-        assert f"HOME={tmp_path}\n" in text
-        assert f"SLURM_JOB_ID={job.id}\n" in text
-        assert "EXTRA=1\n" in text
-
-    play(tmp_path, test, replace(SETTINGS, environment={"EXTRA": "1"}))
+    job = await scheduler.submit(script("env"), tmp_path)
+    await end(job)
+    text = (tmp_path / "out").read_text()
+    assert "hush" not in text
+    assert f"HOME={tmp_path}\n" in text
+    assert f"SLURM_JOB_ID={job.id}\n" in text
+    assert "EXTRA=1\n" in text
 
 
-def test_modules_and_srun_are_there(tmp_path: Path) -> None:
+async def test_modules_and_srun_are_there(tmp_path: Path, scheduler: LocalScheduler) -> None:
     body = """
 module load Sandbox/1.0 && echo "module $MANTIK_SANDBOX_MODULE"
 bash -c 'module load Sandbox && echo again'
@@ -321,26 +302,21 @@ srun -n 99 true || echo "code $?"
 srun --ntasks=1 bash -c 'exit 6'; echo "code $?"
 """
 
-    async def test(scheduler: LocalScheduler) -> None:
-        options = ("--ntasks=2", "--cpus-per-task=2", "--error=err")
-        job = await scheduler.submit(
-            script("export SRUN_CPUS_PER_TASK=1" + body, *options), tmp_path
-        )
-        await end(job)
-        lines = (tmp_path / "out").read_text().splitlines()
-        assert lines[:3] == ["module 1.0", "again", "code 1"]
-        assert sorted(lines[3:6]) == ["task 0", "task 1", "task 2"]
-        assert lines[6:] == ["once per node", "once per node", "code 1", "code 6"]
-        errors = (tmp_path / "err").read_text()
-        # In the words of Lmod, or of this machine's own environment modules.
-        assert "module(s) are unknown" in errors or "Unable to locate a modulefile" in errors
-        assert "More processors requested than permitted" in errors
-
-    play(tmp_path, test)
+    options = ("--ntasks=2", "--cpus-per-task=2", "--error=err")
+    job = await scheduler.submit(script("export SRUN_CPUS_PER_TASK=1" + body, *options), tmp_path)
+    await end(job)
+    lines = (tmp_path / "out").read_text().splitlines()
+    assert lines[:3] == ["module 1.0", "again", "code 1"]
+    assert sorted(lines[3:6]) == ["task 0", "task 1", "task 2"]
+    assert lines[6:] == ["once per node", "once per node", "code 1", "code 6"]
+    errors = (tmp_path / "err").read_text()
+    # In the words of Lmod, or of this machine's own environment modules.
+    assert "module(s) are unknown" in errors or "Unable to locate a modulefile" in errors
+    assert "More processors requested than permitted" in errors
 
 
-def test_srun_of_this_machine_is_not_called(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_srun_of_this_machine_is_not_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheduler: LocalScheduler
 ) -> None:
     foreign = tmp_path / "bin" / "srun"
     foreign.parent.mkdir()
@@ -348,9 +324,6 @@ def test_srun_of_this_machine_is_not_called(
     foreign.chmod(0o755)
     monkeypatch.setenv("PATH", f"{foreign.parent}:{os.environ['PATH']}")
 
-    async def test(scheduler: LocalScheduler) -> None:
-        job = await scheduler.submit(script("srun echo mine"), tmp_path)
-        await end(job)
-        assert (tmp_path / "out").read_text() == "mine\n"
-
-    play(tmp_path, test)
+    job = await scheduler.submit(script("srun echo mine"), tmp_path)
+    await end(job)
+    assert (tmp_path / "out").read_text() == "mine\n"

@@ -453,25 +453,6 @@ def test_what_the_content_type_means(rest: RestClient, files: str) -> None:
     assert rest.http.request("PUT", url, content=b"x").status_code == 415
 
 
-def test_directories_and_files_exclude_each_other(rest: RestClient, files: str) -> None:
-    rest.http.put(f"{files}/x", content=b"x", headers=OCTETS)
-    answer = rest.http.post(f"{files}/x", json={})
-    assert answer.status_code == 500
-    assert "file exists" in answer.json()["errorMessage"].lower()
-    assert rest.http.post(f"{files}/d/e", json={}).status_code == 201
-    assert rest.http.post(f"{files}/d/e", json={}).status_code == 201
-    assert rest.http.put(f"{files}/d/e", content=b"x", headers=OCTETS).status_code == 500
-    answer = rest.http.put(f"{files}/x/y", content=b"x", headers=OCTETS)
-    assert (answer.status_code, "is not a directory" in answer.text) == (500, True)
-    assert rest.http.get(f"{files}/d", headers=DOWNLOAD).status_code == 406
-    assert rest.http.delete(f"{files}/d").status_code == 204
-    assert rest.http.get(f"{files}/d").status_code == 404
-
-
-def test_what_is_gone_can_be_removed(rest: RestClient, files: str) -> None:
-    assert rest.http.delete(f"{files}/d").status_code == 204
-
-
 RANGES = [
     ("bytes=1-3", 206, b"123"), ("bytes=7-", 206, b"789"), ("bytes=-2", 206, b"89"),
     ("bytes=10-", 206, b""), ("bytes=3-1", 416, None), ("lines=2", 416, None),

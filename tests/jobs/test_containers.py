@@ -12,7 +12,6 @@ from snakemake_executor_plugin_mantik.jobs.spec import Container, Environment, O
 from tests.support import slurmplugins
 from tests.support.needs import require
 from tests.support.trial import Trial
-from tests.support.workflows import until
 
 INNER = """#!/bin/bash
 export -n ALL
@@ -116,20 +115,16 @@ def test_a_file_that_is_not_there(plugins: Trial) -> None:
 
 
 def test_a_command_in_a_container_is_asked_to_end(plugins: Trial) -> None:
-    command = "trap 'sleep 1; echo bye; exit 7' TERM; echo > up; while :; do sleep 0.1; done"
+    command = "trap 'sleep 1; echo bye; exit 7' TERM; echo > running; while :; do sleep 0.1; done"
     spec = plugins.spec(command, environment=pyxis(plugins))
-    process = plugins.start(spec, env=ALLOCATION)
-    up = plugins.workspace / "up"
-    until(lambda: up.exists() or process.poll() is not None, "the command is up")
-    process.send_signal(signal.SIGTERM)
-    ended = plugins.end(spec, process)
+    ended = plugins.signalled(spec, signal.SIGTERM, env=ALLOCATION)
     assert (ended.returned, ended.sure.signal) == (7, "TERM")
     assert "bye" in ended.log
 
 
 def test_only_programs_that_handle_the_warning_get_it(plugins: Trial) -> None:
     """The signal reaches the whole process group of a task."""
-    command = "trap 'echo > ckpt/warned; exit 0' USR1; echo > up; while :; do sleep 0.1; done"
+    command = "trap 'echo > ckpt/warned; exit 0' USR1; echo > running; while :; do sleep 0.1; done"
     spec = plugins.spec(
         command,
         environment=pyxis(plugins),
@@ -139,11 +134,7 @@ def test_only_programs_that_handle_the_warning_get_it(plugins: Trial) -> None:
             OutputFile("ckpt", "checkpoint", directory=True, keep=True),
         ),
     )
-    process = plugins.start(spec, env=ALLOCATION)
-    up = plugins.workspace / "up"
-    until(lambda: up.exists() or process.poll() is not None, "the command is up")
-    process.send_signal(signal.SIGUSR1)
-    ended = plugins.end(spec, process)
+    ended = plugins.signalled(spec, signal.SIGUSR1, env=ALLOCATION)
     assert ended.sure.go_on == "time_limit", ended.log
     assert (plugins.workspace / "ckpt/warned").exists()
     assert "User defined signal" not in ended.log
@@ -152,7 +143,7 @@ def test_only_programs_that_handle_the_warning_get_it(plugins: Trial) -> None:
 def test_a_container_lasts_until_the_program_has_saved_its_state(plugins: Trial) -> None:
     """The shell around the program ends at once."""
     plugins.write(
-        "train.sh", "trap 'sleep 1; echo > ckpt/whole; exit' TERM; echo > up; sleep 60 & wait"
+        "train.sh", "trap 'sleep 1; echo > ckpt/whole; exit' TERM; echo > running; sleep 60 & wait"
     )
     spec = plugins.spec(
         "bash train.sh; echo done",
@@ -160,11 +151,7 @@ def test_a_container_lasts_until_the_program_has_saved_its_state(plugins: Trial)
         segment=Segment(0, 2, ("ckpt/",), 3600, 120),
         outputs=(OutputFile("ckpt", "checkpoint", directory=True, keep=True),),
     )
-    process = plugins.start(spec, env=ALLOCATION)
-    up = plugins.workspace / "up"
-    until(lambda: up.exists() or process.poll() is not None, "the program is up")
-    process.send_signal(signal.SIGTERM)
-    ended = plugins.end(spec, process)
+    ended = plugins.signalled(spec, signal.SIGTERM, env=ALLOCATION)
     assert (ended.sure.exit_code, ended.sure.changed) == (143, True), ended.log
     assert "ckpt/whole" in [entry.path for entry in ended.sure.files]
 

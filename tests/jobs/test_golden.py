@@ -1,26 +1,16 @@
 """Whole scripts, as they are sent. `MANTIK_GOLDEN=write` writes them anew: read the difference."""
 
 import os
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from snakemake_executor_plugin_mantik.jobs import group
-from snakemake_executor_plugin_mantik.jobs.library import library_checksum, read_library
+from snakemake_executor_plugin_mantik.jobs.library import library_checksum
 from snakemake_executor_plugin_mantik.jobs.paths import TryPaths
 from snakemake_executor_plugin_mantik.jobs.script import render_script
-from snakemake_executor_plugin_mantik.jobs.spec import (
-    Apptainer,
-    Container,
-    Environment,
-    InputFile,
-    JobSpec,
-    LiveDirectory,
-    OutputFile,
-    Segment,
-)
+from snakemake_executor_plugin_mantik.jobs.spec import InputFile, JobSpec, OutputFile
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -48,55 +38,7 @@ SCRIPTS = {
         inline=bytes(range(256)),
         secrets=("TOKEN", "KEY"),
     ),
-    "apptainer": replace(
-        PLAIN,
-        datasets=("/p/data/a:b", "/p/data/c"),
-        environment=Environment(
-            apptainer=Apptainer("env/train.sif", ("--nv", "-B", "$DATA_DIR:/data")),
-            modules=("Stages/2025", "Apptainer"),
-            variables={"DATA_DIR": "/p/data", "QUOTE": "it's $HOME"},
-            before_on_compute=("echo c1", "echo c2"),
-            after_on_compute=("echo c3", "echo c4"),
-            before_on_login=("echo l1",),
-            after_on_login=("echo l2",),
-        ),
-    ),
-    "live": replace(PLAIN, live=LiveDirectory(".snakemake/mantik/tracking/t/mlruns", "^a/[^/]+/")),
-    "segment": replace(
-        PLAIN,
-        segment=Segment(1, 3, ("ckpt/", "state.pt"), 3600, 120, TryPaths(12, "before")),
-        outputs=(
-            OutputFile("model.pt"),
-            OutputFile("ckpt", "checkpoint", directory=True, keep=True),
-            OutputFile("state.pt", "checkpoint", directory=True, keep=True),
-        ),
-    ),
-    "python": replace(PLAIN, environment=Environment(python="/p/venvs/ml")),
-    "pyxis": replace(
-        PLAIN,
-        secrets=("TOKEN",),
-        datasets=("/p/data/c",),
-        segment=Segment(0, 3, ("ckpt/",), 3600, 120),
-        environment=Environment(
-            container=Container(
-                "Pyxis",
-                "nvcr.io#nvidia/pytorch:24",
-                mounts=("$DATA:/data:ro",),
-                options=("--mpi=pmix",),
-            ),
-            python="/p/venvs/ml",
-            variables={"DATA": "/p/data"},
-        ),
-    ),
-    "containerengine": replace(
-        PLAIN,
-        launches=True,
-        environment=Environment(
-            container=Container("ContainerEngine", "env/pytorch.toml", is_file=True)
-        ),
-    ),
 }
-
 
 GROUP = group.GroupProgram(
     members=[
@@ -145,10 +87,3 @@ def test_scripts_are_as_they_were(name: str) -> None:
 
 def test_a_thin_jobs_script_is_short() -> None:
     assert len(SCRIPTS_AS_TEXT["plain"].splitlines()) <= 80
-
-
-@pytest.mark.parametrize("name", [*SCRIPTS_AS_TEXT, "library"])
-def test_bash_takes_the_script(name: str) -> None:
-    text = SCRIPTS_AS_TEXT[name].encode() if name != "library" else read_library()
-    done = subprocess.run(["bash", "-n"], input=text, capture_output=True, check=False)
-    assert (done.returncode, done.stderr) == (0, b"")

@@ -3,6 +3,7 @@
 import os
 import shlex
 import signal
+import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -81,16 +82,21 @@ class Reader:
         return into
 
 
+def begun(trial: Trial, spec: JobSpec) -> "tuple[subprocess.Popen[str], Reader]":
+    """A job whose directory has been looked at once, and who reads what it tells."""
+    process = trial.start(spec)
+    wait_until((trial.workspace / spec.paths.work / "live" / "seen").exists)
+    return process, Reader(trial, spec)
+
+
 def test_what_is_new_comes_and_nothing_twice(trial: Trial) -> None:
     metric = f"{STORE}/7/run/metrics/loss/{NAME}"
     other = f"{STORE}/7/run/params/{NAME}"
     for path in (metric, other):
         (trial.workspace / path).parent.mkdir(parents=True, exist_ok=True)
     spec = spec_of(trial, "wait_for go")
-    process = trial.start(spec)
-    reader = Reader(trial, spec)
+    process, reader = begun(trial, spec)
     found: dict[str, bytes] = {}
-    wait_until((trial.workspace / spec.paths.work / "live" / "seen").exists)
 
     appear(trial, metric, "1 0.5 1\n2 0.")
     appear(trial, other, "3")
@@ -132,9 +138,7 @@ def test_what_is_new_comes_and_nothing_twice(trial: Trial) -> None:
 def test_much_of_a_growing_file_comes_in_parts_and_a_shorter_one_anew(trial: Trial) -> None:
     metric = f"{STORE}/7/run/metrics/loss"
     spec = spec_of(trial, "wait_for go")
-    process = trial.start(spec)
-    reader = Reader(trial, spec)
-    wait_until((trial.workspace / spec.paths.work / "live" / "seen").exists)
+    process, reader = begun(trial, spec)
     starts: list[int | None] = []
     found = bytearray()
 
@@ -233,9 +237,7 @@ def test_more_than_a_pack_holds_comes_with_the_next_looks(trial: Trial) -> None:
     expected = {f"7/{number}" for number in range(6)}
     for path in expected:
         (made / path[2:]).write_bytes(bytes(size))
-    process = trial.start(spec)
-    reader = Reader(trial, spec)
-    wait_until((trial.workspace / spec.paths.work / "live" / "seen").exists)
+    process, reader = begun(trial, spec)
     found: list[set[str]] = []
 
     # All of them at once, as a look sees them.
@@ -268,9 +270,7 @@ cd -- {shlex.quote(str(log))} && rm -f gone.* && cd -- "$OLDPWD" || exit 2
     )
     goes_on = f"n=0; until [ -e go ]; do : > {STORE}/gone.$((n += 1)); sleep 0.05; done"
     spec = spec_of(trial, f"wait_for begin; echo 1 > {STORE}/whole; {goes_on}")
-    process = trial.start(spec)
-    reader = Reader(trial, spec)
-    wait_until((trial.workspace / spec.paths.work / "live" / "seen").exists)
+    process, reader = begun(trial, spec)
     trial.write("begin")
     seen: list[bytes] = []
 

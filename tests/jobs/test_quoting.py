@@ -1,21 +1,13 @@
 """What a user writes reaches the process as it is written."""
 
 import shlex
-import tempfile
-from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
-from snakemake_executor_plugin_mantik.jobs.paths import TryPaths
 from snakemake_executor_plugin_mantik.jobs.script import render_script
-from snakemake_executor_plugin_mantik.jobs.spec import Apptainer, Environment, JobSpec
+from snakemake_executor_plugin_mantik.jobs.spec import Apptainer, Environment
 from tests.support.trial import NASTY, Trial
-
-TEXTS = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=40)
-SHOW_ENV = "cat /proc/self/environ"
 
 STAND_IN = """#!/bin/bash
 printf '%s\\n' "$@" | sed 's/^/word: /'
@@ -24,20 +16,6 @@ echo "bind: $APPTAINER_BIND"
 while [ "$1" != --run ] && [ $# -gt 0 ]; do case $1 in *.sif) shift; break ;; esac; shift; done
 exec "$@"
 """
-
-
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(st.lists(TEXTS, min_size=1, max_size=30))
-def test_a_process_sees_the_value_that_was_written(values: list[str]) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        trial = Trial(Path(folder))
-        variables = {f"_T{number}": value for number, value in enumerate(values)}
-        spec = trial.spec(SHOW_ENV, environment=Environment(variables=variables))
-        ended = trial.run(spec)
-        assert ended.returned == 0
-        log = (trial.workspace / spec.paths.log).read_bytes()
-        seen = dict(item.partition(b"=")[::2] for item in log.split(b"\0") if item)
-        assert {name: seen[name.encode()].decode() for name in variables} == variables
 
 
 def test_values_are_expanded_where_the_config_asks_for_it(trial: Trial) -> None:
@@ -104,48 +82,6 @@ def test_hostile_texts_do_no_harm(trial: Trial) -> None:
     assert trial.run(spec).returned == 0
     assert not (trial.workspace / "bad").exists()
     assert not (trial.start_folder / "bad").exists()
-
-
-def rendered(environment: Environment, command: str = "python main.py 1") -> str:
-    spec = JobSpec(
-        paths=TryPaths(0, "0b5e5b3e-0000-4000-8000-000000000001"),
-        workspace="/p/scratch/me/flow",
-        name="train",
-        command=command,
-        environment=environment,
-    )
-    return render_script(spec).text
-
-
-def test_texts_that_a_reader_looks_for() -> None:
-    script = rendered(Environment(apptainer=Apptainer("/i/x.sif", ("--nv", "-B", "$DATA:/data"))))
-    for line in (
-        "_m_image=/i/x.sif",
-        "_m_options='--nv -B $DATA:/data'",
-        "_m_commands=('python main.py 1')",
-    ):
-        assert f"\n{line}\n" in script
-    assert "\n_m_python=/p/venvs/ml\n" in rendered(Environment(python="/p/venvs/ml"))
-    assert "\n_m_modules=(A B)\n" in rendered(Environment(modules=("A", "B")))
-
-
-def test_a_plain_job_has_nothing_of_what_it_does_not_use() -> None:
-    script = rendered(Environment())
-    for text in ("_m_image", "_m_python", "_m_modules", "_m_segment", "_m_live"):
-        assert text not in script
-
-
-def test_the_users_texts_come_in_the_order_in_which_they_run() -> None:
-    script = rendered(
-        Environment(
-            modules=("A",),
-            before_on_compute=("echo c1", "echo c2"),
-            after_on_compute=("echo c3", "echo c4"),
-        )
-    )
-    at = 0
-    for text in ("_m_modules=(A)", "echo c1", "echo c2", "python main.py 1", "echo c3", "echo c4"):
-        at = script.index(text, at)
 
 
 def test_apptainer_gets_its_words(trial: Trial) -> None:
@@ -299,8 +235,3 @@ def test_a_missing_image_or_apptainer_is_told(trial: Trial, there: bool) -> None
     ended = trial.run(trial.spec(environment=environment))
     assert ended.sure.failed_step == "image"
     assert ("there is no image" if there else "no Apptainer on this node") in ended.log
-
-
-def test_quoted_commands_stay_readable() -> None:
-    command = "python train.py --out 'a b'"
-    assert shlex.quote(command) in rendered(Environment(), command)

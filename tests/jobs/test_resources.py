@@ -126,24 +126,6 @@ def test_a_kind_of_gpus() -> None:
         pbs_directives(replace(asked, qos=None), "train")
 
 
-def test_all_that_slurm_is_told() -> None:
-    assert slurm_directives(BASE, "train: alpha=1 ü") == (
-        "--job-name=train:_alpha=1",
-        "--partition=booster",
-        "--account=hai",
-        "--qos=high",
-        "--reservation=course-7",
-        "--constraint=gpu",
-        "--time=0-12:00:00",
-        "--nodes=2",
-        "--ntasks-per-node=1",
-        "--cpus-per-task=48",
-        "--gpus-per-node=4",
-        "--mem=65536M",
-        "--no-requeue",
-    )
-
-
 def test_nothing_is_asked_that_was_not() -> None:
     assert slurm_directives(Resources(), "\n") == (
         "--job-name=mantik",

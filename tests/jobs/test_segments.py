@@ -116,19 +116,14 @@ def test_the_schedulers_own_warning_counts(trial: Trial) -> None:
         trial,
         "trap 'echo 1 > ckpt/state; exit 138' USR1; : > running; while :; do sleep 0.05; done",
     )
-    process = trial.start(spec, env={"SLURM_JOB_END_TIME": str(int(time.time()) + 9000)})
-    wait_until((trial.workspace / "running").exists)
-    os.kill(process.pid, signal.SIGUSR1)
-    ended = trial.end(spec, process)
+    end = {"SLURM_JOB_END_TIME": str(int(time.time()) + 9000)}
+    ended = trial.signalled(spec, signal.SIGUSR1, env=end)
     assert (ended.sure.exit_code, ended.sure.go_on) == (GO_ON_CODE, "time_limit"), ended.log
 
 
 def test_an_end_from_outside_lists_the_checkpoint_and_decides_nothing(trial: Trial) -> None:
     spec = segment(trial, "echo 1 > ckpt/state; : > running; sleep 60")
-    process = trial.start(spec)
-    wait_until((trial.workspace / "running").exists)
-    os.kill(process.pid, signal.SIGTERM)
-    ended = trial.end(spec, process)
+    ended = trial.signalled(spec, signal.SIGTERM)
     assert (ended.sure.exit_code, ended.sure.go_on, ended.sure.changed) == (143, "", True)
     assert "ckpt/state" in [entry.path for entry in ended.sure.files]
 
@@ -196,11 +191,7 @@ def test_one_that_was_submitted_ahead_compares_the_checkpoint(trial: Trial) -> N
 def test_a_signal_before_the_time_is_no_end_of_the_walltime(trial: Trial) -> None:
     """As when a job is cancelled between its warning and its end."""
     spec = segment(trial, "echo 1 > ckpt/state; : > running; sleep 60")
-    process = trial.start(spec)
-    wait_until((trial.workspace / "running").exists)
-    os.kill(process.pid, signal.SIGUSR1)
-    os.kill(process.pid, signal.SIGTERM)
-    ended = trial.end(spec, process)
+    ended = trial.signalled(spec, signal.SIGUSR1, signal.SIGTERM)
     assert (ended.sure.exit_code, ended.sure.go_on, ended.sure.changed) == (143, "", True)
 
 

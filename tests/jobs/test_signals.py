@@ -103,10 +103,7 @@ def test_a_signal_in_a_step_before_the_command(trial: Trial) -> None:
         after_on_compute=AFTER.after_on_compute,
     )
     spec = trial.spec("echo not reached", environment=environment)
-    process = trial.start(spec)
-    wait_until((trial.workspace / "running").exists)
-    os.kill(process.pid, signal.SIGTERM)
-    ended = trial.end(spec, process)
+    ended = trial.signalled(spec, signal.SIGTERM)
     assert ended.sure.exit_code == 143
     assert ended.sure.failed_step == "before"
     assert "not reached" not in ended.log

@@ -213,16 +213,6 @@ def test_missing_and_different_inputs_are_told(trial: Trial) -> None:
     assert not (trial.workspace / "not-reached").exists()
 
 
-def test_two_thousand_inputs(trial: Trial) -> None:
-    inputs = []
-    for number in range(1999):
-        trial.write(f"in/{number}", "x" * (number % 7))
-        inputs.append(InputFile(f"in/{number}", number % 7))
-    assert trial.run(trial.spec(inputs=tuple(inputs))).returned == 0
-    inputs[1500] = InputFile("in/1500", 9)
-    assert trial.run(trial.spec(inputs=tuple(inputs))).sure.missing_inputs == ("in/1500",)
-
-
 def test_a_late_input_is_waited_for(trial: Trial) -> None:
     spec = trial.spec("cat late", inputs=(InputFile("late", 5),))
     spec = replace(spec, limits=replace(QUICK, visible_s=20))

@@ -285,37 +285,60 @@ async def header(credential: Credential) -> str:
     return credential.get_auth_header()
 
 
+def refreshed(issuer: Issuer, token: str = "first") -> Refreshed:
+    return Refreshed(issuer.url, "id", "cs", refresh_token=token)
+
+
+def of_client(issuer: Issuer) -> ClientCredentials:
+    return ClientCredentials(issuer.url, "id", "cs")
+
+
+@pytest.mark.parametrize("make", [refreshed, of_client])
+def test_one_request_for_many_at_the_same_time(
+    issuer: Issuer, make: Callable[[Issuer], Credential]
+) -> None:
+    async def many() -> list[str]:
+        credential = make(issuer)
+        return list(await asyncio.gather(*(header(credential) for _ in range(20))))
+
+    assert asyncio.run(many()) == ["Bearer access-1"] * 20
+
+
+@pytest.mark.parametrize("make", [refreshed, of_client])
+@pytest.mark.parametrize(
+    ("lifetime", "used_for"),
+    [(20, 10), (45, 5), (60, 20), (90, 45), (100, 50), (120, 60), (300, 240), (3600, 3540)],
+)
+def test_tokens_are_never_used_with_less_than_30_s_left(
+    issuer: Issuer, monkeypatch: pytest.MonkeyPatch, lifetime: float, used_for: float,
+    make: Callable[[Issuer], Credential],
+) -> None:  # fmt: skip
+    """The server refuses them then; those that live shorter are used for half their life.
+
+    Each renewal brings another refresh token, and the newest one counts.
+    """
+    assert lifetime - used_for > 30 or lifetime < 30
+    issuer.expires_in = lifetime
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now)
+    credential = make(issuer)
+    for number in range(1, 6):
+        assert asyncio.run(header(credential)) == f"Bearer access-{number}"
+        now += used_for - 0.5
+        assert asyncio.run(header(credential)) == f"Bearer access-{number}"
+        now += 1
+
+
 class TestRefreshed:
-    def test_one_request_for_many_at_the_same_time(self, issuer: Issuer) -> None:
-        async def many() -> list[str]:
-            credential = Refreshed(issuer.url, "id", "cs", refresh_token="first")
-            return list(await asyncio.gather(*(header(credential) for _ in range(20))))
-
-        assert asyncio.run(many()) == ["Bearer access-1"] * 20
-
-    def test_renews_in_time_and_keeps_the_newest_refresh_token(
-        self, issuer: Issuer, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        issuer.expires_in = 100.0
-        now = time.time()
-        monkeypatch.setattr(time, "time", lambda: now)
-        credential = Refreshed(issuer.url, "id", "cs", refresh_token="first")
-        assert asyncio.run(header(credential)) == "Bearer access-1"
-        now += 49
-        assert asyncio.run(header(credential)) == "Bearer access-1"
-        now += 2
-        assert asyncio.run(header(credential)) == "Bearer access-2"
-
     def test_refused(self, issuer: Issuer) -> None:
-        credential = Refreshed(issuer.url, "id", "cs", refresh_token=SECRET)
         with pytest.raises(CredentialError, match="refused") as caught:
-            asyncio.run(header(credential))
+            asyncio.run(header(refreshed(issuer, SECRET)))
         assert SECRET not in str(caught.value)
 
     def test_issuer_in_trouble(self, issuer: Issuer) -> None:
         issuer.status = 503
         with pytest.raises(SiteUnreachable):
-            asyncio.run(header(Refreshed(issuer.url, "id", "cs", refresh_token="first")))
+            asyncio.run(header(refreshed(issuer)))
 
     @pytest.mark.parametrize("host", ["issuer.example.org", "localhost.example.org"])
     def test_over_plain_http(self, host: str) -> None:
@@ -324,47 +347,8 @@ class TestRefreshed:
 
 
 class TestClientCredentials:
-    def test_one_request_for_many_at_the_same_time(self, issuer: Issuer) -> None:
-        async def many() -> list[str]:
-            credential = ClientCredentials(issuer.url, "id", "cs")
-            return list(await asyncio.gather(*(header(credential) for _ in range(20))))
-
-        assert asyncio.run(many()) == ["Bearer access-1"] * 20
-
-    @pytest.mark.parametrize(
-        ("lifetime", "used_for"),
-        [(45, 5), (60, 20), (90, 45), (120, 60), (300, 240), (3600, 3540)],
-    )
-    def test_tokens_are_never_used_with_less_than_30_s_left(
-        self, issuer: Issuer, monkeypatch: pytest.MonkeyPatch, lifetime: float, used_for: float
-    ) -> None:
-        """The server refuses them then; pyfirecrest's own client uses them up to 10 s."""
-        assert lifetime - used_for > 30
-        issuer.expires_in = lifetime
-        now = time.time()
-        monkeypatch.setattr(time, "time", lambda: now)
-        credential = ClientCredentials(issuer.url, "id", "cs")
-        for number in range(1, 6):
-            assert asyncio.run(header(credential)) == f"Bearer access-{number}"
-            now += used_for - 0.5
-            assert asyncio.run(header(credential)) == f"Bearer access-{number}"
-            now += 1
-
-    def test_tokens_that_live_shorter_than_that_are_used_for_half_their_life(
-        self, issuer: Issuer, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        issuer.expires_in = 20.0
-        now = time.time()
-        monkeypatch.setattr(time, "time", lambda: now)
-        credential = ClientCredentials(issuer.url, "id", "cs")
-        assert asyncio.run(header(credential)) == "Bearer access-1"
-        now += 9
-        assert asyncio.run(header(credential)) == "Bearer access-1"
-        now += 2
-        assert asyncio.run(header(credential)) == "Bearer access-2"
-
     def test_a_token_that_a_server_refused_is_renewed(self, issuer: Issuer) -> None:
-        credential = ClientCredentials(issuer.url, "id", "cs")
+        credential = of_client(issuer)
         assert asyncio.run(header(credential)) == "Bearer access-1"
         old = credential.headers()
         assert credential.refused(old)
@@ -606,7 +590,12 @@ def test_an_earlier_login_that_has_ended_is_made_again(sso: DeviceIssuer) -> Non
 
 @pytest.mark.parametrize(
     ("says", "words"),
-    [("access_denied", "was refused"), ("expired_token", "in time"), ("odd", "refused")],
+    [
+        ("access_denied", "was refused"),
+        ("expired_token", "in time"),
+        ("odd", "refused"),
+        ("unauthorized_client", "unauthorized_client"),
+    ],
 )
 def test_what_ends_it(sso: DeviceIssuer, says: str, words: str) -> None:
     sso.says = [says]
@@ -625,12 +614,6 @@ def test_nobody_is_there(sso: DeviceIssuer) -> None:
     with pytest.raises(CredentialError, match="no terminal"):
         login(sso, Ring(), terminal=False).login()
     assert sso.asked == []
-
-
-def test_a_client_that_may_not(sso: DeviceIssuer) -> None:
-    sso.says = ["unauthorized_client"]
-    with pytest.raises(CredentialError, match="unauthorized_client"):
-        login(sso, Ring()).login()
 
 
 def test_urls_that_others_could_listen_to(sso: DeviceIssuer) -> None:

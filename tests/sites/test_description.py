@@ -54,9 +54,7 @@ KNOWN = frozenset(
     [
         ("slurm-plain", job_description(PLAIN, "slurm")),
         ("slurm-full", job_description(FULL, "slurm", KNOWN)),
-        ("none-plain", job_description(PLAIN, "none", KNOWN)),
         ("none-full", job_description(FULL, "none", KNOWN)),
-        ("none-full-queue-unknown", job_description(FULL, "none")),
     ],
 )
 def test_golden(name: str, description: dict[str, Any]) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,21 +25,28 @@ from snakemake_executor_plugin_mantik.jobs.spec import Resources
 from snakemake_executor_plugin_mantik.sites.base import Phase, Submission
 from snakemake_executor_plugin_mantik.sites.firecrest import FirecrestSite
 from snakemake_executor_plugin_mantik.sites.firecrest.jobs import name_lists
-from tests.support.benches import firecrest_site, opened
+from tests.sites.contract.steps import content, ended, until
+from tests.support.benches import firecrest_site
 
 SUBMIT = {"method": "POST", "path": "/compute/hpc2/jobs$"}
 
 
-def run(box: Sandbox, scenario: Callable[[FirecrestSite], Awaitable[None]]) -> None:
-    opened(lambda: firecrest_site(box, f"ws-{uuid.uuid4()}"), lambda site, _: scenario(site))
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+async def site(sandbox: Sandbox) -> AsyncIterator[FirecrestSite]:
+    """A site that is open."""
+    made = firecrest_site(sandbox, f"ws-{uuid.uuid4()}")
+    try:
+        await made.open()
+        yield made
+    finally:
+        await made.close()
 
 
 def a_job(script: str = "exit 0") -> Submission:
     return Submission(str(uuid.uuid4()), "job", script, Resources())
-
-
-async def content(site: FirecrestSite, path: str, offset: int = 0) -> bytes:
-    return b"".join([chunk async for chunk in site.get(path, offset=offset)])
 
 
 def served(box: Sandbox) -> FirecrestSandbox:
@@ -55,99 +62,84 @@ def has(site: FirecrestSite, **facts: Any) -> None:
 
 class TestSubmissions:
     @pytest.mark.parametrize("action", ["timeout_after", "drop_after"])
-    def test_that_were_made_without_an_answer_are_found(self, faulty: Sandbox, action: str) -> None:
-        async def scenario(site: FirecrestSite) -> None:
-            fault = faulty.faults.add(Fault(action, **SUBMIT))  # type: ignore[arg-type]
-            job = a_job("sleep 2")
-            with pytest.raises(SiteUnreachable):
-                await site.submit(job)
-            assert fault.happened == 1
-            async with asyncio.timeout(100):
-                while not (found := (await site.find({job.tag: job.name}))[job.tag]):
-                    await asyncio.sleep(0.1)
-            assert len(found) == 1
+    async def test_that_were_made_without_an_answer_are_found(
+        self, faulty: Sandbox, action: str, site: FirecrestSite
+    ) -> None:
+        fault = faulty.faults.add(Fault(action, **SUBMIT))  # type: ignore[arg-type]
+        job = a_job("sleep 2")
+        with pytest.raises(SiteUnreachable):
+            await site.submit(job)
+        assert fault.happened == 1
+        async with asyncio.timeout(100):
+            while not (found := (await site.find({job.tag: job.name}))[job.tag]):
+                await asyncio.sleep(0.1)
+        assert len(found) == 1
 
-        run(faulty, scenario)
+    async def test_that_were_not_made_are_told_likewise(
+        self, faulty: Sandbox, site: FirecrestSite
+    ) -> None:
+        faulty.faults.add(Fault("timeout_before", **SUBMIT))  # type: ignore[arg-type]
+        job = a_job()
+        with pytest.raises(SiteUnreachable):
+            await site.submit(job)
+        assert await site.find({job.tag: job.name}) == {job.tag: []}
 
-    def test_that_were_not_made_are_told_likewise(self, faulty: Sandbox) -> None:
-        async def scenario(site: FirecrestSite) -> None:
-            faulty.faults.add(Fault("timeout_before", **SUBMIT))  # type: ignore[arg-type]
-            job = a_job()
-            with pytest.raises(SiteUnreachable):
-                await site.submit(job)
-            assert await site.find({job.tag: job.name}) == {job.tag: []}
+    async def test_after_an_answer_behind_which_the_connection_goes(
+        self, faulty: Sandbox, site: FirecrestSite
+    ) -> None:
+        faulty.faults.add(Fault("timeout_before", **SUBMIT))  # type: ignore[arg-type]
+        with pytest.raises(SiteUnreachable):
+            await site.submit(a_job())
+        assert await site.submit(a_job())
 
-        run(faulty, scenario)
-
-    def test_after_an_answer_behind_which_the_connection_goes(self, faulty: Sandbox) -> None:
-        async def scenario(site: FirecrestSite) -> None:
-            faulty.faults.add(Fault("timeout_before", **SUBMIT))  # type: ignore[arg-type]
-            with pytest.raises(SiteUnreachable):
-                await site.submit(a_job())
-            assert await site.submit(a_job())
-
-        run(faulty, scenario)
-
-    def test_are_made_once(self, faulty: Sandbox) -> None:
-        async def scenario(site: FirecrestSite) -> None:
-            fault = Fault("refuse", status=503, count=None, message="is unhealthy", **SUBMIT)  # type: ignore[arg-type]
-            faulty.faults.add(fault)
-            with pytest.raises(SiteBusy):
-                await site.submit(a_job())
-            assert fault.happened == 1
-
-        run(faulty, scenario)
+    async def test_are_made_once(self, faulty: Sandbox, site: FirecrestSite) -> None:
+        fault = Fault("refuse", status=503, count=None, message="is unhealthy", **SUBMIT)  # type: ignore[arg-type]
+        faulty.faults.add(fault)
+        with pytest.raises(SiteBusy):
+            await site.submit(a_job())
+        assert fault.happened == 1
 
 
 class TestFinding:
-    def test_costs_one_list_for_all_that_are_few(self, sandbox: Sandbox) -> None:
-        async def scenario(site: FirecrestSite) -> None:
-            few = {str(uuid.uuid4()): "count" for _ in range(5)}
-            before = site.requests["find"]
-            assert await site.find(few) == {tag: [] for tag in few}
-            assert site.requests["find"] - before == 1
-            assert await site.find({}) == {}
-            assert site.requests["find"] - before == 1
+    async def test_costs_one_list_for_all_that_are_few(self, site: FirecrestSite) -> None:
+        few = {str(uuid.uuid4()): "count" for _ in range(5)}
+        before = site.requests["find"]
+        assert await site.find(few) == {tag: [] for tag in few}
+        assert site.requests["find"] - before == 1
+        assert await site.find({}) == {}
+        assert site.requests["find"] - before == 1
 
-        run(sandbox, scenario)
-
-    def test_of_many_costs_one_list_of_all_jobs(self, sandbox: Sandbox) -> None:
-        async def scenario(site: FirecrestSite) -> None:
-            job = a_job()
-            jobs = [await site.submit(job)]
-            many = {str(uuid.uuid4()): "count" for _ in range(500)} | {job.tag: job.name}
-            before = site.requests["find"]
-            async with asyncio.timeout(100):
-                while (await site.find(many))[job.tag] != jobs:
-                    before = site.requests["find"]
-                    await asyncio.sleep(0.1)
-            assert site.requests["find"] - before == 1
-
-        run(sandbox, scenario)
-
-    def test_of_many_goes_on_where_the_server_cannot_list_all_jobs(
-        self, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        async def scenario(site: FirecrestSite) -> None:
-            listed = site._list
-            unnamed = 0
-
-            async def too_many(kind: str, window: str, name: str = "") -> object:
-                nonlocal unnamed
-                unnamed += not name
-                if not name:
-                    raise SiteUnreachable("Error executing Slurm command.", status=500)
-                return await listed(kind, window, name)
-
-            monkeypatch.setattr(site, "_list", too_many)
-            many = {str(uuid.uuid4()): "count" for _ in range(100)}
-            for _ in range(2):
+    async def test_of_many_costs_one_list_of_all_jobs(self, site: FirecrestSite) -> None:
+        job = a_job()
+        jobs = [await site.submit(job)]
+        many = {str(uuid.uuid4()): "count" for _ in range(500)} | {job.tag: job.name}
+        before = site.requests["find"]
+        async with asyncio.timeout(100):
+            while (await site.find(many))[job.tag] != jobs:
                 before = site.requests["find"]
-                assert await site.find(many) == {tag: [] for tag in many}
-                assert site.requests["find"] - before == 20
-            assert unnamed == 1
+                await asyncio.sleep(0.1)
+        assert site.requests["find"] - before == 1
 
-        run(sandbox, scenario)
+    async def test_of_many_goes_on_where_the_server_cannot_list_all_jobs(
+        self, monkeypatch: pytest.MonkeyPatch, site: FirecrestSite
+    ) -> None:
+        listed = site._list
+        unnamed = 0
+
+        async def too_many(kind: str, window: str, name: str = "") -> object:
+            nonlocal unnamed
+            unnamed += not name
+            if not name:
+                raise SiteUnreachable("Error executing Slurm command.", status=500)
+            return await listed(kind, window, name)
+
+        monkeypatch.setattr(site, "_list", too_many)
+        many = {str(uuid.uuid4()): "count" for _ in range(100)}
+        for _ in range(2):
+            before = site.requests["find"]
+            assert await site.find(many) == {tag: [] for tag in many}
+            assert site.requests["find"] - before == 20
+        assert unnamed == 1
 
 
 @pytest.mark.parametrize(
@@ -162,131 +154,101 @@ def test_names_of_a_list(lengths: list[int], lists: int) -> None:
 
 
 class TestStates:
-    def test_of_many_are_one_request(self, sandbox: Sandbox) -> None:
-        async def scenario(site: FirecrestSite) -> None:
-            # None of them may end meanwhile: the list would lack it for a moment.
-            jobs = [await site.submit(a_job("exec sleep 300")) for _ in range(5)]
-            before = site.requests["status"]
-            try:
-                found = await site.states(jobs)
-                assert {state.phase for state in found.values()} <= {Phase.WAITING, Phase.RUNNING}
-                assert site.requests["status"] == before + 1
-            finally:
-                await site.cancel(jobs)
-
-        run(sandbox, scenario)
-
-    def test_of_servers_that_list_no_window(self, sandbox: Sandbox) -> None:
-        async def scenario(site: FirecrestSite) -> None:
-            jobs = [await site.submit(a_job("sleep 1")) for _ in range(2)]
-            has(site, server="firecREST 2.5.4")
+    async def test_of_many_are_one_request(self, site: FirecrestSite) -> None:
+        # None of them may end meanwhile: the list would lack it for a moment.
+        jobs = [await site.submit(a_job("exec sleep 300")) for _ in range(5)]
+        before = site.requests["status"]
+        try:
             found = await site.states(jobs)
-            assert Phase.UNKNOWN not in {state.phase for state in found.values()}
+            assert {state.phase for state in found.values()} <= {Phase.WAITING, Phase.RUNNING}
+            assert site.requests["status"] == before + 1
+        finally:
+            await site.cancel(jobs)
 
-        run(sandbox, scenario)
+    async def test_of_servers_that_list_no_window(self, site: FirecrestSite) -> None:
+        jobs = [await site.submit(a_job("sleep 1")) for _ in range(2)]
+        has(site, server="firecREST 2.5.4")
+        found = await site.states(jobs)
+        assert Phase.UNKNOWN not in {state.phase for state in found.values()}
 
-    def test_are_asked_for_singly_where_the_list_lacks_them(
-        self, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+    async def test_are_asked_for_singly_where_the_list_lacks_them(
+        self, monkeypatch: pytest.MonkeyPatch, site: FirecrestSite
     ) -> None:
-        async def scenario(site: FirecrestSite) -> None:
-            jobs = [await site.submit(a_job("sleep 1")) for _ in range(2)]
-            listed = site._list
+        jobs = [await site.submit(a_job("sleep 1")) for _ in range(2)]
+        listed = site._list
 
-            async def lacking(kind: str, window: str) -> object:
-                found = await listed(kind, window)
-                return {job: found[job] for job in found if job != jobs[0]}
+        async def lacking(kind: str, window: str) -> object:
+            found = await listed(kind, window)
+            return {job: found[job] for job in found if job != jobs[0]}
 
-            monkeypatch.setattr(site, "_list", lacking)
-            found = await site.states([*jobs, "999999"])
-            assert Phase.UNKNOWN not in {found[job].phase for job in jobs}
-            assert found["999999"].phase is Phase.UNKNOWN
+        monkeypatch.setattr(site, "_list", lacking)
+        found = await site.states([*jobs, "999999"])
+        assert Phase.UNKNOWN not in {found[job].phase for job in jobs}
+        assert found["999999"].phase is Phase.UNKNOWN
 
-        run(sandbox, scenario)
-
-    def test_of_users_with_too_many_jobs(self, faulty: Sandbox) -> None:
-        async def scenario(site: FirecrestSite) -> None:
-            jobs = [await site.submit(a_job("sleep 1")) for _ in range(2)]
-            message = "Error executing Slurm command."
-            faulty.faults.add(
-                Fault("refuse", "GET", "/jobs$", status=500, message=message, count=4)
-            )
-            found = await site.states(jobs)
-            assert Phase.UNKNOWN not in {state.phase for state in found.values()}
-
-        run(faulty, scenario)
+    async def test_of_users_with_too_many_jobs(self, faulty: Sandbox, site: FirecrestSite) -> None:
+        jobs = [await site.submit(a_job("sleep 1")) for _ in range(2)]
+        message = "Error executing Slurm command."
+        faulty.faults.add(Fault("refuse", "GET", "/jobs$", status=500, message=message, count=4))
+        found = await site.states(jobs)
+        assert Phase.UNKNOWN not in {state.phase for state in found.values()}
 
 
 class TestFiles:
-    def test_with_tokens_that_expired_behind_our_back(self, faulty: Sandbox) -> None:
-        async def scenario(site: FirecrestSite) -> None:
-            served(faulty).tokens.change_key()
-            await asyncio.gather(*(site.put(f"d/{n}", b"1") for n in range(10)))
-            assert len(await site.list("d")) == 10
+    async def test_with_tokens_that_expired_behind_our_back(
+        self, faulty: Sandbox, site: FirecrestSite
+    ) -> None:
+        served(faulty).tokens.change_key()
+        await asyncio.gather(*(site.put(f"d/{n}", b"1") for n in range(10)))
+        assert len(await site.list("d")) == 10
 
-        run(faulty, scenario)
+    async def test_directory_that_somebody_removed_is_made_again(
+        self, sandbox: Sandbox, site: FirecrestSite
+    ) -> None:
+        await site.put("d/e/one", b"1")
+        other = firecrest_site(sandbox, site._workspace_name)
+        await other.open()
+        await other.remove("d")
+        await other.close()
+        await site.put("d/e/two", b"2")
+        assert list(await site.list("d/e")) == ["two"]
 
-    def test_directory_that_somebody_removed_is_made_again(self, sandbox: Sandbox) -> None:
-        async def scenario(site: FirecrestSite) -> None:
-            await site.put("d/e/one", b"1")
-            other = firecrest_site(sandbox, site._workspace_name)
-            await other.open()
-            await other.remove("d")
-            await other.close()
-            await site.put("d/e/two", b"2")
-            assert list(await site.list("d/e")) == ["two"]
+    async def test_small_ones_are_one_request(self, site: FirecrestSite) -> None:
+        await site.put("f", b"1")
+        before = site.requests.copy()
+        await site.put("f", b"2")
+        assert [chunk async for chunk in site.get("f", size=1)] == [b"2"]
+        assert site.requests - before == {"upload": 1, "download": 1}
 
-        run(sandbox, scenario)
-
-    def test_small_ones_are_one_request(self, sandbox: Sandbox) -> None:
-        async def scenario(site: FirecrestSite) -> None:
-            await site.put("f", b"1")
-            before = site.requests.copy()
-            await site.put("f", b"2")
-            assert [chunk async for chunk in site.get("f", size=1)] == [b"2"]
-            assert site.requests - before == {"upload": 1, "download": 1}
-
-        run(sandbox, scenario)
-
-    def test_many_at_once_keep_to_the_ssh_channels_of_a_user(self, sandbox: Sandbox) -> None:
+    async def test_many_at_once_keep_to_the_ssh_channels_of_a_user(
+        self, site: FirecrestSite
+    ) -> None:
         """The site has ten: one request more is refused, and repeated."""
+        before = site.requests.copy()
+        job = await site.submit(a_job())
+        await asyncio.gather(
+            *(site.put(f"many/{n}", bytes(100_000)) for n in range(40)),
+            *(site.states([job]) for _ in range(10)),
+        )
+        assert site.requests - before == {"submit": 1, "mkdir": 1, "upload": 40, "status": 10}
 
-        async def scenario(site: FirecrestSite) -> None:
-            before = site.requests.copy()
-            job = await site.submit(a_job())
-            await asyncio.gather(
-                *(site.put(f"many/{n}", bytes(100_000)) for n in range(40)),
-                *(site.states([job]) for _ in range(10)),
-            )
-            assert site.requests - before == {"submit": 1, "mkdir": 1, "upload": 40, "status": 10}
+    async def test_names_that_jobs_made(self, site: FirecrestSite) -> None:
+        root = site._open.paths.root
+        job = await site.submit(a_job(f"mkdir '{root}/d' && touch '{root}/d/größer €'"))
+        await until(site, job, ended)
+        assert list(await site.list("d")) == ["größer €"]
 
-        run(sandbox, scenario)
+    async def test_the_workspace_itself_stays(self, site: FirecrestSite) -> None:
+        with pytest.raises(SiteRejected):
+            await site.remove(".")
 
-    def test_names_that_jobs_made(self, sandbox: Sandbox) -> None:
-        async def scenario(site: FirecrestSite) -> None:
-            root = site._open.paths.root
-            job = await site.submit(a_job(f"mkdir '{root}/d' && touch '{root}/d/größer €'"))
-            async with asyncio.timeout(100):
-                while (await site.states([job]))[job].phase is not Phase.ENDED:
-                    await asyncio.sleep(0.1)
-            assert list(await site.list("d")) == ["größer €"]
-
-        run(sandbox, scenario)
-
-    def test_the_workspace_itself_stays(self, sandbox: Sandbox) -> None:
-        async def scenario(site: FirecrestSite) -> None:
-            with pytest.raises(SiteRejected):
-                await site.remove(".")
-
-        run(sandbox, scenario)
-
-    def test_too_long_for_the_server_to_remove(self, faulty: Sandbox) -> None:
-        async def scenario(site: FirecrestSite) -> None:
-            await site.put("d/e/f", b"1")
-            faulty.faults.add(Fault("timeout_before", "DELETE", "/ops/rm"))
-            await site.remove("d")
-            assert await site.stat("d") is None
-
-        run(faulty, scenario)
+    async def test_too_long_for_the_server_to_remove(
+        self, faulty: Sandbox, site: FirecrestSite
+    ) -> None:
+        await site.put("d/e/f", b"1")
+        faulty.faults.add(Fault("timeout_before", "DELETE", "/ops/rm"))
+        await site.remove("d")
+        assert await site.stat("d") is None
 
 
 def write(site: FirecrestSite, name: str, data: bytes) -> None:
@@ -299,72 +261,62 @@ def write(site: FirecrestSite, name: str, data: bytes) -> None:
 class TestLarge:
     @pytest.mark.parametrize("way", ["s3", ""])
     @pytest.mark.parametrize("name", ["large", "d/a b&c<d>"])
-    def test_come(self, sandbox: Sandbox, way: str, name: str) -> None:
-        async def scenario(site: FirecrestSite) -> None:
-            has(site, transfer=way)
-            data = os.urandom((9 << 20) + 17)
-            write(site, name, data)
-            assert await content(site, name) == data
-            for offset in (1, 5_000_000, len(data) - 1, len(data)):
-                assert await content(site, name, offset) == data[offset:]
-            with pytest.raises(SiteRejected):
-                await content(site, name, len(data) + 1)
-            if not way:
-                assert await site.list(".mantik/transfers") == {}
+    async def test_come(self, way: str, name: str, site: FirecrestSite) -> None:
+        has(site, transfer=way)
+        data = os.urandom((9 << 20) + 17)
+        write(site, name, data)
+        assert await content(site, name) == data
+        for offset in (1, 5_000_000, len(data) - 1, len(data)):
+            assert await content(site, name, offset) == data[offset:]
+        with pytest.raises(SiteRejected):
+            await content(site, name, len(data) + 1)
+        if not way:
+            assert await site.list(".mantik/transfers") == {}
 
-        run(sandbox, scenario)
+    async def test_goes_on_where_it_broke(self, faulty: Sandbox, site: FirecrestSite) -> None:
+        data = os.urandom(9 << 20)
+        write(site, "large", data)
+        faulty.faults.add(Fault("cut", "GET", "large", bytes=3 << 20))
+        came = b""
 
-    def test_goes_on_where_it_broke(self, faulty: Sandbox) -> None:
-        async def scenario(site: FirecrestSite) -> None:
-            data = os.urandom(9 << 20)
-            write(site, "large", data)
-            faulty.faults.add(Fault("cut", "GET", "large", bytes=3 << 20))
-            came = b""
+        async def fetch() -> None:
+            nonlocal came
+            async for chunk in site.get("large"):
+                came += chunk
 
-            async def fetch() -> None:
-                nonlocal came
-                async for chunk in site.get("large"):
-                    came += chunk
+        with pytest.raises(SiteUnreachable):
+            await fetch()
+        assert 0 < len(came) < len(data)
+        before = site.requests["transfer"]
+        assert came + await content(site, "large", len(came)) == data
+        assert site.requests["transfer"] == before
 
-            with pytest.raises(SiteUnreachable):
-                await fetch()
-            assert 0 < len(came) < len(data)
-            before = site.requests["transfer"]
-            assert came + await content(site, "large", len(came)) == data
-            assert site.requests["transfer"] == before
-
-        run(faulty, scenario)
-
-    def test_are_shared_with_time_left(
-        self, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+    async def test_are_shared_with_time_left(
+        self, monkeypatch: pytest.MonkeyPatch, site: FirecrestSite
     ) -> None:
-        async def scenario(site: FirecrestSite) -> None:
-            write(site, "large", os.urandom(9 << 20))
-            shared = await site.share("large")
-            assert shared is not None
-            assert await site.share("large") == shared
-            monkeypatch.setattr(store, "_LIFETIME", 0)
-            write(site, "other", os.urandom(9 << 20))
-            shared = await site.share("other")
-            assert shared is not None
-            assert await site.share("other") != shared, "it has expired meanwhile"
+        write(site, "large", os.urandom(9 << 20))
+        shared = await site.share("large")
+        assert shared is not None
+        assert await site.share("large") == shared
+        monkeypatch.setattr(store, "_LIFETIME", 0)
+        write(site, "other", os.urandom(9 << 20))
+        shared = await site.share("other")
+        assert shared is not None
+        assert await site.share("other") != shared, "it has expired meanwhile"
 
-        run(sandbox, scenario)
-
-    def test_are_imported_although_the_answer_is_lost(self, faulty: Sandbox) -> None:
-        async def scenario(site: FirecrestSite) -> None:
-            data = os.urandom(9 << 20)
-            write(site, "large", data)
-            shared = await site.share("large")
-            assert shared is not None
-            faulty.faults.add(Fault("drop_after", **SUBMIT))  # type: ignore[arg-type]
-            begun = await site.start_import(shared, "copy")
-            assert begun is not None
-            assert (await site.import_state(begun)).phase is Phase.UNKNOWN
-            async with asyncio.timeout(100):
-                while (entry := await site.stat("copy")) is None or entry.size < len(data):
-                    await asyncio.sleep(0.1)
-            await site.end_import(begun)
-            assert await site.list(".mantik/transfers") == {}, "the URL stays nowhere"
-
-        run(faulty, scenario)
+    async def test_are_imported_although_the_answer_is_lost(
+        self, faulty: Sandbox, site: FirecrestSite
+    ) -> None:
+        data = os.urandom(9 << 20)
+        write(site, "large", data)
+        shared = await site.share("large")
+        assert shared is not None
+        faulty.faults.add(Fault("drop_after", **SUBMIT))  # type: ignore[arg-type]
+        begun = await site.start_import(shared, "copy")
+        assert begun is not None
+        assert (await site.import_state(begun)).phase is Phase.UNKNOWN
+        async with asyncio.timeout(100):
+            while (entry := await site.stat("copy")) is None or entry.size < len(data):
+                await asyncio.sleep(0.1)
+        await site.end_import(begun)
+        assert await site.list(".mantik/transfers") == {}, "the URL stays nowhere"

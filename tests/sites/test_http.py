@@ -4,7 +4,6 @@ import asyncio
 import gzip
 import tracemalloc
 import zlib
-from collections.abc import Iterator
 
 import httpx
 import pytest
@@ -13,11 +12,8 @@ from snakemake_executor_plugin_mantik.common.errors import SiteUnreachable
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings, Timing
 from snakemake_executor_plugin_mantik.sites import http, issuers, rest
 from snakemake_executor_plugin_mantik.sites.authentication import Bearer
-from snakemake_executor_plugin_mantik.sites.base import Site
-from snakemake_executor_plugin_mantik.sites.firecrest import FirecrestSite
 from snakemake_executor_plugin_mantik.sites.issuers import ClientCredentials
-from snakemake_executor_plugin_mantik.sites.unicore import UnicoreSite
-from tests.support.benches import site_at
+from tests.support.benches import any_site, open_and_close, site_at
 from tests.support.parrot import Parrot, Say
 
 MIB = 1 << 20
@@ -37,23 +33,10 @@ TOO_MUCH = {
 }
 
 
-@pytest.fixture
-def parrot(monkeypatch: pytest.MonkeyPatch) -> Iterator[Parrot]:
+@pytest.fixture(autouse=True)
+def _limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rest, "REPEAT_ATTEMPTS", 1)
     monkeypatch.setattr(http, "ANSWER_BYTES", 2 * MIB)
-    parrot = Parrot("/rest/core")
-    parrot.thread.start()
-    yield parrot
-    parrot.stop()
-
-
-def site_of(kind: str, parrot: Parrot, timeout_s: float = 120) -> Site:
-    settings = SiteSettings().model_copy(update={"timing": Timing(timeout_s=timeout_s)})
-    if kind == "unicore":
-        return UnicoreSite("p", parrot.url, Bearer("t"), workspace_name="ws", settings=settings)
-    return FirecrestSite(
-        "p", parrot.url, "daint", Bearer("t"), workspace_name="ws", settings=settings
-    )
 
 
 @pytest.mark.parametrize(
@@ -61,18 +44,13 @@ def site_of(kind: str, parrot: Parrot, timeout_s: float = 120) -> Site:
 )
 def test_answers_of_sites(parrot: Parrot, kind: str, trouble: str) -> None:
     parrot.answers = [TOO_MUCH[trouble]]
-
-    async def opened() -> None:
-        site = site_of(kind, parrot, 1 if trouble == "drip" else 120)
-        try:
-            await site.open()
-        finally:
-            await site.close()
-
+    timing = Timing(timeout_s=1 if trouble == "drip" else 120)
+    settings = SiteSettings().model_copy(update={"timing": timing})
+    site = any_site(kind, parrot.url, Bearer("t"), settings)
     tracemalloc.start()
     try:
         with pytest.raises(SiteUnreachable) as caught:
-            asyncio.run(opened())
+            asyncio.run(open_and_close(site))
         assert tracemalloc.get_traced_memory()[1] < 192 * MIB
     finally:
         tracemalloc.stop()

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +9,9 @@ import pytest
 
 from snakemake_executor_plugin_mantik.common.errors import SiteRejected, SiteUnreachable, UserError
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
-from snakemake_executor_plugin_mantik.sites import rest
 from snakemake_executor_plugin_mantik.sites.authentication import Bearer
 from snakemake_executor_plugin_mantik.sites.base import QueueLimits
 from snakemake_executor_plugin_mantik.sites.firecrest import (
-    FirecrestSite,
     choose_workspace,
     parse_system,
     read_user,
@@ -26,6 +23,7 @@ from snakemake_executor_plugin_mantik.sites.firecrest.connection import (
     zone_offset,
 )
 from snakemake_executor_plugin_mantik.sites.unicore import queue_limits
+from tests.support.benches import any_site, open_and_close
 from tests.support.parrot import Parrot, Say
 
 DAINT: dict[str, Any] = {
@@ -46,31 +44,8 @@ DAINT: dict[str, Any] = {
 FILE_SYSTEMS = parse_system(DAINT, "2.x.x", "alps").file_systems
 
 
-@pytest.fixture
-def parrot(monkeypatch: pytest.MonkeyPatch) -> Iterator[Parrot]:
-    monkeypatch.setattr(rest, "REPEAT_FIRST_S", 0.01)
-    parrot = Parrot("/hpc/firecrest/v1")
-    parrot.thread.start()
-    yield parrot
-    parrot.stop()
-
-
 def open_at(parrot: Parrot) -> None:
-    async def opened() -> None:
-        site = FirecrestSite(
-            "alps",
-            parrot.url,
-            "daint",
-            Bearer("s3cr3t"),
-            workspace_name="ws",
-            settings=SiteSettings(),
-        )
-        try:
-            await site.open()
-        finally:
-            await site.close()
-
-    asyncio.run(opened())
+    asyncio.run(open_and_close(any_site("firecrest", parrot.url, Bearer("s3cr3t"))))
 
 
 def say(answer: object, status: int = 200) -> Say:

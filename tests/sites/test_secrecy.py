@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import traceback
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,13 +10,11 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from snakemake_executor_plugin_mantik.common.errors import MantikError
-from snakemake_executor_plugin_mantik.config.settings import SiteSettings
 from snakemake_executor_plugin_mantik.sites import rest
 from snakemake_executor_plugin_mantik.sites.base import Site
 from snakemake_executor_plugin_mantik.sites.credentials import find_credentials
-from snakemake_executor_plugin_mantik.sites.firecrest import FirecrestSite
 from snakemake_executor_plugin_mantik.sites.issuers import Issuer
-from snakemake_executor_plugin_mantik.sites.unicore import UnicoreSite
+from tests.support.benches import any_site, open_and_close
 from tests.support.parrot import Parrot, Say
 from tests.support.ports import free_port
 
@@ -66,24 +63,12 @@ def key(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return key
 
 
-@pytest.fixture
-def parrot(monkeypatch: pytest.MonkeyPatch) -> Iterator[Parrot]:
-    monkeypatch.setattr(rest, "REPEAT_ATTEMPTS", 1)
-    parrot = Parrot("/rest/core")
-    parrot.thread.start()
-    yield parrot
-    parrot.stop()
-
-
 def site_of(api: str, url: str, variables: dict[str, str], key: Path) -> Site:
     environ = {
         f"MANTIK_{api.upper()}_{name}": value.replace("URL", url).replace("KEY", str(key))
         for name, value in variables.items()
     }
-    credential = find_credentials("s", api, environ, None, issuer=Issuer())
-    if api == "unicore":
-        return UnicoreSite("s", url, credential, workspace_name="w", settings=SiteSettings())
-    return FirecrestSite("s", url, "m", credential, workspace_name="w", settings=SiteSettings())
+    return any_site(api, url, find_credentials("s", api, environ, None, issuer=Issuer()))
 
 
 @pytest.mark.parametrize("trouble", TROUBLE)
@@ -91,9 +76,10 @@ def site_of(api: str, url: str, variables: dict[str, str], key: Path) -> Site:
     "kind", [f"{api} {number}" for api, kinds in KINDS.items() for number in range(len(kinds))]
 )
 def test_nothing_is_told(
-    parrot: Parrot, caplog: pytest.LogCaptureFixture, key: Path,
+    parrot: Parrot, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, key: Path,
     kind: str, trouble: str,
 ) -> None:  # fmt: skip
+    monkeypatch.setattr(rest, "REPEAT_ATTEMPTS", 1)
     caplog.set_level(logging.DEBUG)
     api, number = kind.split()
     url, say = parrot.url, TROUBLE[trouble]
@@ -103,11 +89,7 @@ def test_nothing_is_told(
         parrot.answers = [say]
 
     async def act() -> None:
-        site = site_of(api, url, KINDS[api][int(number)], key)
-        try:
-            await site.open()
-        finally:
-            await site.close()
+        await open_and_close(site_of(api, url, KINDS[api][int(number)], key))
 
     with pytest.raises(MantikError) as caught:
         asyncio.run(act())

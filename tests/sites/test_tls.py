@@ -23,7 +23,7 @@ from snakemake_executor_plugin_mantik.sites import rest
 from snakemake_executor_plugin_mantik.sites.authentication import Password
 from snakemake_executor_plugin_mantik.sites.firecrest import FirecrestSite
 from snakemake_executor_plugin_mantik.sites.issuers import ClientCredentials, DeviceLogin, Issuer
-from snakemake_executor_plugin_mantik.sites.unicore import UnicoreSite
+from tests.support.benches import any_site, open_and_close
 from tests.support.parrot import Parrot, Say
 
 DAY = datetime.timedelta(days=1)
@@ -102,38 +102,14 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
         parrot.stop()
 
 
-def open_unicore(url: str, ca_file: Path | None, proxy: str | None) -> None:
-    settings = SiteSettings.model_validate(
-        {"CAFile": str(ca_file)} if ca_file else {} | ({"Proxy": proxy} if proxy else {})
-    )
-    if proxy:
-        settings = settings.model_copy(update={"proxy": proxy})
+def opens(api: str) -> Callable[[str, Path | None, str | None], None]:
+    def ask(url: str, ca_file: Path | None, proxy: str | None) -> None:
+        settings = SiteSettings().model_copy(
+            update={"ca_file": str(ca_file) if ca_file else None, "proxy": proxy}
+        )
+        asyncio.run(open_and_close(any_site(api, url, Password("ada", SECRET), settings)))
 
-    async def opened() -> None:
-        credential = Password("ada", SECRET)
-        site = UnicoreSite("a", url, credential, workspace_name="w", settings=settings)
-        try:
-            await site.open()
-        finally:
-            await site.close()
-
-    asyncio.run(opened())
-
-
-def open_firecrest(url: str, ca_file: Path | None, proxy: str | None) -> None:
-    settings = SiteSettings().model_copy(
-        update={"ca_file": str(ca_file) if ca_file else None, "proxy": proxy}
-    )
-
-    async def opened() -> None:
-        credential = Password("ada", SECRET)
-        site = FirecrestSite("a", url, "m", credential, workspace_name="w", settings=settings)
-        try:
-            await site.open()
-        finally:
-            await site.close()
-
-    asyncio.run(opened())
+    return ask
 
 
 def ask_issuer(url: str, ca_file: Path | None, proxy: str | None) -> None:
@@ -149,7 +125,7 @@ def log_in(url: str, ca_file: Path | None, proxy: str | None) -> None:
     ).login()
 
 
-ASK = [open_unicore, open_firecrest, ask_issuer, log_in]
+ASK = [opens("unicore"), opens("firecrest"), ask_issuer, log_in]
 Ask = Callable[[str, Path | None, str | None], None]
 
 

@@ -65,12 +65,7 @@ class Bench:
 
     def run(self, scenario: Callable[[Site], Awaitable[_T]]) -> _T:
         """The result of `scenario` with a site that is open."""
-        return self.run_opened(lambda site, _: scenario(site))
-
-    def run_opened(self, scenario: Callable[[Site, SiteFacts], Awaitable[_T]]) -> _T:
-        """Like `run`, for scenarios that want the facts too."""
-
-        return opened(self.site, scenario)
+        return opened(self.site, lambda site, _: scenario(site))
 
 
 def opened(site: Callable[[], _S], scenario: Callable[[_S, SiteFacts], Awaitable[_T]]) -> _T:
@@ -84,6 +79,24 @@ def opened(site: Callable[[], _S], scenario: Callable[[_S, SiteFacts], Awaitable
             await made.close()
 
     return asyncio.run(with_site())
+
+
+def any_site(
+    api: str, url: str, credential: Credential, settings: SiteSettings | None = None
+) -> UnicoreSite | FirecrestSite:
+    """A site at `url`, whatever is there."""
+    given = settings or SiteSettings()
+    if api == "unicore":
+        return UnicoreSite("a", url, credential, workspace_name="ws", settings=given)
+    return FirecrestSite("a", url, "daint", credential, workspace_name="ws", settings=given)
+
+
+async def open_and_close(site: Site) -> SiteFacts:
+    """What a site tells when it opens."""
+    try:
+        return await site.open()
+    finally:
+        await site.close()
 
 
 def unicore_site(

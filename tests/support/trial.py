@@ -138,6 +138,17 @@ class Trial:
         """Run a script to its end."""
         return self.end(spec, self.start(spec, env=env))
 
+    def signalled(
+        self, spec: JobSpec, *signals: int, env: Mapping[str, str] | None = None
+    ) -> Ended:
+        """Run a script that gets signals once its command has made the file `running`."""
+        process = self.start(spec, env=env)
+        running = self.workspace / "running"
+        wait_until(lambda: running.exists() or process.poll() is not None)
+        for number in signals:
+            os.kill(process.pid, number)
+        return self.end(spec, process)
+
     def write(self, path: str, text: str = "x") -> Path:
         """A file in the workspace."""
         place = self.workspace / path

@@ -7,42 +7,27 @@ import pytest
 from snakemake_executor_plugin_mantik.common.errors import SiteUnauthorized, SiteUnreachable
 from snakemake_executor_plugin_mantik.sites.base import Site, SiteFacts
 from tests.sites.contract.steps import a_job, content, ended, running, until
-from tests.support.benches import Bench
+from tests.support.benches import Bench, open_and_close
+
+pytestmark = pytest.mark.anyio
 
 
 class TestOpening:
-    def test_tells_where_jobs_find_the_workspace(self, bench: Bench) -> None:
-        async def scenario(site: Site, facts: SiteFacts) -> None:
-            assert facts.workspace.startswith("/")
-            assert facts.server
-            await site.put("in.txt", b"from here")
-            job = await site.submit(a_job(f"cd '{facts.workspace}' && cat in.txt > out.txt"))
-            await until(site, job, ended)
-            assert await content(site, "out.txt") == b"from here"
+    async def test_tells_where_jobs_find_the_workspace(self, site: Site, facts: SiteFacts) -> None:
+        assert facts.workspace.startswith("/")
+        assert facts.server
+        await site.put("in.txt", b"from here")
+        job = await site.submit(a_job(f"cd '{facts.workspace}' && cat in.txt > out.txt"))
+        await until(site, job, ended)
+        assert await content(site, "out.txt") == b"from here"
 
-        bench.run_opened(scenario)
-
-    def test_again_keeps_what_is_there(self, bench: Bench) -> None:
-        async def write(site: Site) -> None:
-            await site.put("kept", b"1")
-
-        async def read(site: Site) -> None:
-            await site.open()
-            assert await content(site, "kept") == b"1"
-
-        bench.run(write)
-        bench.run(read)
-
-    def test_tells_who_runs_jobs_and_what_queues_allow(self, bench: Bench) -> None:
-        async def scenario(_: Site, facts: SiteFacts) -> None:
-            assert facts.user
-            assert facts.max_entries > 0
-            for limits in facts.queues.values():
-                ranges = (limits.runtime_s, limits.nodes, limits.memory_mib_per_node,
-                          limits.gpus_per_node)  # fmt: skip
-                assert all(0 <= r[0] <= r[1] for r in ranges if r is not None)
-
-        bench.run_opened(scenario)
+    async def test_tells_who_runs_jobs_and_what_queues_allow(self, facts: SiteFacts) -> None:
+        assert facts.user
+        assert facts.max_entries > 0
+        for limits in facts.queues.values():
+            ranges = (limits.runtime_s, limits.nodes, limits.memory_mib_per_node,
+                      limits.gpus_per_node)  # fmt: skip
+            assert all(0 <= r[0] <= r[1] for r in ranges if r is not None)
 
     def test_closing_changes_nothing_at_the_site(self, bench: Bench) -> None:
         async def start(site: Site) -> str:
@@ -54,6 +39,7 @@ class TestOpening:
         job = bench.run(start)
 
         async def look(site: Site) -> None:
+            await site.open()  # once more
             await until(site, job, running)  # its record may say otherwise for a moment
             assert await content(site, "kept") == b"1"
             await site.cancel([job])
@@ -67,10 +53,3 @@ class TestOpening:
     def test_with_a_server_that_is_away(self, bench: Bench) -> None:
         with pytest.raises(SiteUnreachable):
             asyncio.run(open_and_close(bench.away()))
-
-
-async def open_and_close(site: Site) -> None:
-    try:
-        await site.open()
-    finally:
-        await site.close()

@@ -63,15 +63,9 @@ def test_what_is_commented_out_can_be_used_as_it_stands(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("site", KNOWN_SITES.values(), ids=lambda site: site.name)
-@pytest.mark.parametrize("environment", ["none", "python", "apptainer"])
-def test_configs_of_known_sites_pass_the_check(
-    site: KnownSite, environment: str, tmp_path: Path
-) -> None:
-    (tmp_path / "env").mkdir()
-    (tmp_path / "env" / "train.sif").write_text("")
+def test_configs_of_known_sites_pass_the_check(site: KnownSite, tmp_path: Path) -> None:
     where = () if site.url else ("--url", URL)
-    words = ("--site", site.name, "--environment", environment, *where)
-    done = run(*words, "-d", str(tmp_path))
+    done = run("--site", site.name, "--environment", "none", *where, "-d", str(tmp_path))
     assert done.exit_code == 0, done.output
     file = tmp_path / f"{site.name}.yaml"
     checked = CliRunner().invoke(_app(), ["check", str(file), "--project", str(tmp_path)])
@@ -79,8 +73,6 @@ def test_configs_of_known_sites_pass_the_check(
     config = read_configs([file.name], tmp_path)[site.name].config
     assert (config.api, config.api_url) == (site.api, site.url or URL)
     assert config.resources.queue == site.queues[0]
-    assert (config.environment.apptainer is not None) == (environment == "apptainer")
-    assert (config.environment.python is not None) == (environment == "python")
     if config.firecrest:
         assert (config.firecrest.machine, config.firecrest.token_url) == (
             site.machine,

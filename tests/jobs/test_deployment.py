@@ -45,8 +45,8 @@ class Node:
     def environments(self) -> Path:
         return self.workspace / f".mantik/conda/e1-{MACHINE}"
 
-    def file(self, text: str, **more: str) -> CondaFile:
-        """An environment that is made of a file; `more` are fields with other files' texts."""
+    def file(self, text: str) -> CondaFile:
+        """An environment that is made of a file."""
         (self.workspace / ".mantik/files/env.yaml").write_text(text)
         return CondaFile("envs/it's.yaml", "e1", ".mantik/files/env.yaml")
 

@@ -379,14 +379,6 @@ class TestFirecrest:
         token = {**refresh, "MANTIK_FIRECREST_TOKEN": "t"}
         assert self.find(token).headers() == {"Authorization": "Bearer t"}
 
-    def test_the_sites_own_come_first(self) -> None:
-        environ = {
-            "MANTIK_FIRECREST_TOKEN": "general",
-            "MANTIK_ALPS_CLIENT_ID": "id",
-            "MANTIK_ALPS_CLIENT_SECRET": "cs",
-        }
-        assert isinstance(self.find(environ), ClientCredentials)
-
     def test_the_issuer(self, issuer: Issuer) -> None:
         environ = {"MANTIK_ALPS_CLIENT_ID": "id", "MANTIK_ALPS_CLIENT_SECRET": "cs"}
         assert asyncio.run(header(self.find(environ, issuer.url))) == "Bearer access-1"

@@ -65,17 +65,6 @@ def test_golden(name: str, description: dict[str, Any]) -> None:
     assert rendered == file.read_text(encoding="utf-8")
 
 
-def test_batch_file_begins_with_the_schedulers_lines() -> None:
-    text = batch_file(FULL, "slurm", whole=False)
-    lines = text.splitlines()
-    assert lines[0] == "#!/bin/bash"
-    first, _, rest = text.rpartition("\n#SBATCH ")
-    assert all(line.startswith("#SBATCH --") for line in first.splitlines()[1:])
-    assert "mkfifo" in rest
-    assert "#SBATCH --gpus-per-node=4" in lines
-    assert "#SBATCH --output=stdout" in lines
-
-
 @pytest.mark.parametrize(("shell", "first"), [("bash", "batch script"), ("sh", "server's shell")])
 def test_a_job_that_is_told_to_end_may_say_its_last_words(
     shell: str, first: str, tmp_path: Path
@@ -153,13 +142,6 @@ def test_jobs_do_not_see_the_modules_of_the_tsi(
 def test_resources_that_the_queue_does_not_know_are_left_out() -> None:
     described = job_description(FULL, "none", {"Runtime", "Nodes"})["Resources"]
     assert described == {"Queue": "booster", "Runtime": "90m", "Nodes": "2"}
-
-
-def test_values_are_texts() -> None:
-    """UNICORE reads many values with getString: a number or a boolean would count as absent."""
-    description = job_description(FULL, "none", KNOWN)
-    assert all(isinstance(value, str) for value in description["Resources"].values())
-    assert description["RunUserPrecommandOnLoginNode"] == "true"
 
 
 @pytest.mark.parametrize(

@@ -15,14 +15,12 @@ import pytest
 
 from hpc_sandbox.server import Sandbox
 from snakemake_executor_plugin_mantik.common.errors import MantikError, printable
-from snakemake_executor_plugin_mantik.config.settings import SiteSettings
 from snakemake_executor_plugin_mantik.jobs.spec import Resources
 from snakemake_executor_plugin_mantik.sites import rest
 from snakemake_executor_plugin_mantik.sites.authentication import Password
 from snakemake_executor_plugin_mantik.sites.base import Entry, Site, Submission
 from snakemake_executor_plugin_mantik.sites.firecrest import jobs
-from snakemake_executor_plugin_mantik.sites.unicore import UnicoreSite
-from tests.support.benches import firecrest_site
+from tests.support.benches import any_site, firecrest_site
 from tests.support.proxy import Answer, Exchange, Proxy, Rule
 from tests.support.seeds import seeds
 
@@ -135,14 +133,11 @@ def test_no_answer_surprises_us(
 
     async def scenario(url: str) -> list[Entry]:
         nonlocal opened
-        site: Site
-        if name == "hpc1":
-            credential = Password(*sandbox.credentials("hpc1"))
-            site = UnicoreSite(
-                "strange", url, credential, workspace_name="ws", settings=SiteSettings()
-            )
-        else:
-            site = firecrest_site(sandbox, "ws", url=url)
+        site: Site = (
+            any_site("unicore", url, Password(*sandbox.credentials("hpc1")))
+            if name == "hpc1"
+            else firecrest_site(sandbox, "ws", url=url)
+        )
         try:
             async with asyncio.timeout(250):
                 try:

@@ -20,6 +20,7 @@ pytest_plugins = [
     "tests.support.sandbox",
     "tests.support.unicorex",
     "tests.support.benches",
+    "tests.support.parrot",
     "tests.support.places",
     "tests.support.s3",
     "tests.support.trial",

@@ -3,9 +3,14 @@
 import ssl
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from snakemake_executor_plugin_mantik.sites import rest
 
 
 @dataclass
@@ -76,3 +81,13 @@ class Parrot:
         self.server.shutdown()
         self.thread.join()
         self.server.server_close()
+
+
+@pytest.fixture
+def parrot(monkeypatch: pytest.MonkeyPatch) -> Iterator[Parrot]:
+    """A server that is asked again at once."""
+    monkeypatch.setattr(rest, "REPEAT_FIRST_S", 0.01)
+    made = Parrot("/rest/core")
+    made.thread.start()
+    yield made
+    made.stop()

@@ -49,7 +49,7 @@ class UndeclaredFiles:
         here = await asyncio.to_thread(lambda: [_look_at(self._workdir / e.path, e) for e in new])
         stay = [entry for entry, state in zip(new, here, strict=True) if not state]
         kept = [entry for entry, state in zip(new, here, strict=True) if state == "other"]
-        self._journal.undeclared.add(
+        self._journal.files.add_undeclared(
             UndeclaredFile(
                 entry.path, record.place, entry.size, (entry.modified_ns or 0) / 1e9, entry.mode,
                 record.name,

@@ -9,16 +9,16 @@ Readers (`smk-mantik jobs`) may read at any time.
 """
 
 from .backup import has_backup
-from .database import JOURNAL_FILE, JournalCopy
+from .database import JOURNAL_FILE, JournalCopy, connect
 from .events import Event, EventKind, read_events
 from .files import MADE, TIMESTAMP, FileLedger, WriteConflict
 from .history import (
     StoredOutputs,
     WorkflowHistory,
-    connect,
     is_controlled,
     journal_path,
     read_history,
+    read_members,
     read_stored,
     read_tries,
     read_undeclared,
@@ -37,6 +37,7 @@ from .records import (
     Times,
     TryRecord,
     TryState,
+    UndeclaredFile,
     Used,
     content_name,
     decode_identity,
@@ -48,7 +49,6 @@ from .records import (
     turn_of,
 )
 from .tracked import GOES_ON, TrackedLedger, TrackedTry, read_adopted, read_tracked
-from .undeclared import UndeclaredFile
 from .uses import read_uses
 
 __all__ = [
@@ -93,6 +93,7 @@ __all__ = [
     "read_adopted",
     "read_events",
     "read_history",
+    "read_members",
     "read_stored",
     "read_tracked",
     "read_tries",

@@ -18,6 +18,7 @@ from .records import FileRecord, StoredOutput
 _FILE = "journal.spare"
 
 Fact = Mapping[str, Any]
+"""A line of a spare; `read_facts` reads all kinds of them."""
 
 
 @dataclass
@@ -80,29 +81,6 @@ class JournalBackup:
         self._file.close()
 
 
-def try_fact(
-    columns: Fact,
-    members: Mapping[str, str],
-    uses: Iterable[tuple[str, str, int]],
-    tracked: Iterable[tuple[str, Fact]] = (),
-) -> Fact:
-    """Make the fact that a try may be at its site from now on."""
-    return {
-        "try": dict(columns), "members": dict(members), "uses": list(uses),
-        "tracked": list(tracked),
-    }  # fmt: skip
-
-
-def end_fact(try_id: str) -> Fact:
-    """Make the fact that a try is final."""
-    return {"over": try_id}
-
-
-def site_fact(columns: Fact) -> Fact:
-    """Make the fact that names a site's workspace."""
-    return {"site": dict(columns)}
-
-
 def stored_fact(output: StoredOutput) -> Fact:
     """Make the fact that an output is stored, with its files."""
     return {"stored": output.path, "output": asdict(output)}
@@ -113,20 +91,10 @@ def lost_fact(path: str) -> Fact:
     return {"stored": path, "output": None}
 
 
-def forgotten_fact(path: str) -> Fact:
-    """Make the fact that nothing is known of an output."""
-    return {"forgotten": path}
-
-
 def _stored_output(columns: Mapping[str, Any]) -> StoredOutput:
     files = tuple(FileRecord(**file) for file in columns["files"])
     links = tuple((path, target) for path, target in columns["links"])
     return StoredOutput(**{**columns, "files": files, "links": links})
-
-
-def workflow_fact(name: str, instance: str, seat: str, home: str) -> Fact:
-    """Make the fact that names the workflow and this journal of it."""
-    return {"workflow": name, "instance": instance, "seat": seat, "home": home}
 
 
 def number_fact(place: str, number: int) -> Fact:

@@ -7,7 +7,7 @@ import os
 import platform
 import sqlite3
 import uuid
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -202,6 +202,25 @@ class Tables:
                 ) from error
             raise
 
+    def change(self, statement: str, *values: object) -> None:
+        """Execute a statement in a transaction of its own; see `write`."""
+        with self.write() as db:
+            db.execute(statement, values)
+
+    def change_each(self, statement: str, rows: Iterable[Sequence[object]]) -> None:
+        """Execute a statement with each of some rows, in one transaction."""
+        with self.write() as db:
+            db.executemany(statement, rows)
+
+    def column(self, query: str, *values: object) -> list[Any]:
+        """Return the first column that a query finds."""
+        return [row[0] for row in self.db.execute(query, values)]
+
+    def value(self, query: str, *values: object) -> Any:
+        """Return the first column of the first row that a query finds; None if it finds none."""
+        row = self.db.execute(query, values).fetchone()
+        return row and row[0]
+
     @contextmanager
     def lasting(self) -> Iterator[None]:
         """Have what is written here, and all that was before, on disk when a transaction ends."""
@@ -210,6 +229,15 @@ class Tables:
             yield
         finally:
             self.db.execute("PRAGMA synchronous = NORMAL")
+
+
+def connect(path: Path, *, quiet: bool = False) -> sqlite3.Connection:
+    """Open a journal for reading; if `quiet`, leave no files beside one that nobody uses."""
+    unused = quiet and not path.with_name(f"{path.name}-wal").exists()
+    source = f"file:{quote(str(path))}?mode=ro{'&immutable=1' * unused}"
+    db = sqlite3.connect(source, uri=True, timeout=30)
+    db.row_factory = sqlite3.Row
+    return db
 
 
 class JournalCopy(Tables):
@@ -230,10 +258,7 @@ class JournalCopy(Tables):
         self.db.row_factory = sqlite3.Row
         try:
             if self.path.exists():
-                # If no controller uses the journal, SQLite must not leave files beside it.
-                quiet = not self.path.with_name(f"{JOURNAL_FILE}-wal").exists()
-                source = f"file:{quote(str(self.path))}?mode=ro{'&immutable=1' * quiet}"
-                with closing(sqlite3.connect(source, uri=True)) as journal:
+                with closing(connect(self.path, quiet=True)) as journal:
                     journal.backup(self.db)
             self._prepare()
         except sqlite3.DatabaseError as error:
@@ -524,6 +549,17 @@ def _rows_of(path: str, output: StoredOutput | None) -> Iterator[tuple[str, dict
         yield "links", {"path": link, "target": target}
 
 
+def insert(
+    db: sqlite3.Connection, table: str, columns: Mapping[str, object], else_: str = "ABORT"
+) -> None:
+    """Insert a row in the caller's transaction; `else_` is done if there is one (SQLite's OR)."""
+    names, marks = ", ".join(columns), ", ".join("?" * len(columns))
+    db.execute(
+        f"INSERT OR {else_} INTO {table} ({names}) VALUES ({marks})",  # noqa: S608
+        list(columns.values()),
+    )
+
+
 def fill(db: sqlite3.Connection, known: backup.BackupContents) -> None:
     """Add facts to tables that do not know them.
 
@@ -553,13 +589,8 @@ def fill(db: sqlite3.Connection, known: backup.BackupContents) -> None:
         rows += _rows_of(path, output)
     for table, columns in rows:
         there = {row["name"] for row in db.execute(f"PRAGMA table_info ({table})")}
-        names = [name for name in columns if name in there]
-        marks = ", ".join("?" * len(names))
-        verb = "IGNORE" if table == "workflows" else "REPLACE"
-        db.execute(
-            f"INSERT OR {verb} INTO {table} ({', '.join(names)}) VALUES ({marks})",  # noqa: S608
-            [columns[name] for name in names],
-        )
+        known_columns = {name: value for name, value in columns.items() if name in there}
+        insert(db, table, known_columns, "IGNORE" if table == "workflows" else "REPLACE")
 
 
 def _fill_again(db: sqlite3.Connection, known: backup.BackupContents) -> None:

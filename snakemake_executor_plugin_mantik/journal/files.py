@@ -4,19 +4,23 @@ import json
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from pathlib import PurePosixPath
 
 from snakemake_executor_plugin_mantik.jobs.paths import KEPT, at_or_above
 
-from .backup import Fact, forgotten_fact, lost_fact, stored_fact
+from .backup import Fact, lost_fact, stored_fact
 from .database import Tables
-from .records import LOST, FileRecord, StoredOutput
+from .records import LOST, FileRecord, StoredOutput, UndeclaredFile, is_utf8
 
 TIMESTAMP = ".snakemake_timestamp"
 """The file that Snakemake adds to each `directory()` output."""
 MADE = ""
 """In place of the checksum of a file that a try makes: its content is not known before."""
+
+
+_MOST_UNDECLARED = 10_000
+"""Most undeclared files that the journal lists; the latest count."""
 
 
 @dataclass(frozen=True)
@@ -44,17 +48,18 @@ class FileLedger:
         self, path: str, size: int, mtime_ns: int, ctime_ns: int, inode: int
     ) -> str | None:
         """Return the checksum of a local file if it was taken with the same values; else None."""
-        row = self._db.execute(
+        found: str | None = self._database.value(
             "SELECT sha256 FROM local_files WHERE path = ? AND size = ? AND mtime_ns = ?"
             " AND ctime_ns = ? AND inode = ?",
-            (path, size, mtime_ns, ctime_ns, inode),
-        ).fetchone()
-        return row["sha256"] if row else None
+            path, size, mtime_ns, ctime_ns, inode,
+        )  # fmt: skip
+        return found
 
     def set_local_files(self, files: Iterable[tuple[str, int, int, int, int, str]]) -> None:
         """Record (path, size, mtime and ctime in ns, inode, sha256) of local files."""
-        with self._database.write() as db:
-            db.executemany("INSERT OR REPLACE INTO local_files VALUES (?, ?, ?, ?, ?, ?)", files)
+        self._database.change_each(
+            "INSERT OR REPLACE INTO local_files VALUES (?, ?, ?, ?, ?, ?)", files
+        )
 
     def remote_file(self, place: str, path: str) -> FileRecord | None:
         return _remote_file(self._db, place, path)
@@ -64,19 +69,17 @@ class FileLedger:
         return _remote_files(self._db, place, below)
 
     def set_remote_files(self, place: str, files: Iterable[FileRecord]) -> None:
-        with self._database.write() as db:
-            db.executemany(
-                "INSERT OR REPLACE INTO remote_files VALUES (?, ?, ?, ?, ?, ?, ?)",
-                [(place, f.path, f.size, f.sha256, f.source, f.modified, f.mode) for f in files],
-            )
+        self._database.change_each(
+            "INSERT OR REPLACE INTO remote_files VALUES (?, ?, ?, ?, ?, ?, ?)",
+            [(place, f.path, f.size, f.sha256, f.source, f.modified, f.mode) for f in files],
+        )
 
     def forget_remote_files(self, place: str, paths: Iterable[str]) -> None:
         """Record that files may no longer be in the workspace at `place`."""
-        with self._database.write() as db:
-            db.executemany(
-                "DELETE FROM remote_files WHERE place = ? AND path = ?",
-                [(place, path) for path in paths],
-            )
+        self._database.change_each(
+            "DELETE FROM remote_files WHERE place = ? AND path = ?",
+            [(place, path) for path in paths],
+        )
 
     # Stored outputs
 
@@ -137,8 +140,7 @@ class FileLedger:
 
     def has_row(self, path: str) -> bool:
         """Return whether a job has made an output at `path`, or was to make one."""
-        found = self._db.execute("SELECT 1 FROM stored WHERE path = ?", (path,))
-        return found.fetchone() is not None
+        return bool(self._database.value("SELECT 1 FROM stored WHERE path = ?", path))
 
     def renew_stored(self, known: StoredOutput, output: StoredOutput) -> None:
         """Record that files of an output were changed at its place, unless it was made anew.
@@ -175,27 +177,39 @@ class FileLedger:
         paths = [path for path in paths if self.has_row(path)]
         if not paths:
             return
-        with self._database.write() as db:
-            db.executemany("DELETE FROM stored WHERE path = ?", [(path,) for path in paths])
+        self._database.change_each("DELETE FROM stored WHERE path = ?", [(path,) for path in paths])
         for path in paths:
-            self._note(forgotten_fact(path))
+            self._note({"forgotten": path})
 
     def lose(self, paths: Iterable[str]) -> None:
         """Record that outputs do not exist, whatever lies here under their names."""
         rows = [(path, LOST) for path in paths]
         if not rows:
             return
-        with self._database.write() as db:
-            db.executemany("INSERT OR REPLACE INTO stored VALUES (?, ?, 0, 0, 0, '')", rows)
+        self._database.change_each("INSERT OR REPLACE INTO stored VALUES (?, ?, 0, 0, 0, '')", rows)
         for path, _ in rows:
             self._note(lost_fact(path))
+
+    def add_undeclared(self, files: Iterable[UndeclaredFile]) -> None:
+        """Record files that no rule declares and that are new, or new again.
+
+        Forgets the oldest ones beyond a limit.
+        """
+        rows = [astuple(file) for file in files if is_utf8(file.path)]
+        if not rows:
+            return
+        with self._database.write() as db:
+            db.executemany("INSERT OR REPLACE INTO undeclared VALUES (?, ?, ?, ?, ?, ?)", rows)
+            db.execute(
+                "DELETE FROM undeclared WHERE rowid <= (SELECT max(rowid) FROM undeclared) - ?",
+                (_MOST_UNDECLARED,),
+            )
 
     # Links
 
     def set_links(self, links: Iterable[tuple[str, str]]) -> None:
         """Record (path, target) of symbolic links that jobs made and that were downloaded."""
-        with self._database.write() as db:
-            db.executemany("INSERT OR REPLACE INTO links VALUES (?, ?)", links)
+        self._database.change_each("INSERT OR REPLACE INTO links VALUES (?, ?)", links)
 
     def links(self, path: str) -> dict[str, str]:
         """Return the links that jobs made at `path` or below it, with their targets."""
@@ -231,11 +245,10 @@ class FileLedger:
 
     def loose_bundles(self, place: str) -> list[str]:
         """Return the kept bundles that are unpacked."""
-        rows = self._db.execute(
+        return self._database.column(
             "SELECT id FROM bundles WHERE place = ? AND state = 'unpacked' AND id LIKE ?",
-            (place, f"{KEPT}%"),
-        )
-        return [row["id"] for row in rows]
+            place, f"{KEPT}%",
+        )  # fmt: skip
 
     def bundle_files(self, bundle: str) -> list[FileRecord]:
         """Return the files of a bundle that is not known to have been unpacked, else none."""
@@ -246,12 +259,11 @@ class FileLedger:
 
     def forget_bundled_files(self, place: str, paths: Iterable[str]) -> None:
         """Record that no pending bundle at `place` brings these files any more."""
-        with self._database.write() as db:
-            db.executemany(
-                "DELETE FROM bundle_files WHERE path = ? AND bundle IN"
-                " (SELECT id FROM bundles WHERE place = ? AND state = 'uploaded')",
-                [(path, place) for path in paths],
-            )
+        self._database.change_each(
+            "DELETE FROM bundle_files WHERE path = ? AND bundle IN"
+            " (SELECT id FROM bundles WHERE place = ? AND state = 'uploaded')",
+            [(path, place) for path in paths],
+        )
 
     def set_bundle(self, bundle: str, state: str) -> None:
         """Record that a bundle is `unpacked`, or `gone` from the site."""
@@ -266,29 +278,26 @@ class FileLedger:
 
         `digest` identifies its contents; `size` is its size in bytes.
         """
-        with self._database.write() as db:
-            db.execute(
-                "INSERT OR REPLACE INTO uploads VALUES (?, ?, ?, ?, ?)",
-                (bundle, place, digest, size, sent),
-            )
+        self._database.change(
+            "INSERT OR REPLACE INTO uploads VALUES (?, ?, ?, ?, ?)",
+            bundle, place, digest, size, sent,
+        )  # fmt: skip
 
     def unfinished_upload(self, place: str, digest: str, prefix: str = "") -> str | None:
         """Return a bundle with these contents of which parts may be at a place.
 
         Its name begins with `prefix`.
         """
-        row = self._db.execute(
+        found: str | None = self._database.value(
             "SELECT bundle FROM uploads WHERE place = ? AND digest = ? AND bundle LIKE ?",
-            (place, digest, f"{prefix}%"),
-        ).fetchone()
-        return row and str(row["bundle"])
+            place, digest, f"{prefix}%",
+        )  # fmt: skip
+        return found
 
     def parts_sent(self, bundle: str, size: int) -> int:
         """Return how many parts of a bundle have been uploaded, if it had the same size."""
-        row = self._db.execute(
-            "SELECT sent FROM uploads WHERE bundle = ? AND size = ?", (bundle, size)
-        ).fetchone()
-        return int(row["sent"]) if row else 0
+        sent = "SELECT sent FROM uploads WHERE bundle = ? AND size = ?"
+        return self._database.value(sent, bundle, size) or 0
 
     def forget_upload(self, bundle: str) -> None:
         """Record that none of a bundle's parts counts any more."""
@@ -300,11 +309,10 @@ class FileLedger:
 
         `import_id` is empty while it is unknown.
         """
-        with self._database.write() as db:
-            db.execute(
-                "INSERT OR REPLACE INTO imports VALUES (?, ?, ?, ?, ?)",
-                (bundle, path, name, site, import_id),
-            )
+        self._database.change(
+            "INSERT OR REPLACE INTO imports VALUES (?, ?, ?, ?, ?)",
+            bundle, path, name, site, import_id,
+        )  # fmt: skip
 
     def find_import(self, bundle: str, path: str, site: str) -> tuple[str, str] | None:
         """Return the name and the import's id of a bundle's file, if the site has imported it."""
@@ -316,28 +324,23 @@ class FileLedger:
 
     def forget_import(self, bundle: str, path: str) -> None:
         """Record that a bundle's file is not imported."""
-        with self._database.write() as db:
-            db.execute("DELETE FROM imports WHERE bundle = ? AND path = ?", (bundle, path))
+        self._database.change("DELETE FROM imports WHERE bundle = ? AND path = ?", bundle, path)
 
     def import_ids(self, bundle: str, site: str) -> list[str]:
         """Return the ids of a site's imports to a bundle, as far as they are known."""
-        rows = self._db.execute(
+        return self._database.column(
             "SELECT import_id FROM imports WHERE bundle = ? AND site = ? AND import_id != ''",
-            (bundle, site),
-        )
-        return [row["import_id"] for row in rows]
+            bundle, site,
+        )  # fmt: skip
 
     def bundles_at(self, place: str) -> list[str]:
         """Return all uploaded bundles of a place, also those that are unpacked or gone."""
-        rows = self._db.execute(
-            "SELECT id FROM bundles WHERE place = ? AND state != 'carried'", (place,)
-        )
-        return [row["id"] for row in rows]
+        uploaded = "SELECT id FROM bundles WHERE place = ? AND state != 'carried'"
+        return self._database.column(uploaded, place)
 
     def unfinished_uploads(self, place: str) -> list[str]:
         """Return the bundles of which parts may be at a place, but which no job can use."""
-        rows = self._db.execute("SELECT bundle FROM uploads WHERE place = ?", (place,))
-        return [row["bundle"] for row in rows]
+        return self._database.column("SELECT bundle FROM uploads WHERE place = ?", place)
 
     # Numbers of contents
 
@@ -357,18 +360,15 @@ class FileLedger:
         if row is None and not floor and not self.conflicts(place, path, sha256):
             return 0
         number = max(last, floor) + 1
-        with self._database.write() as db:
-            db.execute(
-                "INSERT OR REPLACE INTO numbered VALUES (?, ?, ?, ?)", (place, path, number, sha256)
-            )
+        self._database.change(
+            "INSERT OR REPLACE INTO numbered VALUES (?, ?, ?, ?)", place, path, number, sha256
+        )
         return number
 
     def superseded(self, place: str, file: FileRecord) -> bool:
         """Check whether another content was uploaded for the file's path since."""
-        row = self._db.execute(
-            "SELECT sha256 FROM numbered WHERE place = ? AND path = ?", (place, file.path)
-        ).fetchone()
-        return row is not None and row["sha256"] != file.sha256
+        numbered = "SELECT sha256 FROM numbered WHERE place = ? AND path = ?"
+        return self._database.value(numbered, place, file.path) not in (None, file.sha256)
 
     # Conflicts
 
@@ -408,7 +408,7 @@ class FileLedger:
 
     def landed(self, try_id: str) -> None:
         """Record that a try's script, or a bundle, writes no more files; see `mark_landed`."""
-        if self._db.execute("SELECT 1 FROM bundles WHERE id = ?", (try_id,)).fetchone():
+        if self._database.value("SELECT 1 FROM bundles WHERE id = ?", try_id):
             with self._database.write() as db:
                 mark_landed(db, try_id)
 

@@ -2,19 +2,24 @@
 
 import json
 import sqlite3
-from collections.abc import Mapping, Sequence
-from contextlib import closing
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import quote
 
 from snakemake_executor_plugin_mantik.common.errors import JournalError
 from snakemake_executor_plugin_mantik.common.locks import is_locked
 
-from .database import JOURNAL_FILE, JOURNAL_LOCK, JournalCopy
+from .database import JOURNAL_FILE, JOURNAL_LOCK, JournalCopy, connect
 from .files import all_stored
-from .records import SiteRecord, SnakemakeRun, StoredOutput, TryRecord, TryState
-from .undeclared import UndeclaredFile, all_undeclared
+from .records import (
+    SiteRecord,
+    SnakemakeRun,
+    StoredOutput,
+    TryRecord,
+    TryState,
+    UndeclaredFile,
+)
 
 
 def read_tries(db: sqlite3.Connection, where: str, values: Sequence[object]) -> list[TryRecord]:
@@ -26,6 +31,45 @@ def read_tries(db: sqlite3.Connection, where: str, values: Sequence[object]) -> 
         jobs = db.execute("SELECT site_job FROM submissions WHERE try = ?", (row["id"],))
         records.append(TryRecord(**fields, site_jobs=tuple(job["site_job"] for job in jobs)))
     return records
+
+
+def read_sites(db: sqlite3.Connection) -> dict[str, SiteRecord]:
+    """Return the sites by name."""
+    rows = db.execute("SELECT site, url, workspace, config, place FROM sites ORDER BY site")
+    return {row["site"]: SiteRecord(**row) for row in rows}
+
+
+def read_members(db: sqlite3.Connection) -> dict[str, tuple[str, ...]]:
+    """Return the jobs of all groups, by the group's try."""
+    members: dict[str, tuple[str, ...]] = {}
+    for row in db.execute("SELECT try, job FROM members"):
+        members[row["try"]] = (*members.get(row["try"], ()), row["job"])
+    return members
+
+
+@contextmanager
+def reading(directory: Path, *, quiet: bool = False) -> Iterator[sqlite3.Connection | None]:
+    """Open the journal in a state directory, also beside a controller; for `quiet` see `connect`.
+
+    Yields None if there is none, or its first controller is about to fill it.
+
+    Raises:
+        JournalError: it cannot be read.
+    """
+    path = directory / JOURNAL_FILE
+    if not path.exists():
+        yield None
+        return
+    try:
+        with closing(connect(path, quiet=quiet)) as db:
+            begun = db.execute("PRAGMA user_version").fetchone()[0]
+            yield db if begun else None
+    except sqlite3.DatabaseError as error:
+        raise JournalError(
+            f"the journal cannot be read ({error})",
+            where=str(path),
+            do="If it is damaged, start snakemake: it is restored from its spare",
+        ) from error
 
 
 def journal_path(directory: Path) -> Path:
@@ -67,25 +111,16 @@ def read_stored(directory: Path) -> StoredOutputs:
     Raises:
         JournalError: the journal cannot be read.
     """
-    path = directory / JOURNAL_FILE
-    if not path.exists():
-        return StoredOutputs()
-    try:
-        with closing(connect(path)) as db:
-            begun = db.execute("PRAGMA user_version").fetchone()[0]
-            known = begun and db.execute("SELECT id, home FROM workflow").fetchone()
-            if not known:
-                return StoredOutputs()  # its first controller is about to fill it
-            rows = db.execute("SELECT site, url, workspace, config, place FROM sites")
-            sites = {row["site"]: SiteRecord(**row) for row in rows}
-            outputs = tuple(all_stored(db))
-            there = {output.path for output in outputs}
-            paths = {row["path"] for row in db.execute("SELECT path FROM stored")}
-            return StoredOutputs(
-                outputs, frozenset(paths - there), sites, known["id"], Path(known["home"])
-            )
-    except sqlite3.DatabaseError as error:
-        raise unreadable(path, error) from error
+    with reading(directory) as db:
+        known = db and db.execute("SELECT id, home FROM workflow").fetchone()
+        if db is None or not known:
+            return StoredOutputs()
+        outputs = tuple(all_stored(db))
+        there = {output.path for output in outputs}
+        paths = {row["path"] for row in db.execute("SELECT path FROM stored")}
+        return StoredOutputs(
+            outputs, frozenset(paths - there), read_sites(db), known["id"], Path(known["home"])
+        )
 
 
 def read_undeclared(directory: Path) -> list[UndeclaredFile]:
@@ -96,15 +131,9 @@ def read_undeclared(directory: Path) -> list[UndeclaredFile]:
     Raises:
         JournalError: the journal cannot be read.
     """
-    path = directory / JOURNAL_FILE
-    if not path.exists():
-        return []
-    try:
-        with closing(connect(path, quiet=True)) as db:
-            known = db.execute("PRAGMA user_version").fetchone()[0]
-            return all_undeclared(db) if known else []
-    except sqlite3.DatabaseError as error:
-        raise unreadable(path, error) from error
+    with reading(directory, quiet=True) as db:
+        found = db.execute("SELECT * FROM undeclared ORDER BY path") if db is not None else ()
+        return [UndeclaredFile(**row) for row in found]
 
 
 def read_history(directory: Path, name: str = "") -> list[TryRecord]:
@@ -116,17 +145,14 @@ def read_history(directory: Path, name: str = "") -> list[TryRecord]:
     Raises:
         JournalError: there is no journal, or it cannot be read.
     """
-    path = journal_path(directory)
-    try:
-        with closing(connect(path)) as db:
-            if not db.execute("PRAGMA user_version").fetchone()[0]:
-                return []  # its first controller is about to fill it
-            if not name:
-                return read_tries(db, "", ())
-            named = "WHERE name = ? OR id IN (SELECT try FROM members WHERE name = ?)"
-            return read_tries(db, named, (name, name))
-    except sqlite3.DatabaseError as error:
-        raise unreadable(path, error) from error
+    journal_path(directory)
+    with reading(directory) as db:
+        if db is None:
+            return []
+        if not name:
+            return read_tries(db, "", ())
+        named = "WHERE name = ? OR id IN (SELECT try FROM members WHERE name = ?)"
+        return read_tries(db, named, (name, name))
 
 
 @dataclass(frozen=True)
@@ -153,15 +179,11 @@ def read_workflow(directory: Path) -> WorkflowHistory:
     """
     journal_path(directory)
     with closing(JournalCopy(directory).db) as db:
-        members: dict[str, tuple[str, ...]] = {}
-        for row in db.execute("SELECT try, job FROM members"):
-            members[row["try"]] = (*members.get(row["try"], ()), row["job"])
-        sites = db.execute("SELECT site, url, workspace, config, place FROM sites")
         return WorkflowHistory(
             tuple(_run(row) for row in db.execute("SELECT * FROM runs ORDER BY rowid")),
             tuple(read_tries(db, "", ())),
-            members,
-            {row["site"]: SiteRecord(**row) for row in sites},
+            read_members(db),
+            read_sites(db),
         )
 
 
@@ -173,21 +195,3 @@ def _run(row: sqlite3.Row) -> SnakemakeRun:
 def is_controlled(directory: Path) -> bool:
     """Return whether a controller runs that holds the journal in a state directory."""
     return is_locked(directory / JOURNAL_LOCK)
-
-
-def connect(path: Path, *, quiet: bool = False) -> sqlite3.Connection:
-    """Open a journal for reading; if `quiet`, leave no files beside one that nobody uses."""
-    unused = quiet and not path.with_name(f"{path.name}-wal").exists()
-    source = f"file:{quote(str(path))}?mode=ro{'&immutable=1' * unused}"
-    db = sqlite3.connect(source, uri=True, timeout=30)
-    db.row_factory = sqlite3.Row
-    return db
-
-
-def unreadable(path: Path, error: sqlite3.DatabaseError) -> JournalError:
-    """Return the error for a journal that cannot be read."""
-    return JournalError(
-        f"the journal cannot be read ({error})",
-        where=str(path),
-        do="If it is damaged, start snakemake: it is restored from its spare",
-    )

@@ -14,10 +14,10 @@ from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 
 from . import backup
 from .backup import JournalBackup
-from .database import Database, fill
+from .database import Database, fill, insert
 from .events import EventKind, add_event
 from .files import FileLedger, mark_landed
-from .history import read_tries
+from .history import read_sites, read_tries
 from .records import (
     IDENTITY,
     LEFT,
@@ -36,7 +36,6 @@ from .records import (
 )
 from .segments import SegmentLedger
 from .tracked import TrackedLedger, end_tracked, end_workflow
-from .undeclared import UndeclaredLedger
 from .uses import UseLedger, end_uses
 
 BUCKET_SIZE = 500
@@ -80,7 +79,6 @@ class Journal:
         self.learned = set(self._database.learned)
         self.files = FileLedger(self._database, self._note)
         self.segments = SegmentLedger(self._database)
-        self.undeclared = UndeclaredLedger(self._database)
         self.uses = UseLedger(self._database)
         self.tracked = TrackedLedger(self._database)
         self.noted = 0
@@ -99,8 +97,10 @@ class Journal:
     # The spare
 
     def _facts(self) -> Iterator[backup.Fact]:
-        seat = json.dumps(asdict(self._database.seat))
-        yield backup.workflow_fact(self.workflow, self.instance, seat, self._database.home)
+        yield {
+            "workflow": self.workflow, "instance": self.instance,
+            "seat": json.dumps(asdict(self._database.seat)), "home": self._database.home,
+        }  # fmt: skip
         for site in self.sites():
             yield self._site_fact(site)
         for row in self._db.execute("SELECT place, number FROM places").fetchall():
@@ -109,10 +109,7 @@ class Journal:
         yield from self.files.stored_facts()
 
     def _site_fact(self, site: str) -> backup.Fact:
-        row = self._db.execute(
-            "SELECT site, url, workspace, config, place FROM sites WHERE site = ?", (site,)
-        ).fetchone()
-        return backup.site_fact(dict(row))
+        return {"site": asdict(self.sites()[site])}
 
     def _try_facts(self, which: str, *values: str, tracked: bool = True) -> Iterator[backup.Fact]:
         members: dict[str, dict[str, str]] = {}
@@ -127,7 +124,10 @@ class Journal:
                 "SELECT place, path, checkpoint FROM uses WHERE try = ?", (row["id"],)
             )
             runs = self._tracked_rows(row["id"]) if tracked else ()
-            yield backup.try_fact(dict(row), members.get(row["id"], {}), map(tuple, uses), runs)
+            yield {
+                "try": dict(row), "members": members.get(row["id"], {}),
+                "uses": [tuple(use) for use in uses], "tracked": list(runs),
+            }  # fmt: skip
 
     def _tracked_rows(self, try_id: str) -> Iterator[tuple[str, backup.Fact]]:
         for table, found in (
@@ -150,26 +150,24 @@ class Journal:
         A greater one there shows that runs have been there of which this journal knows nothing: it
         is new, or an older copy was put back in place.
         """
-        row = self._db.execute("SELECT number FROM places WHERE place = ?", (place,)).fetchone()
-        return int(row["number"]) if row is not None else 0
+        return self._database.value("SELECT number FROM places WHERE place = ?", place) or 0
 
     def was_restored(self, place: str) -> bool:
         """Return whether what was uploaded to a place is unknown, since only the spare was left.
 
         It is so until the next number is taken there.
         """
-        row = self._db.execute("SELECT restored FROM places WHERE place = ?", (place,)).fetchone()
-        return bool(row is not None and row["restored"])
+        return bool(self._database.value("SELECT restored FROM places WHERE place = ?", place))
 
     def take_number(self, place: str, number: int) -> None:
         """Record that a number is about to be taken. On disk when the method returns."""
         self._note(backup.number_fact(place, number), lasting=True)
-        with self._database.lasting(), self._database.write() as db:
-            db.execute(
+        with self._database.lasting():
+            self._database.change(
                 "INSERT INTO places (place, number) VALUES (?, ?)"
                 " ON CONFLICT (place) DO UPDATE SET number = excluded.number, restored = 0",
-                (place, number),
-            )
+                place, number,
+            )  # fmt: skip
 
     def spare_of(self, place: str) -> bytes:
         """Return the facts that the place itself keeps, so that a lost journal is no loss."""
@@ -259,16 +257,12 @@ class Journal:
     # Sites
 
     def sites(self) -> dict[str, SiteRecord]:
-        rows = self._db.execute(
-            "SELECT site, url, workspace, config, place FROM sites ORDER BY site"
-        )
-        return {row["site"]: SiteRecord(**row) for row in rows}
+        return read_sites(self._db)
 
     @property
     def workflow(self) -> str:
         """The workflow's name: that of the machine and the directory in which it began."""
-        name: str = self._db.execute("SELECT id FROM workflow").fetchone()["id"]
-        return name
+        return str(self._database.value("SELECT id FROM workflow"))
 
     @property
     def instance(self) -> str:
@@ -349,14 +343,10 @@ class Journal:
         starts late finds no directory for its claim. Random numbers also keep the buckets of two
         copies of a journal apart.
         """
-        row = self._db.execute("SELECT bucket FROM places WHERE place = ?", (place,)).fetchone()
-        if row is not None and row["bucket"] is not None:
-            used = self._db.execute(
-                "SELECT COUNT(*) AS used FROM tries WHERE place = ? AND bucket = ?",
-                (place, row["bucket"]),
-            ).fetchone()["used"]
-            if used < BUCKET_SIZE:
-                return int(row["bucket"])
+        known: int | None = self._database.value("SELECT bucket FROM places WHERE place = ?", place)
+        used = "SELECT COUNT(*) FROM tries WHERE place = ? AND bucket = ?"
+        if known is not None and self._database.value(used, place, known) < BUCKET_SIZE:
+            return known
         bucket = uuid.uuid4().int >> 88
         with self._database.write() as db:
             db.execute(
@@ -369,18 +359,15 @@ class Journal:
 
     def retire_buckets(self, place: str) -> list[int]:
         """Stop filling any bucket of a place; return those that may exist there."""
-        with self._database.write() as db:
-            db.execute("UPDATE places SET bucket = NULL WHERE place = ?", (place,))
+        self._database.change("UPDATE places SET bucket = NULL WHERE place = ?", place)
         return self.buckets(place)
 
     def buckets(self, place: str) -> list[int]:
         """Return the buckets that may exist at a place."""
-        rows = self._db.execute("SELECT bucket FROM buckets WHERE place = ?", (place,))
-        return [row["bucket"] for row in rows]
+        return self._database.column("SELECT bucket FROM buckets WHERE place = ?", place)
 
     def bucket_gone(self, place: str, bucket: int) -> None:
-        with self._database.write() as db:
-            db.execute("DELETE FROM buckets WHERE place = ? AND bucket = ?", (place, bucket))
+        self._database.change("DELETE FROM buckets WHERE place = ? AND bucket = ?", place, bucket)
 
     # Tries
 
@@ -406,8 +393,8 @@ class Journal:
         """
         after = json.dumps(makers) if makers else ""
         kept = json.dumps(list(logs)) if logs else ""
-        row = self._db.execute("SELECT place FROM sites WHERE site = ?", (site,)).fetchone()
-        place = row["place"] if row is not None else site
+        known = self._database.value("SELECT place FROM sites WHERE site = ?", site)
+        place = site if known is None else known
         bucket = self.bucket(place)
         with self._database.write() as db:
             record = TryRecord(
@@ -416,13 +403,8 @@ class Journal:
                 made_of=made_of, place=place, after=after, logs=kept, segment=segment,
                 segments=segments, follows=follows,
             )  # fmt: skip
-            db.execute(
-                "INSERT INTO tries (id, site, bucket, job, rule, name, fingerprint, state, created,"
-                " made_of, place, after, logs, segment, segments, follows)"
-                " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                (record.id, site, bucket, job, rule, name, fingerprint, record.state,
-                 record.created, made_of, place, after, kept, segment, segments, follows),
-            )  # fmt: skip
+            columns = ("id", "place", "bucket", "state", *IDENTITY)
+            insert(db, "tries", {column: getattr(record, column) for column in columns})
             rows = [(record.id, *member) for member in (members or {}).items()]
             db.executemany("INSERT INTO members VALUES (?, ?, ?)", rows)
         return record
@@ -451,11 +433,10 @@ class Journal:
     def note_made(self, try_id: str, files: Iterable[FileRecord]) -> None:
         """Record what a try has made, if tries that were submitted ahead read it."""
         if self.dependents(try_id):
-            with self._database.write() as db:
-                db.executemany(
-                    "INSERT OR REPLACE INTO made VALUES (?, ?, ?)",
-                    [(try_id, f.path, f.sha256) for f in files if is_utf8(f.path)],
-                )
+            self._database.change_each(
+                "INSERT OR REPLACE INTO made VALUES (?, ?, ?)",
+                [(try_id, f.path, f.sha256) for f in files if is_utf8(f.path)],
+            )
 
     def made(self, try_id: str) -> dict[str, str]:
         """Return the checksums of the files that a try has made, by path; see `note_made`."""
@@ -464,32 +445,27 @@ class Journal:
 
     def _forget_made(self) -> None:
         """Delete the records of `note_made` once no try, or next segment of one, needs them."""
-        if not self._db.execute("SELECT 1 FROM made").fetchone() or self.open_ahead():
+        if not self._database.value("SELECT 1 FROM made") or self.open_ahead():
             return
-        goes_on = self._db.execute(
+        goes_on = self._database.value(
             "SELECT 1 FROM tries WHERE after <> '' AND goes_on <> '' AND NOT EXISTS"
             " (SELECT 1 FROM tries next WHERE next.follows = tries.id"
             " AND next.outcome = 'succeeded')"
-        ).fetchone()
+        )
         if not goes_on:
-            with self._database.write() as db:
-                db.execute("DELETE FROM made")
+            self._database.change("DELETE FROM made")
 
     def secrets_sent(self, try_id: str) -> None:
         """Record that the try's secrets are about to be uploaded, and count as present from now."""
-        with self._database.write() as db:
-            db.execute("INSERT OR IGNORE INTO secrets VALUES (?)", (try_id,))
+        self._database.change("INSERT OR IGNORE INTO secrets VALUES (?)", try_id)
 
     def secrets_gone(self, try_id: str) -> None:
         """Record that the try's secrets, if it had any, are no longer at the site."""
-        if not self.has_secrets(try_id):
-            return  # a transaction for each job would cost more than this check
-        with self._database.write() as db:
-            db.execute("DELETE FROM secrets WHERE try = ?", (try_id,))
+        if self.has_secrets(try_id):  # a transaction for each job would cost more than this check
+            self._database.change("DELETE FROM secrets WHERE try = ?", try_id)
 
     def has_secrets(self, try_id: str) -> bool:
-        found = self._db.execute("SELECT 1 FROM secrets WHERE try = ?", (try_id,))
-        return found.fetchone() is not None
+        return bool(self._database.value("SELECT 1 FROM secrets WHERE try = ?", try_id))
 
     def forgotten_secrets(self, site: str) -> list[TryRecord]:
         """Return the final tries of a site whose secrets may still be at its present place."""
@@ -549,11 +525,10 @@ class Journal:
         `starts_after` are the seconds between the submission and the start that it expects, or
         `expected` is that start by this machine's clock.
         """
-        with self._database.write() as db:
-            db.execute(
-                "UPDATE tries SET pending = ?, expected = COALESCE(?, submitted + ?) WHERE id = ?",
-                (reason, expected, starts_after, try_id),
-            )
+        self._database.change(
+            "UPDATE tries SET pending = ?, expected = COALESCE(?, submitted + ?) WHERE id = ?",
+            reason, expected, starts_after, try_id,
+        )  # fmt: skip
 
     def started(self, try_id: str, at: float) -> None:
         """Record when the try was first seen to run; 0 if it had begun before it was watched."""
@@ -629,7 +604,7 @@ class Journal:
 
     def _over(self, try_id: str) -> None:
         with suppress(JournalError):  # then it is looked for once more, in vain
-            self._note(backup.end_fact(try_id))
+            self._note({"over": try_id})
         self._spared.discard(try_id)
 
     def _note(self, fact: backup.Fact, *, lasting: bool = False) -> None:
@@ -665,26 +640,19 @@ class Journal:
         Two groups may share a member: Snakemake may group jobs differently in each run, and rules
         may get or lose their group.
         """
-        found: dict[str, TryRecord] = {}
-        for job in jobs:
-            of_job = self._tries(
-                "WHERE (job = ? OR id IN (SELECT try FROM members WHERE job = ?))"
-                " AND state NOT IN ('done', 'abandoned')",
-                (job, job),
-            )
-            found |= {record.id: record for record in of_job}
-        return sorted(found.values(), key=lambda record: record.created)
+        found = self._of_jobs(jobs, "state NOT IN ('done', 'abandoned')")
+        return sorted(found, key=lambda record: record.created)
 
     def left_tries(self, jobs: Sequence[str], place: str) -> list[TryRecord]:
         """Return the tries of jobs that were left behind at a place, where they may still run."""
-        found: dict[str, TryRecord] = {}
-        for job in jobs:
-            of_job = self._tries(
-                "WHERE (job = ? OR id IN (SELECT try FROM members WHERE job = ?))"
-                " AND state = 'abandoned' AND outcome LIKE ? AND place = ?",
-                (job, job, f"{LEFT}%", place),
-            )
-            found |= {record.id: record for record in of_job}
+        left = "state = 'abandoned' AND outcome LIKE ? AND place = ?"
+        return self._of_jobs(jobs, left, f"{LEFT}%", place)
+
+    def _of_jobs(self, jobs: Sequence[str], which: str, *values: str) -> list[TryRecord]:
+        """Return the tries of jobs, and of groups with them, that match an SQL condition."""
+        of_job = "WHERE (job = ? OR id IN (SELECT try FROM members WHERE job = ?)) AND "
+        where = of_job + which
+        found = {r.id: r for job in jobs for r in self._tries(where, (job, job, *values))}
         return list(found.values())
 
     def tries(self, ids: Iterable[str]) -> list[TryRecord]:

@@ -418,6 +418,28 @@ class StoredOutput:
         return sum(file.size for file in self.files)
 
 
+@dataclass(frozen=True)
+class UndeclaredFile:
+    """A file that a job left in its workspace and that no rule declares.
+
+    Attributes:
+        path: relative to the workspace.
+        place: the identity of the place.
+        size: in bytes.
+        modified: when it was modified, by the clock of the site.
+        mode: its permission bits.
+        job: the rule and its wildcards, for messages. Another job that ran at the same time may
+            have made the file.
+    """
+
+    path: str
+    place: str
+    size: int
+    modified: float
+    mode: int
+    job: str
+
+
 def is_checksum(sha256: str) -> bool:
     """Return whether a record names a content by its checksum; see `content_name`."""
     return " " not in sha256

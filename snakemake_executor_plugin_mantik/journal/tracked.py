@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from .database import Database
+from .database import Database, insert
 from .events import EventKind, add_event
 from .records import TryRecord
 
@@ -82,21 +82,16 @@ class TrackedLedger:
 
     def unended(self, identity: str) -> str:
         """Return the last workflow of an identity that has not ended; empty if there is none."""
-        row = self._db.execute(
-            "SELECT id FROM workflows WHERE identity = ? AND ended IS NULL"
-            " ORDER BY rowid DESC LIMIT 1",
-            (identity,),
-        ).fetchone()
-        return str(row["id"]) if row is not None else ""
+        last = "identity = ? AND ended IS NULL ORDER BY rowid DESC LIMIT 1"
+        return self._database.value(f"SELECT id FROM workflows WHERE {last}", identity) or ""  # noqa: S608
 
     def any(self) -> bool:
         """Return whether a workflow was ever tracked here."""
-        return self._db.execute("SELECT 1 FROM workflows").fetchone() is not None
+        return bool(self._database.value("SELECT 1 FROM workflows"))
 
     def has_run(self, workflow: str) -> bool:
         """Return whether a workflow has a run of its own (`describe`)."""
-        row = self._db.execute("SELECT data FROM workflows WHERE id = ?", (workflow,)).fetchone()
-        return bool(row is not None and row["data"])
+        return bool(self._database.value("SELECT data FROM workflows WHERE id = ?", workflow))
 
     def settle(self, but: str = "") -> int:
         """End the workflows whose Snakemake is gone and that have no open try at a site.
@@ -140,35 +135,33 @@ class TrackedLedger:
         before = self.before(record)
         attempt = before.attempt + 1 if before is not None else 1
         with self._database.write() as db:
-            db.execute(
-                "INSERT INTO tracked (try, workflow, attempt, behind, follows)"
-                " VALUES (?, ?, ?, ?, ?)",
-                (
-                    record.id, workflow, first.attempt if first is not None else attempt,
-                    behind and first is not None, record.follows if first is not None else "",
-                ),
-            )  # fmt: skip
+            insert(db, "tracked", {
+                "try": record.id, "workflow": workflow,
+                "attempt": first.attempt if first is not None else attempt,
+                "behind": behind and first is not None,
+                "follows": record.follows if first is not None else "",
+            })  # fmt: skip
         found = self.get(record.id)
         assert found is not None
         return found
 
     def _continued(self, try_id: str) -> TrackedTry | None:
         """Return a try if another one can continue its job's run; None if that run has ended."""
-        later = self._db.execute(
+        later = self._database.value(
             "SELECT 1 FROM tracked WHERE follows = ? AND status NOT IN ('', ?) AND NOT behind",
-            (try_id, GOES_ON),
-        ).fetchone()
+            try_id, GOES_ON,
+        )  # fmt: skip
         found = self.get(try_id)
         return found if later is None and found and found.status in ("", GOES_ON) else None
 
     def before(self, record: TryRecord) -> TrackedTry | None:
         """Return the previous try of the same job, if it ended without finishing."""
-        row = self._db.execute(
+        last = self._database.value(
             "SELECT try FROM tracked JOIN tries ON tries.id = try WHERE job = ? AND try <> ?"
             " AND NOT behind ORDER BY tracked.rowid DESC LIMIT 1",
-            (record.job, record.id),
-        ).fetchone()
-        found = self.get(row["try"]) if row is not None else None
+            record.job, record.id,
+        )  # fmt: skip
+        found = self.get(last) if last is not None else None
         return found if found is not None and found.status not in ("", FINISHED) else None
 
     def revive(self, try_id: str) -> None:
@@ -203,8 +196,9 @@ class TrackedLedger:
 
     def give(self, try_id: str, given: Mapping[str, Any]) -> None:
         """Record the ids that a job is given: of its run, its experiment and its members' runs."""
-        with self._database.write() as db:
-            db.execute("UPDATE tracked SET given = ? WHERE try = ?", (json.dumps(given), try_id))
+        self._database.change(
+            "UPDATE tracked SET given = ? WHERE try = ?", json.dumps(given), try_id
+        )
 
     def adopted(self, run_id: str) -> str:
         """Return the try that uses the existing run of this id; empty if none does."""

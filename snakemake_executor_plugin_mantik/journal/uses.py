@@ -7,13 +7,12 @@ one. Everything that removes or replaces files at a place asks here first.
 import json
 import sqlite3
 from collections.abc import Iterable
-from contextlib import closing
 from pathlib import Path
 
 from snakemake_executor_plugin_mantik.jobs.paths import at_or_above
 
-from .database import JOURNAL_FILE, Database
-from .history import connect, read_tries, unreadable
+from .database import Database
+from .history import read_tries, reading
 from .records import TryRecord, is_utf8
 
 _IN_USE = (
@@ -81,14 +80,8 @@ def read_uses(directory: Path, place: str, path: str) -> list[TryRecord]:
     Raises:
         JournalError: the journal cannot be read.
     """
-    file = directory / JOURNAL_FILE
-    if not file.exists():
-        return []
-    try:
-        with closing(connect(file)) as db:
-            return _using(db, place, path)
-    except sqlite3.DatabaseError as error:
-        raise unreadable(file, error) from error
+    with reading(directory) as db:
+        return _using(db, place, path) if db is not None else []
 
 
 def _using(

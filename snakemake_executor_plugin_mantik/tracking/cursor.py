@@ -247,16 +247,6 @@ class Log:
         marks = ", ".join("?" * len(ids))
         return read_tries(self.db, f"WHERE id IN ({marks})", ids) if ids else []
 
-    def members(self, workflow: str) -> dict[str, tuple[str, ...]]:
-        """Return the jobs of each group of a workflow, by the group's try."""
-        found: dict[str, tuple[str, ...]] = {}
-        for row in self.db.execute(
-            "SELECT members.try, job FROM members JOIN tracked USING (try) WHERE workflow = ?",
-            (workflow,),
-        ):
-            found[row["try"]] = (*found.get(row["try"], ()), row["job"])
-        return found
-
     def pipeline(self, workflow: str) -> Any:
         """Return a workflow's jobs and their dependencies; None if another one ran since."""
         row = self.db.execute(

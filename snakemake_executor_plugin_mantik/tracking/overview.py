@@ -15,7 +15,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
 from snakemake_executor_plugin_mantik import views
-from snakemake_executor_plugin_mantik.journal import Event, EventKind
+from snakemake_executor_plugin_mantik.journal import Event, EventKind, read_members
 from snakemake_executor_plugin_mantik.views.picture import Picture
 from snakemake_executor_plugin_mantik.views.workflow import overview_jobs
 
@@ -67,7 +67,7 @@ def update_workflow_run(
                 raise
     pipeline = log.pipeline(run.id)
     if pipeline is not None:
-        members = log.members(run.id)
+        members = read_members(log.db)
         ahead = {tracked.try_id for tracked, _ in jobs if tracked.behind}
         found = overview_jobs([record for _, record in jobs], controlled=True, members=members)
         tries = [replace(job, note=job.remark) for job in found if job.id not in ahead]

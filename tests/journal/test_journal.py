@@ -639,7 +639,7 @@ def test_a_job_goes_on_from_the_checkpoint_of_its_last_segment(tmp_path: Path) -
 def test_undeclared_files_are_listed_up_to_a_limit(tmp_path: Path) -> None:
     with closing(Journal(tmp_path)) as journal:
         files = [UndeclaredFile(f"f{n}", "p", n, 1.5, 0o644, "r") for n in range(10_100)]
-        journal.undeclared.add(files)
+        journal.files.add_undeclared(files)
     found = read_undeclared(tmp_path)
     assert 9_990 <= len(found) <= 10_000
     assert found[-1] == files[9999]

@@ -4,7 +4,7 @@ import asyncio
 import os
 import re
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +18,8 @@ from hpc_sandbox.scheduler import LocalScheduler
 from hpc_sandbox.settings import Partition, SandboxSettings, Timing
 
 SETTINGS = SandboxSettings(timing=Timing(kill_wait=0.5, memory_interval=0.05), slots=2)
+
+Submit = Callable[..., Awaitable[LocalJob]]
 
 pytestmark = pytest.mark.anyio
 
@@ -35,9 +37,15 @@ async def scheduler(tmp_path: Path, settings: SandboxSettings) -> AsyncIterator[
     await made.stop()
 
 
-def script(body: str, *options: str) -> str:
-    lines = "".join(f"#SBATCH {option}\n" for option in ("--output=out", *options))
-    return f"#!/bin/bash\n{lines}{body}\n"
+@pytest.fixture
+def submit(scheduler: LocalScheduler, tmp_path: Path) -> Submit:
+    """Submits a script with this body and these options."""
+
+    def act(body: str, *options: str) -> Awaitable[LocalJob]:
+        lines = "".join(f"#SBATCH {option}\n" for option in ("--output=out", *options))
+        return scheduler.submit(f"#!/bin/bash\n{lines}{body}\n", tmp_path)
+
+    return act
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -53,10 +61,10 @@ def alive(pid: int) -> bool:
     return any(process.pid == pid for process in processes.processes())
 
 
-async def test_exit_codes(tmp_path: Path, scheduler: LocalScheduler) -> None:
-    good = await scheduler.submit(script("echo hello"), tmp_path)
-    bad = await scheduler.submit(script("exit 7"), tmp_path)
-    shot = await scheduler.submit(script("kill -SEGV $$"), tmp_path)
+async def test_exit_codes(submit: Submit) -> None:
+    good = await submit("echo hello")
+    bad = await submit("exit 7")
+    shot = await submit("kill -SEGV $$")
     await asyncio.gather(end(good), end(bad), end(shot))
     assert (good.state, good.exit_text) == (BatchState.COMPLETED, "0:0")
     assert (bad.state, bad.exit_text) == (BatchState.FAILED, "7:0")
@@ -69,11 +77,11 @@ async def test_exit_codes(tmp_path: Path, scheduler: LocalScheduler) -> None:
     "settings", [replace(SETTINGS, timing=replace(SETTINGS.timing, kill_wait=30.0))]
 )
 async def test_walltime_is_enforced_with_term_first(
-    tmp_path: Path, scheduler: LocalScheduler
+    tmp_path: Path, scheduler: LocalScheduler, submit: Submit
 ) -> None:
-    limited = await scheduler.submit(script("sleep 600", "--time=0:01"), tmp_path)
+    limited = await submit("sleep 600", "--time=0:01")
     body = "trap 'echo caught > caught; exit 5' TERM; touch ready; sleep 600 & wait"
-    job = await scheduler.submit(script(body), tmp_path)
+    job = await submit(body)
     await until((tmp_path / "ready").exists)
     await scheduler.expire(job.id)
     await asyncio.gather(end(limited), end(job))
@@ -100,10 +108,10 @@ def test_processes_that_were_seen_as_their_own_ancestors_are_not_left_out() -> N
 
 
 async def test_who_ignores_term_is_killed_after_the_kill_wait(
-    tmp_path: Path, scheduler: LocalScheduler
+    tmp_path: Path, scheduler: LocalScheduler, submit: Submit
 ) -> None:
     body = "trap '' TERM; touch ready; while :; do sleep 0.1; done"
-    job = await scheduler.submit(script(body), tmp_path)
+    job = await submit(body)
     await until((tmp_path / "ready").exists)
     asked = time.monotonic()
     await scheduler.cancel(job.id)
@@ -113,12 +121,12 @@ async def test_who_ignores_term_is_killed_after_the_kill_wait(
 
 
 async def test_cancel_ends_grandchildren_and_daemons(
-    tmp_path: Path, scheduler: LocalScheduler
+    tmp_path: Path, scheduler: LocalScheduler, submit: Submit
 ) -> None:
     if not Path("/proc/self/environ").exists():
         pytest.skip("daemons are found by /proc only")
     body = "(sleep 300 & echo $! > one; wait) & setsid -f sleep 301; touch ready; wait"
-    job = await scheduler.submit(script(body), tmp_path)
+    job = await submit(body)
     await until(lambda: (tmp_path / "ready").exists() and (tmp_path / "one").exists())
 
     def mine() -> list[int]:
@@ -132,20 +140,18 @@ async def test_cancel_ends_grandchildren_and_daemons(
     assert not any(alive(pid) for pid in started)
 
 
-async def test_what_a_job_leaves_behind_ends_with_it(
-    tmp_path: Path, scheduler: LocalScheduler
-) -> None:
-    job = await scheduler.submit(script("sleep 300 & echo $! > left; disown"), tmp_path)
+async def test_what_a_job_leaves_behind_ends_with_it(tmp_path: Path, submit: Submit) -> None:
+    job = await submit("sleep 300 & echo $! > left; disown")
     await end(job)
     assert job.state is BatchState.COMPLETED
     assert not alive(int((tmp_path / "left").read_text()))
 
 
-async def test_memory_over_the_limit_is_killed(tmp_path: Path, scheduler: LocalScheduler) -> None:
+async def test_memory_over_the_limit_is_killed(submit: Submit) -> None:
     # The child, not the batch script, uses the memory.
     hog = 'python3 -c "import time; x = bytearray(200 << 20); time.sleep(60)"'
-    job = await scheduler.submit(script(hog + "; true", "--mem=100M"), tmp_path)
-    modest = await scheduler.submit(script("sleep 1", "--mem=100M"), tmp_path)
+    job = await submit(hog + "; true", "--mem=100M")
+    modest = await submit("sleep 1", "--mem=100M")
     await asyncio.gather(end(job), end(modest))
     assert (job.state, job.reason, job.signal) == (BatchState.OUT_OF_MEMORY, "OutOfMemory", 9)
     assert modest.state is BatchState.COMPLETED
@@ -153,12 +159,12 @@ async def test_memory_over_the_limit_is_killed(tmp_path: Path, scheduler: LocalS
 
 @pytest.mark.parametrize("settings", [replace(SETTINGS, memory_state="FAILED")])
 async def test_memory_over_the_limit_as_slurm_without_cgroups_has_it(
-    tmp_path: Path, scheduler: LocalScheduler
+    tmp_path: Path, submit: Submit
 ) -> None:
     """The words are those of Slurm 22.05 with OverMemoryKill."""
 
     hog = 'python3 -c "import time; x = bytearray(200 << 20); time.sleep(60)"'
-    job = await scheduler.submit(script(hog, "--mem=100M", "--error=err"), tmp_path)
+    job = await submit(hog, "--mem=100M", "--error=err")
     await end(job)
     assert (job.state, job.reason, job.signal) == (BatchState.FAILED, "JobLaunchFailure", 9)
     said = (tmp_path / "err").read_text()
@@ -168,21 +174,19 @@ async def test_memory_over_the_limit_as_slurm_without_cgroups_has_it(
 @pytest.mark.parametrize(
     "settings", [replace(SETTINGS, partitions=(Partition("closed", up=False),))]
 )
-async def test_jobs_of_a_partition_that_is_down_wait(
-    tmp_path: Path, scheduler: LocalScheduler
-) -> None:
-    job = await scheduler.submit(script("true", "--partition=closed"), tmp_path)
+async def test_jobs_of_a_partition_that_is_down_wait(submit: Submit) -> None:
+    job = await submit("true", "--partition=closed")
     assert (job.state, job.reason) == (BatchState.PENDING, "PartitionDown")
 
 
 async def test_first_come_first_served_and_what_fits_goes_ahead(
-    tmp_path: Path, scheduler: LocalScheduler
+    tmp_path: Path, submit: Submit
 ) -> None:
     wait = "while [ ! -e go ]; do sleep 0.02; done"
-    first = await scheduler.submit(script(wait), tmp_path)
-    wide = await scheduler.submit(script("true", "--cpus-per-task=2"), tmp_path)
-    third = await scheduler.submit(script(wait), tmp_path)
-    fourth = await scheduler.submit(script("true"), tmp_path)
+    first = await submit(wait)
+    wide = await submit("true", "--cpus-per-task=2")
+    third = await submit(wait)
+    fourth = await submit("true")
     await until(lambda: first.pid and third.pid)
     states = [job.state for job in (first, wide, third, fourth)]
     assert states == [
@@ -198,7 +202,7 @@ async def test_first_come_first_served_and_what_fits_goes_ahead(
     assert wide.started >= max(first.ended or 0, third.ended or 0)
 
 
-async def test_slots_are_never_oversubscribed(tmp_path: Path, scheduler: LocalScheduler) -> None:
+async def test_slots_are_never_oversubscribed(scheduler: LocalScheduler, submit: Submit) -> None:
     most = 0
 
     def look(_: LocalJob) -> None:
@@ -207,37 +211,35 @@ async def test_slots_are_never_oversubscribed(tmp_path: Path, scheduler: LocalSc
         most = max(most, running)
 
     scheduler.listen(look)
-    jobs = [await scheduler.submit(script("sleep 0.05"), tmp_path) for _ in range(12)]
+    jobs = [await submit("sleep 0.05") for _ in range(12)]
     await asyncio.gather(*(end(job) for job in jobs))
     assert most == 2
 
 
 async def test_more_cpus_than_the_machine_has_take_all_of_it(
-    tmp_path: Path, scheduler: LocalScheduler
+    tmp_path: Path, submit: Submit
 ) -> None:
-    job = await scheduler.submit(
-        script("echo $SLURM_CPUS_PER_TASK", "--cpus-per-task=64"), tmp_path
-    )
+    job = await submit("echo $SLURM_CPUS_PER_TASK", "--cpus-per-task=64")
     await end(job)
     assert (job.slots, (tmp_path / "out").read_text()) == (2, "64\n")
 
 
 async def test_a_job_waiting_is_cancelled_without_being_started(
-    tmp_path: Path, scheduler: LocalScheduler
+    scheduler: LocalScheduler, submit: Submit
 ) -> None:
-    await scheduler.submit(script("sleep 60", "--cpus-per-task=2"), tmp_path)
-    waiting = await scheduler.submit(script("true"), tmp_path)
+    await submit("sleep 60", "--cpus-per-task=2")
+    waiting = await submit("true")
     await scheduler.cancel(waiting.id)
     assert (waiting.state, waiting.starts) == (BatchState.CANCELLED, 0)
 
 
 async def test_a_job_starts_after_others_however_they_end(
-    tmp_path: Path, scheduler: LocalScheduler
+    scheduler: LocalScheduler, submit: Submit
 ) -> None:
-    first = await scheduler.submit(script("sleep 60"), tmp_path)
-    second = await scheduler.submit(script("exit 3"), tmp_path)
+    first = await submit("sleep 60")
+    second = await submit("exit 3")
     both = f"--dependency=afterany:{first.id}:{second.id}"
-    third = await scheduler.submit(script("true", both), tmp_path)
+    third = await submit("true", both)
     await end(second)
     assert (third.state, third.reason) == (BatchState.PENDING, "Dependency")
     await scheduler.cancel(first.id)
@@ -248,25 +250,27 @@ async def test_a_job_starts_after_others_however_they_end(
 
 
 async def test_a_job_starts_after_one_that_never_ran_or_that_nobody_knows(
-    tmp_path: Path, scheduler: LocalScheduler
+    scheduler: LocalScheduler, submit: Submit
 ) -> None:
-    await scheduler.submit(script("sleep 60"), tmp_path)
-    held = await scheduler.submit(script("true", "--hold"), tmp_path)
-    after = await scheduler.submit(script("true", f"--dependency=afterany:{held.id}"), tmp_path)
-    await end(await scheduler.submit(script("true", "--dependency=afterany:7"), tmp_path))
+    await submit("sleep 60")
+    held = await submit("true", "--hold")
+    after = await submit("true", f"--dependency=afterany:{held.id}")
+    await end(await submit("true", "--dependency=afterany:7"))
     assert after.state is BatchState.PENDING
     await scheduler.cancel(held.id)
     await end(after)
 
 
-async def test_other_dependencies_are_refused(tmp_path: Path, scheduler: LocalScheduler) -> None:
+async def test_other_dependencies_are_refused(submit: Submit) -> None:
     with pytest.raises(SbatchError, match="Job dependency problem"):
-        await scheduler.submit(script("true", "--dependency=afterok:7"), tmp_path)
+        await submit("true", "--dependency=afterok:7")
 
 
-async def test_nothing_survives_stop(tmp_path: Path, scheduler: LocalScheduler) -> None:
+async def test_nothing_survives_stop(
+    tmp_path: Path, scheduler: LocalScheduler, submit: Submit
+) -> None:
     body = "trap '' TERM; sleep 300 & echo $! > a; touch ready; wait"
-    job = await scheduler.submit(script(body), tmp_path)
+    job = await submit(body)
     await until((tmp_path / "ready").exists)
     assert job.pid
     pids = [job.pid, int((tmp_path / "a").read_text())]
@@ -277,12 +281,12 @@ async def test_nothing_survives_stop(tmp_path: Path, scheduler: LocalScheduler) 
 
 @pytest.mark.parametrize("settings", [replace(SETTINGS, environment={"EXTRA": "1"})])
 async def test_the_environment_is_clean(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheduler: LocalScheduler
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, submit: Submit
 ) -> None:
     monkeypatch.setenv("MANTIK_HPC1_PASSWORD", "hush")
     monkeypatch.setenv("SOME_TOKEN", "hush")
 
-    job = await scheduler.submit(script("env"), tmp_path)
+    job = await submit("env")
     await end(job)
     text = (tmp_path / "out").read_text()
     assert "hush" not in text
@@ -291,7 +295,7 @@ async def test_the_environment_is_clean(
     assert "EXTRA=1\n" in text
 
 
-async def test_modules_and_srun_are_there(tmp_path: Path, scheduler: LocalScheduler) -> None:
+async def test_modules_and_srun_are_there(tmp_path: Path, submit: Submit) -> None:
     body = """
 module load Sandbox/1.0 && echo "module $MANTIK_SANDBOX_MODULE"
 bash -c 'module load Sandbox && echo again'
@@ -303,7 +307,7 @@ srun --ntasks=1 bash -c 'exit 6'; echo "code $?"
 """
 
     options = ("--ntasks=2", "--cpus-per-task=2", "--error=err")
-    job = await scheduler.submit(script("export SRUN_CPUS_PER_TASK=1" + body, *options), tmp_path)
+    job = await submit("export SRUN_CPUS_PER_TASK=1" + body, *options)
     await end(job)
     lines = (tmp_path / "out").read_text().splitlines()
     assert lines[:3] == ["module 1.0", "again", "code 1"]
@@ -316,7 +320,7 @@ srun --ntasks=1 bash -c 'exit 6'; echo "code $?"
 
 
 async def test_srun_of_this_machine_is_not_called(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheduler: LocalScheduler
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, submit: Submit
 ) -> None:
     foreign = tmp_path / "bin" / "srun"
     foreign.parent.mkdir()
@@ -324,6 +328,6 @@ async def test_srun_of_this_machine_is_not_called(
     foreign.chmod(0o755)
     monkeypatch.setenv("PATH", f"{foreign.parent}:{os.environ['PATH']}")
 
-    job = await scheduler.submit(script("srun echo mine"), tmp_path)
+    job = await submit("srun echo mine")
     await end(job)
     assert (tmp_path / "out").read_text() == "mine\n"

@@ -23,18 +23,17 @@ def test_a_site_of_nearly_the_name_is_suggested(wanted: str, known: str) -> None
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["mantiksite", "mantik-site", "mantik_sites", "Mantik_Site", "mantik_sit", "mantk_site"],
-)
-def test_a_misspelt_resource_is_no_other_site(name: str) -> None:
-    with pytest.raises(UserError, match=rf"no resource {name} \(did you mean mantik_site\?\)"):
-        choose_site({name: "b"}, {"a": 1, "b": 2})
-
-
-@pytest.mark.parametrize("name", ["mantik_retryon", "mantik_retries_on", "mantik-retry-on"])
-def test_a_misspelt_limit_of_retries_is_none(name: str) -> None:
-    with pytest.raises(UserError, match=rf"no resource {name} \(did you mean mantik_retry_on\?\)"):
-        choose_site({name: "preempted"}, {"a": 1})
+    ("meant", "names"),
+    [
+        ("mantik_site", ["mantiksite", "mantik-site", "mantik_sites", "Mantik_Site", "mantik_sit",
+                         "mantk_site"]),
+        ("mantik_retry_on", ["mantik_retryon", "mantik_retries_on", "mantik-retry-on"]),
+    ],
+)  # fmt: skip
+def test_a_misspelt_resource_is_no_other_one(meant: str, names: list[str]) -> None:
+    for name in names:
+        with pytest.raises(UserError, match=rf"no resource {name} \(did you mean {meant}\?\)"):
+            choose_site({name: "b"}, {"a": 1, "b": 2})
 
 
 @pytest.mark.parametrize(

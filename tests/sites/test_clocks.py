@@ -2,11 +2,10 @@
 
 import asyncio
 import json
-import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from email.utils import formatdate
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,46 +24,36 @@ from snakemake_executor_plugin_mantik.sites.http import retry_after, server_time
 from snakemake_executor_plugin_mantik.sites.issuers import ClientCredentials
 from snakemake_executor_plugin_mantik.sites.unicore import read_base
 from snakemake_executor_plugin_mantik.sites.unicore.connection import UnicoreConnection
+from tests.support.parrot import Parrot, Say
 
 HOURS = 3600.0
 
 
-class StrictSite:
+class StrictSite(Parrot):
     """Takes tokens that are valid by its own clock, which is `ahead` of ours.
 
     Others are refused, or let in as anonymous where it is `polite`.
     """
 
     def __init__(self, key: ed25519.Ed25519PublicKey, ahead: float, polite: bool) -> None:
-        self.asked = 0
-        site = self
+        super().__init__("/rest/core")
+        self.key, self.ahead, self.polite = key, ahead, polite
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                site.asked += 1
-                now = time.time() + ahead
-                token = self.headers["Authorization"].removeprefix("Bearer ")
-                claims = jwt.decode(token, key, ["EdDSA"], options={"verify_signature": True,
-                                    "verify_exp": False, "verify_iat": False})  # fmt: skip
-                valid = claims["iat"] <= now + 60 and now < claims["exp"]
-                role = "user" if valid else "anonymous"
-                answer = {
-                    "client": {"role": {"selected": role}, "xlogin": {"UID": claims["sub"]}},
-                    "server": {"version": "11.1.0"},
-                }
-                body = json.dumps(answer).encode() if valid or polite else b""
-                self.send_response_only(200 if body else 403)
-                self.send_header("Date", formatdate(now, usegmt=True))
-                self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_port}/rest/core"
+    def say(self, path: str, headers: dict[str, str], body: bytes) -> Say:
+        now = time.time() + self.ahead
+        token = headers["Authorization"].removeprefix("Bearer ")
+        claims = jwt.decode(token, self.key, ["EdDSA"], options={"verify_signature": True,
+                            "verify_exp": False, "verify_iat": False})  # fmt: skip
+        valid = claims["iat"] <= now + 60 and now < claims["exp"]
+        role = "user" if valid else "anonymous"
+        answer = {
+            "client": {"role": {"selected": role}, "xlogin": {"UID": claims["sub"]}},
+            "server": {"version": "11.1.0"},
+        }
+        date = {"Date": formatdate(now, usegmt=True)}
+        if valid or self.polite:
+            return Say(200, json.dumps(answer).encode(), date)
+        return Say(403, b"", date)
 
 
 @pytest.fixture
@@ -83,22 +72,14 @@ def key_file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def strict(key_file: Path) -> Iterator[Callable[[float, bool], StrictSite]]:
-    sites = []
+    with ExitStack() as running:
 
-    def make(ahead: float, polite: bool) -> StrictSite:
-        key = serialization.load_ssh_private_key(key_file.read_bytes(), None)
-        assert isinstance(key, ed25519.Ed25519PrivateKey)
-        site = StrictSite(key.public_key(), ahead, polite)
-        thread = threading.Thread(target=site.server.serve_forever, args=(0.01,))
-        thread.start()
-        sites.append((site, thread))
-        return site
+        def make(ahead: float, polite: bool) -> StrictSite:
+            key = serialization.load_ssh_private_key(key_file.read_bytes(), None)
+            assert isinstance(key, ed25519.Ed25519PrivateKey)
+            return running.enter_context(StrictSite(key.public_key(), ahead, polite).running())
 
-    yield make
-    for site, thread in sites:
-        site.server.shutdown()
-        thread.join()
-        site.server.server_close()
+        yield make
 
 
 def user_at(site: StrictSite, key_file: Path, times: int = 1) -> str:
@@ -123,7 +104,7 @@ def test_tokens_are_signed_by_the_sites_clock(
 ) -> None:
     site = strict(ahead, polite)
     assert user_at(site, key_file, times=3) == "ada"
-    assert site.asked == (3 if ahead == 0 else 4), "it is learnt once"
+    assert len(site.asked) == (3 if ahead == 0 else 4), "it is learnt once"
 
 
 @pytest.mark.parametrize("ahead", [-400 * 24 * HOURS, 400 * 24 * HOURS])

@@ -1,13 +1,9 @@
 import asyncio
 import base64
 import json
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Self
 from urllib.parse import parse_qs
 
 import jwt
@@ -35,6 +31,7 @@ from snakemake_executor_plugin_mantik.sites.credentials import (
 )
 from snakemake_executor_plugin_mantik.sites.issuers import ClientCredentials, DeviceLogin, Refreshed
 from snakemake_executor_plugin_mantik.sites.issuers import Issuer as TokenIssuer
+from tests.support.parrot import Parrot, Say
 
 SECRET = "s3cr3t-VALUE"
 
@@ -208,41 +205,19 @@ class TestSshKey:
             find_credentials("a", "unicore", environ, EMPTY)
 
 
-class FormServer:
+class FormServer(Parrot):
     """An HTTP server that answers forms with JSON, as `answer` says."""
 
     def __init__(self) -> None:
-        server = self
+        super().__init__("/token")
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["Content-Length"])).decode()
-                form = {key: values[0] for key, values in parse_qs(body).items()}
-                status, answer = server.answer(self.path, form)
-                content = json.dumps(answer).encode()
-                self.send_response(status)
-                self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(content)))
-                self.end_headers()
-                self.wfile.write(content)
-
-            def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.thread = threading.Thread(target=self.server.serve_forever, args=(0.01,))
-        self.url = f"http://127.0.0.1:{self.server.server_port}/token"
+    def say(self, path: str, headers: dict[str, str], body: bytes) -> Say:
+        form = {key: values[0] for key, values in parse_qs(body.decode()).items()}
+        status, answer = self.answer(path, form)
+        return Say(status, json.dumps(answer).encode())
 
     def answer(self, path: str, form: dict[str, str]) -> tuple[int, dict[str, object]]:
         raise NotImplementedError
-
-    @contextmanager
-    def running(self) -> Iterator[Self]:
-        self.thread.start()
-        yield self
-        self.server.shutdown()
-        self.thread.join()
-        self.server.server_close()
 
 
 class Issuer(FormServer):
@@ -516,10 +491,10 @@ class DeviceIssuer(FormServer):
         self.says = ["authorization_pending", "slow_down", "authorization_pending"]
         self.refreshable = {"good"}
         self.begun: dict[str, object] = {"interval": 0.01, "expires_in": 30}
-        self.asked: list[tuple[str, dict[str, str]]] = []
+        self.forms: list[tuple[str, dict[str, str]]] = []
 
     def answer(self, path: str, form: dict[str, str]) -> tuple[int, dict[str, object]]:
-        self.asked.append((path, form))
+        self.forms.append((path, form))
         tokens: dict[str, object] = {"access_token": "at", "refresh_token": "newer"}
         tokens["expires_in"] = 300
         if path == "/device":
@@ -548,7 +523,7 @@ def login(sso: DeviceIssuer, ring: Ring, *, terminal: bool = True) -> DeviceLogi
 
 
 def kinds(sso: DeviceIssuer) -> list[str]:
-    return [form.get("grant_type", path) for path, form in sso.asked]
+    return [form.get("grant_type", path) for path, form in sso.forms]
 
 
 def test_a_person_confirms_and_the_next_run_asks_nobody(
@@ -565,7 +540,7 @@ def test_a_person_confirms_and_the_next_run_asks_nobody(
     assert "open https://sso.example.org/device and confirm the code WXYZ-1" in told
     assert ring.entries == {KEPT: "newer"}
 
-    sso.asked.clear()
+    sso.forms.clear()
     sso.refreshable = {"newer"}
     second = login(sso, ring, terminal=False)
     second.login()
@@ -605,7 +580,7 @@ def test_nobody_confirms(sso: DeviceIssuer) -> None:
 def test_nobody_is_there(sso: DeviceIssuer) -> None:
     with pytest.raises(CredentialError, match="no terminal"):
         login(sso, Ring(), terminal=False).login()
-    assert sso.asked == []
+    assert sso.forms == []
 
 
 def test_urls_that_others_could_listen_to(sso: DeviceIssuer) -> None:

@@ -4,9 +4,10 @@ import ssl
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Self
 
 import pytest
 
@@ -41,13 +42,13 @@ class Parrot:
 
         class Handler(BaseHTTPRequestHandler):
             def answer(self) -> None:
-                self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
                 parrot.asked.append((self.command, self.path, dict(self.headers)))
-                say = parrot.answers.pop(0) if len(parrot.answers) > 1 else parrot.answers[0]
+                say = parrot.say(self.path, dict(self.headers), body)
                 if self.command in parrot.held:
                     parrot.held[self.command].wait(600)
                 time.sleep(say.delay_s)
-                self.send_response(say.status)
+                self.send_response_only(say.status)
                 for name, value in {"Content-Type": "application/json", **say.headers}.items():
                     self.send_header(name, value)
                 length = len(say.body) if say.length is None else say.length
@@ -76,6 +77,18 @@ class Parrot:
             self.server.handle_error = lambda *_: None  # type: ignore[method-assign] # refusals
             self.url = f"https://localhost:{self.server.server_port}{base}"
 
+    def say(self, path: str, headers: dict[str, str], body: bytes) -> Say:
+        """The answer to a request; others than parrots look at it."""
+        del path, headers, body
+        return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+
+    @contextmanager
+    def running(self) -> Iterator[Self]:
+        """It answers meanwhile."""
+        self.thread.start()
+        yield self
+        self.stop()
+
     def stop(self) -> None:
         """End the server."""
         self.server.shutdown()
@@ -87,7 +100,5 @@ class Parrot:
 def parrot(monkeypatch: pytest.MonkeyPatch) -> Iterator[Parrot]:
     """A server that is asked again at once."""
     monkeypatch.setattr(rest, "REPEAT_FIRST_S", 0.01)
-    made = Parrot("/rest/core")
-    made.thread.start()
-    yield made
-    made.stop()
+    with Parrot("/rest/core").running() as made:
+        yield made

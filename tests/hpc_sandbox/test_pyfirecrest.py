@@ -181,27 +181,24 @@ def test_copying_moving_and_packing(client: Any, home: str, tmp_path: Path) -> N
         client.mv(SYSTEM, f"{home}/nothing", f"{home}/else")
 
 
-def test_asyncio_client(sandbox: Sandbox, home: str, tmp_path: Path) -> None:
+@pytest.mark.anyio
+async def test_asyncio_client(sandbox: Sandbox, home: str, tmp_path: Path) -> None:
     (tmp_path / "large").write_bytes(os.urandom(2 << 20))
-
-    async def main() -> None:
-        site = AsyncFirecrest(sandbox.url(SYSTEM), authorization(sandbox))
-        submitted = await asyncio.gather(
-            *(
-                site.submit(SYSTEM, home, script_str=f"#!/bin/bash\n#SBATCH -J aio\nexit {n}\n")
-                for n in range(4)
-            )
+    site = AsyncFirecrest(sandbox.url(SYSTEM), authorization(sandbox))
+    submitted = await asyncio.gather(
+        *(
+            site.submit(SYSTEM, home, script_str=f"#!/bin/bash\n#SBATCH -J aio\nexit {n}\n")
+            for n in range(4)
         )
-        ids = [job["jobId"] for job in submitted]
-        async with asyncio.timeout(20):
-            while True:
-                jobs = {job["jobId"]: job for job in await site.job_info(SYSTEM, name="aio")}
-                if all(jobs.get(i, {}).get("time", {}).get("end") for i in ids):
-                    break
-                await asyncio.sleep(0.05)
-        await site.upload(SYSTEM, str(tmp_path / "large"), home, "large")
-        await site.download(SYSTEM, f"{home}/large", str(tmp_path / "back"))
-        await site.close_session()
-
-    asyncio.run(main())
+    )
+    ids = [job["jobId"] for job in submitted]
+    async with asyncio.timeout(20):
+        while True:
+            jobs = {job["jobId"]: job for job in await site.job_info(SYSTEM, name="aio")}
+            if all(jobs.get(i, {}).get("time", {}).get("end") for i in ids):
+                break
+            await asyncio.sleep(0.05)
+    await site.upload(SYSTEM, str(tmp_path / "large"), home, "large")
+    await site.download(SYSTEM, f"{home}/large", str(tmp_path / "back"))
+    await site.close_session()
     assert (tmp_path / "back").read_bytes() == (tmp_path / "large").read_bytes()

@@ -145,21 +145,19 @@ def test_execute_on_the_login_node(site: Any) -> None:
     )
 
 
-def test_asyncio_client(sandbox: Sandbox) -> None:
-    async def main() -> None:
-        transport = aio_client.Transport(credentials.UsernamePassword(*sandbox.credentials("hpc1")))
-        async with aio_client.Client(transport, sandbox.url("hpc1"), cache_time=0) as site:
-            await site.assert_authentication()
-            jobs = await asyncio.gather(
-                *(site.new_job(raw_job(f"echo {n} > out; exit {n}")) for n in range(4))
-            )
-            for number, job in enumerate(jobs):
-                job.cache_time = 0
-                async with asyncio.timeout(20):
-                    while await job.is_running:
-                        await asyncio.sleep(0.05)
-                assert await job.exit_code == (number or 0)
-                file = await (await job.working_dir).stat("out")
-                assert (await file.read()) == f"{number}\n".encode()
-
-    asyncio.run(main())
+@pytest.mark.anyio
+async def test_asyncio_client(sandbox: Sandbox) -> None:
+    transport = aio_client.Transport(credentials.UsernamePassword(*sandbox.credentials("hpc1")))
+    async with aio_client.Client(transport, sandbox.url("hpc1"), cache_time=0) as site:
+        await site.assert_authentication()
+        jobs = await asyncio.gather(
+            *(site.new_job(raw_job(f"echo {n} > out; exit {n}")) for n in range(4))
+        )
+        for number, job in enumerate(jobs):
+            job.cache_time = 0
+            async with asyncio.timeout(20):
+                while await job.is_running:
+                    await asyncio.sleep(0.05)
+            assert await job.exit_code == (number or 0)
+            file = await (await job.working_dir).stat("out")
+            assert (await file.read()) == f"{number}\n".encode()

@@ -52,6 +52,10 @@ def talk(
     return asyncio.run(opened())
 
 
+async def read(site: UnicoreSite) -> object:
+    return await site._connection.get("x", "")
+
+
 async def content(site: UnicoreSite, offset: int = 0) -> bytes:
     return b"".join([chunk async for chunk in site.get("f", offset=offset)])
 
@@ -61,14 +65,14 @@ A_JOB = Submission("a", "job", "exit 0", Resources())
 
 def test_reads_again_when_a_server_is_in_trouble(parrot: Parrot) -> None:
     parrot.answers = [Say(502), Say(503), Say(body=b'{"a": 1}')]
-    assert talk(parrot, lambda site: site._connection.get("x", "")) == {"a": 1}
+    assert talk(parrot, read) == {"a": 1}
     assert len(parrot.asked) == 3
 
 
 def test_gives_up_after_a_while(parrot: Parrot) -> None:
     parrot.answers = [Say(502)]
     with pytest.raises(SiteUnreachable):
-        talk(parrot, lambda site: site._connection.get("x", ""))
+        talk(parrot, read)
     assert len(parrot.asked) == rest.REPEAT_ATTEMPTS
 
 
@@ -91,21 +95,21 @@ def test_a_list_of_jobs_is_not_asked_for_again_after_an_error(parrot: Parrot) ->
 def test_a_definite_answer_is_not_asked_for_again(parrot: Parrot) -> None:
     parrot.answers = [Say(404, b"")]
     with pytest.raises(SiteNotFound):
-        talk(parrot, lambda site: site._connection.get("x", ""))
+        talk(parrot, read)
     assert len(parrot.asked) == 1
 
 
 def test_waits_as_long_as_it_is_told(parrot: Parrot) -> None:
     parrot.answers = [Say(429, b"", {"Retry-After": "1"}), Say()]
     started = time.monotonic()
-    talk(parrot, lambda site: site._connection.get("x", ""))
+    talk(parrot, read)
     assert time.monotonic() - started >= 1
 
 
 def test_does_not_wait_for_an_hour(parrot: Parrot) -> None:
     parrot.answers = [Say(429, b"", {"Retry-After": "3600"})]
     with pytest.raises(SiteBusy) as caught:
-        talk(parrot, lambda site: site._connection.get("x", ""))
+        talk(parrot, read)
     assert caught.value.retry_after == 3600
     assert len(parrot.asked) == 1
 
@@ -147,10 +151,7 @@ PORTAL = Say(body=b"<html>Log in</html>", headers={"Content-Type": "text/html"})
 @pytest.mark.parametrize(
     ("say", "act"),
     [
-        *(
-            (Say(body=body), lambda site: site._connection.get("x", ""))
-            for body in (b"", b"not json", b"[1]", b'"text"', b'{"half":')
-        ),
+        *((Say(body=body), read) for body in (b"", b"not json", b"[1]", b'"text"', b'{"half":')),
         (Say(body=b'{"isDirectory": true}'), lambda site: site.list("d")),
         (Say(body=b"half", length=8), content),
         (PORTAL, content),
@@ -215,14 +216,12 @@ class Renewing(Bearer):
 
 def test_a_refused_token_is_renewed_once(parrot: Parrot) -> None:
     parrot.answers = [Say(401), Say(body=b'{"a": 1}')]
-    assert talk(parrot, lambda site: site._connection.get("x", ""), credential=Renewing()) == {
-        "a": 1
-    }
+    assert talk(parrot, read, credential=Renewing()) == {"a": 1}
     assert [h["Authorization"] for _, _, h in parrot.asked] == ["Bearer 0", "Bearer 1"]
     parrot.asked.clear()
     parrot.answers = [Say(401)]
     with pytest.raises(SiteUnauthorized):
-        talk(parrot, lambda site: site._connection.get("x", ""), credential=Renewing())
+        talk(parrot, read, credential=Renewing())
     assert len(parrot.asked) == 2
 
 
@@ -230,7 +229,7 @@ def test_an_issuer_that_refuses_is_a_site_that_refuses(parrot: Parrot) -> None:
     with pytest.raises(SiteUnauthorized, match="the refresh token was refused"):
         talk(
             parrot,
-            lambda site: site._connection.get("x", ""),
+            read,
             credential=Renewing(issuer_refuses=True),
         )
     assert parrot.asked == []

@@ -1,18 +1,11 @@
 """Killed, interrupted, started twice: every job runs once, and the next run takes it up."""
 
 import json
-import re
 import shlex
 import shutil
-import signal
-from pathlib import Path
 
-import pytest
-
-from hpc_sandbox.faults import Fault
 from hpc_sandbox.server import Sandbox
 from hpc_sandbox.unicore import UnicoreServer
-from snakemake_executor_plugin_mantik.config.settings import Timing
 from tests.support.workflows import Project, Running, tells, until
 
 SNAKEFILE = r"""
@@ -117,65 +110,6 @@ def test_an_error_of_one_job_on_this_machine_leaves_the_others_running(project: 
     assert runs(project) == ["long"]
 
 
-def test_interrupted(firecrest: Project) -> None:
-    # Not at the UNICORE/X here: without a scheduler it kills nothing but the outermost shell.
-    prepare(firecrest)
-    running = firecrest.start(plain=True)
-    until(lambda: started(firecrest, running), "jobs that run")
-
-    ended = running.interrupt()
-
-    assert ended.code != 0
-    assert "Traceback" not in ended.output, ended.output
-    assert "may still run" not in ended.output, ended.output
-    assert {record.outcome for record in firecrest.tries} == {"cancelled"}, ended.output
-    until(lambda: not sleepers(firecrest.workspace), "the end of all processes")
-    go(firecrest)
-    firecrest.run(plain=True).ok()
-    assert firecrest.read("sum.txt") == "0\n1\n2\n3\n"
-
-
-def test_interrupted_where_the_site_ends_nothing(project: Project, sandbox: Sandbox) -> None:
-    """It says that it has, as a UNICORE server that runs jobs itself; the job's word counts."""
-    ignore = sandbox.faults.add(Fault("ignore_abort", "POST", "/actions/abort", count=None))
-    project.config.write_text(re.sub("TermGrace: .*", "TermGrace: 1s", project.place.config))
-    project.place = project.place.timed(Timing(marker_grace_s=1))
-    prepare(project)
-    running = project.start(plain=True)
-    until(lambda: started(project, running), "jobs that run")
-    running.process.send_signal(signal.SIGINT)
-    running.says("but it still runs; cancelling it again")
-    go(project)
-
-    ended = running.end()
-
-    assert ended.code != 0
-    assert "Traceback" not in ended.output, ended.output
-    sandbox.faults.faults.remove(ignore)
-    project.run(plain=True).ok()
-    assert runs(project) == ["0", "1", "2", "3", "sum"], ended.output
-
-
-@pytest.mark.parametrize(
-    "number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.nightly)]
-)
-def test_terminated_detaches(project: Project, number: int) -> None:
-    prepare(project)
-    running = project.start(plain=True)
-    until(lambda: started(project, running), "jobs that run")
-    running.process.send_signal(number)
-    first = running.end()
-
-    tells(first.output, "Detached: the jobs go on at their sites")
-    assert first.code == 1
-    assert "Traceback" not in first.output, first.output
-    assert "did not complete successfully" not in first.output, first.output
-    go(project)
-    said = project.run(plain=True).ok().output
-    assert said.count("taken up again at ") == 5
-    assert runs(project) == ["0", "1", "2", "3", "sum"]
-
-
 def test_without_the_profile_the_error_says_what_to_type(project: Project) -> None:
     project.write("Snakefile", SNAKEFILE)
     first = project.start()
@@ -221,18 +155,6 @@ def test_password_that_changes_pauses_the_run(project: Project, sandbox: Sandbox
     assert runs(project) == ["0", "1", "2", "3", "sum"]
 
 
-def sleepers(directory: Path) -> list[str]:
-    """Processes that work in a directory."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            if (process / "cwd").readlink() == directory:
-                found.append((process / "cmdline").read_text())
-        except OSError:
-            continue
-    return found
-
-
 def test_a_second_controller_is_refused_where_the_state_was_removed(project: Project) -> None:
     """Somebody tidies up under a running controller, and starts again."""
     prepare(project)
@@ -246,66 +168,3 @@ def test_a_second_controller_is_refused_where_the_state_was_removed(project: Pro
     go(project)
     first.end()
     assert runs(project) == ["0", "1", "2", "3", "sum"], "each once"
-
-
-CHANGING = r"""
-    rule all:
-        input:
-            "rule.txt", "script.txt", "same.txt", "named.txt", "gone.txt" if config["gone"] else []
-
-    rule rule:
-        output: "rule.txt"
-        shell:
-            "echo rule >> ran.txt; until [ -e go ]; do sleep 0.1; done; "
-            "echo {config[text]} > {output}"
-
-    rule script:
-        output: "script.txt"
-        shell: "echo script >> ran.txt; bash scripts/make.sh {output}"
-
-    rule same:
-        output: "same.txt"
-        resources: mem_mb=config["mem"]
-        shell: "echo same >> ran.txt; until [ -e go ]; do sleep 0.1; done; echo same > {output}"
-
-    rule gone:
-        output: "gone.txt"
-        shell: "echo gone >> ran.txt; until [ -e go ]; do sleep 0.1; done; echo gone > {output}"
-
-    rule named:
-        output: "named.txt"
-        shell: "echo {rule} >> ran.txt; until [ -e go ]; do sleep 0.1; done; echo {rule} > {output}"
-"""
-
-
-def test_changed_meanwhile(project: Project) -> None:
-    """A rule, a script that it names, resources and targets change while their jobs run."""
-    prepare(project)
-    project.write("Snakefile", CHANGING)
-    project.write("scripts/make.sh", "until [ -e go ]; do sleep 0.1; done; echo old > $1\n")
-    before = project.start("--nolock", "--config", "text=old", "mem=100", "gone=1")
-    until(lambda: before.output.count(": submitted to ") == 5, "all jobs at the site")
-    before.kill()
-    project.write("scripts/make.sh", "echo new > $1\n")
-    project.write("Snakefile", CHANGING.replace("rule named", "rule renamed"))
-    go(project)
-
-    arguments = ("--nolock", "--rerun-incomplete", "--config", "text=new", "mem=200", "gone=")
-    said = project.run(*arguments).ok().output
-
-    tells(
-        said,
-        "rule: the job that an earlier run submitted to hpc1 is ended and its outputs are not used,"
-        " since these changed: its command.",
-        "script: the job that an earlier run submitted to hpc1 is ended and its outputs are not"
-        " used, since these changed: scripts/make.sh.",
-        "named: the job that an earlier run submitted to hpc1 is ended and its outputs are not"
-        " used, since another job of this run uses named.txt.",
-        "same: taken up again at hpc1",
-        "memory per node in MiB 100 instead of 200",
-        "Earlier runs submitted jobs that this run does not need and that may still run: gone. See",
-    )
-    assert [project.read(f"{name}.txt") for name in ("rule", "script", "same", "named")] == [
-        "new\n", "new\n", "same\n", "renamed\n",
-    ]  # fmt: skip
-    assert runs(project).count("same") == 1

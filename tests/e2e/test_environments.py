@@ -5,7 +5,7 @@ from pathlib import Path
 
 from hpc_sandbox import shims
 from tests.support import condas
-from tests.support.workflows import UNTRACKED, Project, tells
+from tests.support.workflows import UNTRACKED, Project, one_rule_each, tells
 
 ENGINE = r"""#!/bin/bash
 # A stand-in for apptainer: the command runs where it is, in an image that is a text.
@@ -200,40 +200,16 @@ def test_what_is_not_wanted_is_not_used_and_told_once(project: Project, tmp_path
 
 def test_mistakes_are_told_before_anything_is_sent(project: Project, tmp_path: Path) -> None:
     equip(project, tmp_path)
-    project.write(
-        "Snakefile",
-        """
-        rule all:
-            input: "conda.txt", "image.txt", "here.txt", "yaml.txt", "name.txt"
-
-        rule conda:
-            output: "conda.txt"
-            conda: "envs/none.yaml"
-            shell: "touch {output}"
-
-        rule image:
-            output: "image.txt"
-            container: "images/none.sif"
-            shell: "touch {output}"
-
-        rule here:
-            output: "here.txt"
-            conda: "here"
-            shell: "touch {output}"
-
-        rule yaml:
-            output: "yaml.txt"
-            conda: "envs/bad.yaml"
-            shell: "touch {output}"
-
-        rule name:
-            output: "name.txt"
-            container: "ubuntu:22.04"
-            shell: "touch {output}"
-        """,
+    rules = one_rule_each(
+        conda='conda: "envs/none.yaml"',
+        image='container: "images/none.sif"',
+        here='conda: "there"',
+        yaml='conda: "envs/bad.yaml"',
+        name='container: "ubuntu:22.04"',
     )
+    project.write("Snakefile", rules)
     project.write("envs/bad.yaml", "dependencies: [a")
-    (project.directory / "here").mkdir()
+    (project.directory / "there").mkdir()
 
     said = project.run("--mantik-software-deployment", "conda", "apptainer").failed()
     tells(

@@ -2,7 +2,7 @@
 
 import re
 
-from tests.support.workflows import Project, tells, until
+from tests.support.workflows import Project, one_rule_each, tells, until
 
 SNAKEFILE = r"""
     rule all:
@@ -113,26 +113,12 @@ def test_what_cannot_be_prepared_here_fails_its_own_job(project: Project) -> Non
 
 
 def test_the_first_failure_ends_a_run_without_keep_going(project: Project) -> None:
-    project.write(
-        "Snakefile",
-        r"""
-        rule all:
-            input: "a.txt", "b.txt"
-
-        rule a:
-            output: "a.txt"
-            shell: "exit 3"
-
-        rule b:
-            input: "c.txt"
-            output: "b.txt"
-            shell: "cp {input} {output}"
-
-        rule c:
-            output: "c.txt"
-            shell: "touch begun; until [ -e go ]; do sleep 0.1; done; touch {output}"
-        """,
+    rules = one_rule_each(
+        a='shell: "exit 3"',
+        b='input: "c"',
+        c='shell: "touch begun; until [ -e go ]; do sleep 0.1; done; touch {output}"',
     )
+    project.write("Snakefile", rules)
 
     running = project.start()
     running.says("Error in rule a")
@@ -141,8 +127,8 @@ def test_the_first_failure_ends_a_run_without_keep_going(project: Project) -> No
     said = running.end().failed()
 
     assert "exit code 3" in said
-    assert project.exists("c.txt"), said
-    assert not project.exists("b.txt")
+    assert project.exists("c"), said
+    assert not project.exists("b")
 
 
 def test_files_that_a_job_missed_and_that_are_here_are_told(project: Project) -> None:

@@ -8,14 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from hpc_sandbox.faults import Fault
 from hpc_sandbox.firecrest.site import FirecrestServer
 from hpc_sandbox.server import Sandbox
 from hpc_sandbox.settings import SiteOption
-from tests.support.firecrestv1 import FirecrestV1
 from tests.support.places import PATIENT
-from tests.support.proxy import Exchange, Proxy, Rule, pass_on
-from tests.support.workflows import SHORT, Project, place_in, tells, until
+from tests.support.workflows import Project, place_in, tells
 
 GOOD = """
     rule good:
@@ -83,75 +80,6 @@ class TestCredentials:
         assert said.count("Error") == 1
         assert "a-wrong-guess" not in said
         assert len(sandbox.record("hpc2")["runs"]) == jobs
-
-    # A token is renewed when 40 s are left: here every 2 s.
-    # Clients are given tokens of 42 s, which are renewed every 2 s.
-    @pytest.mark.parametrize("own_sandbox", [{"token_lifetime": 42.0}], indirect=True)
-    def test_an_issuer_that_refuses_for_a_while_fails_nothing(
-        self, own: Project, own_sandbox: Sandbox
-    ) -> None:
-        own.write(
-            "Snakefile",
-            """
-            rule long:
-                output: "good.txt"
-                shell: "echo run >> ran.txt; until [ -e go ]; do sleep 0.1; done; touch {output}"
-            """,
-        )
-        running = own.start()
-        until((own.workspace / "ran.txt").exists, "the job")
-        fault = own_sandbox.faults.add(
-            Fault("refuse", path="token$", status=401, count=None, message="Invalid client")
-        )
-        until(lambda: fault.happened >= 4, "refused tokens")
-        running.says("has not accepted the credentials")
-        (own.workspace / "go").touch()
-        own_sandbox.faults.clear()
-
-        said = running.end().ok().output
-
-        assert "answers again" in said
-        assert (own.workspace / "ran.txt").read_text() == "run\n"
-
-
-class TestServers:
-    def test_of_version_1_are_told(self, firecrest: Project) -> None:
-        firecrest.write("Snakefile", GOOD)
-        use(firecrest, "MANTIK_HPC2", {"TOKEN": "t"})
-        with FirecrestV1("/hpc/api") as server:
-            firecrest.config.write_text(
-                firecrest.place.config.replace(_url_of(firecrest), f"ApiUrl: {server.url}\n")
-            )
-
-            said = firecrest.run().failed()
-
-        tells(said, "firecREST version 1, which is not supported", "hpc2", "as ApiUrl", "Machine")
-
-    def test_of_version_2_below_a_path_v1_work(self, firecrest: Project) -> None:
-        firecrest.write("Snakefile", GOOD)
-        line = _url_of(firecrest)
-        server, name, path = line.split()[1].partition("/hpc2/")
-
-        async def elsewhere(exchange: Exchange) -> None:
-            asked = exchange.request
-            target = asked.target.replace("/firecrest/v1", f"{name}{path}", 1)
-            exchange.request = replace(asked, target=target)
-            await pass_on(exchange)
-
-        with Proxy(server, lambda _: "any") as proxy:
-            proxy.add(Rule("elsewhere", None, elsewhere, None))
-            url = f"{proxy.url}/firecrest/v1"
-            firecrest.config.write_text(firecrest.place.config.replace(line, f"ApiUrl: {url}\n"))
-
-            firecrest.run().ok()
-
-            assert len(proxy.seen) > 5
-        assert firecrest.read("good.txt") == "good\n"
-
-
-def _url_of(project: Project) -> str:
-    lines = project.place.config.splitlines(keepends=True)
-    return next(line.lstrip() for line in lines if "ApiUrl" in line)
 
 
 class TestModules:
@@ -223,46 +151,6 @@ class TestLargeFiles:
         self.check(own, contents)
         transfers = own.workspace / ".mantik" / "transfers"
         assert not [path for path in transfers.rglob("*") if path.is_file()]
-
-
-def test_submission_with_a_slow_sbatch_runs_once(firecrest: Project, sandbox: Sandbox) -> None:
-    firecrest.write(
-        "Snakefile",
-        """
-        rule once:
-            output: "out.txt"
-            shell: "echo ran >> ran.txt; sleep 1; cp ran.txt {output}"
-        """,
-    )
-    firecrest.place = firecrest.place.timed(replace(SHORT, unknown_wait_s=4))
-    fault = sandbox.faults.add(Fault("timeout_after", method="POST", path="/compute/hpc2/jobs$"))
-    try:
-        said = firecrest.run().ok().output
-    finally:
-        sandbox.faults.clear()
-
-    assert fault.happened == 1
-    assert firecrest.read("out.txt") == "ran\n", said
-    assert (firecrest.workspace / "ran.txt").read_text() == "ran\n"
-    assert len(firecrest.tries) == 1
-
-
-def test_a_job_beyond_its_queues_limit_fails_with_the_schedulers_reason(firecrest: Project) -> None:
-    """Slurm takes it and lets it wait for ever; nobody else would say so."""
-    firecrest.write(
-        "Snakefile",
-        """
-        rule long:
-            output: "long.txt"
-            resources: runtime="72h"
-            shell: "touch {output}"
-        """,
-    )
-    said = firecrest.run().failed()
-    assert said.count("cannot start: PartitionTimeLimit") == 1
-    tells(said, "it would wait for ever in the queue: PartitionTimeLimit", "reason: rejected")
-    [record] = firecrest.tries
-    assert (record.reason, record.waits) == ("rejected", "PartitionTimeLimit")
 
 
 def test_a_command_that_no_script_could_hold_travels_as_a_file(firecrest: Project) -> None:

@@ -1,12 +1,8 @@
 """The fork that stands for `python -m snakemake` in most tests behaves as the command does."""
 
 import re
-import signal
 
-import pytest
-
-from hpc_sandbox.server import Sandbox
-from tests.support.workflows import Project, until
+from tests.support.workflows import Project
 
 TELLING = """
     import atexit, os, stat, sys, threading, time, wave
@@ -61,60 +57,7 @@ def test_says_and_does_the_same(project: Project) -> None:
     assert project.run("--no-such-option").code == 2
 
 
-@pytest.mark.parametrize(
-    "number", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.nightly)]
-)
-def test_signals(project: Project, number: signal.Signals) -> None:
-    project.write(
-        "Snakefile",
-        """
-        rule all:
-            output: "made" + config["run"]
-            shell:
-                "touch begun{config[run]}; until [ -e go{config[run]} ]; do sleep 0.1; done;"
-                " touch {output}"
-        """,
-    )
-    codes = []
-    for name, forked in (("A", True), ("B", False)):
-        project.forked = forked
-        running = project.start("--nolock", "--config", f"run={name}", local=True)
-        until((project.directory / f"begun{name}").exists, "the job's start")
-        running.process.send_signal(number)
-        project.write(f"go{name}")
-        codes.append(running.end().code)
-    assert codes[0] == codes[1] != 0
-
-
 def test_another_start_needs_another_process(project: Project) -> None:
     project.write("Snakefile", 'import sys\nprint("hash", sys.flags.hash_randomization)\n')
     project.extra["PYTHONHASHSEED"] = "0"
     assert "hash 0" in project.run(local=True).output
-
-
-def test_a_test_that_fails_leaves_no_job_at_the_site(project: Project, sandbox: Sandbox) -> None:
-    project.write(
-        "Snakefile",
-        """
-        rule slow:
-            output: "out.txt"
-            shell: "touch begun; sleep 600; touch {output}"
-        """,
-    )
-    project.start()
-    until((project.workspace / "begun").exists, "a job that runs")
-    # A busy machine may run a job before the answer to its submission is noted.
-    until(lambda: any(record.site_jobs for record in project.tries), "the job's id")
-
-    project.close()
-
-    own = {job for record in project.tries for job in record.site_jobs}
-
-    def alive() -> list[object]:
-        recorded = sandbox.record(project.place.name)  # of other tests of this worker, too
-        numbers = {n for job in recorded["jobs"] if job["id"] in own for n in job["scheduler_ids"]}
-        assert numbers
-        runs = [run for run in recorded["runs"] if run["scheduler_id"] in numbers]
-        return [run for run in runs if run["ended"] is None]
-
-    until(lambda: alive() == [], "its end")

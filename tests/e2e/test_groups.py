@@ -37,22 +37,6 @@ def _untracked(project: Project) -> None:
     project.extra.update(UNTRACKED)
 
 
-def test_killed_while_a_group_runs(firecrest: Project) -> None:
-    firecrest.extra.update(UNTRACKED)
-    firecrest.write("Snakefile", GROUP)
-    first = firecrest.start(*FLAGS)
-    until(lambda: len(ran(firecrest)) == 2, "members that run")
-    first.kill()
-    second = firecrest.start(*FLAGS)
-    second.says("taken up again")
-    (firecrest.workspace / "go").touch()
-
-    said = second.end().ok().output
-
-    assert sorted(ran(firecrest)) == ["0", "1", "sum"], said
-    assert firecrest.read("sum.txt") == "0\n1\n"
-
-
 def test_jobs_that_became_a_group_do_not_meet_it(project: Project) -> None:
     alone = ("--groups", "slow=x", "--group-components", "x=1", *FLAGS)
     project.write("Snakefile", GROUP)

@@ -1,9 +1,7 @@
 """Large files from site to site without this machine: one server fetches them from the other."""
 
 import hashlib
-import subprocess
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +15,6 @@ from hpc_sandbox.settings import (
     Timing,
 )
 from snakemake_executor_plugin_mantik.jobs.paths import workspace_root
-from tests.faults.disk import small_disk
 from tests.real.centre import tsi
 from tests.real.centre.firecrest import SOFTWARE as FIRECREST
 from tests.support.command import smk_mantik
@@ -87,10 +84,6 @@ def verify(project: Project, other: Place) -> None:
 def plan(project: Project) -> str:
     configs = [str(project.config), *project.sites]
     return smk_mantik(project, "plan", "--mantik-backend-config", *configs, *FILES_STAY).output
-
-
-def requests(box: Sandbox, site: str, kind: str) -> int:
-    return int(box.record(site)["requests"].get(kind, 0))
 
 
 @pytest.mark.software(tsi.SOFTWARE)
@@ -165,24 +158,6 @@ def test_from_server_to_server(box: Sandbox, tmp_path: Path) -> None:
     project.close()
 
 
-@pytest.mark.nightly
-def test_servers_that_do_not_trust_each_other(tmp_path: Path) -> None:
-    with boxed(tmp_path / "box") as box:
-        project = between(place_in(box, "one"), place_in(box, "two"), tmp_path)
-
-        ran = project.run(*FILES_STAY).ok()
-
-        tells(
-            ran.output,
-            "Site two cannot fetch results/tool from the other site's server; it comes through"
-            " this machine. Processing failed: eu.unicore.services.restclient.RESTException: n/a"
-            " [HTTP 403 Forbidden].",
-            f"Moving results/tool ({SHOWN}) to site two, through this machine.",
-        )
-        verify(project, place_in(box, "two"))
-        project.close()
-
-
 def test_an_import_that_fails_is_replaced_by_a_stream(box: Sandbox, tmp_path: Path) -> None:
     """Errors of Java repeat the address."""
     project = between(place_in(box, "three"), place_in(box, "one"), tmp_path)
@@ -227,11 +202,6 @@ WAYS = {
 """From which site to which one, and what the path of the request for the file has in it."""
 BEGIN = {"one": "/transfers$", "two": "/transfers$", "four": "/compute/four/jobs$"}
 """The end of the path with which an import begins; at firecREST, a job like all others."""
-DISK = "32m"
-BALLAST = 20 << 20
-"""With it, the file does not fit on the disk; without it, it does once."""
-FULL_S = 5.0
-"""Seconds that a run goes on with a full disk; one that waits is killed."""
 
 
 FAULTS = ("cut", "expired", "refused", "lost")
@@ -305,30 +275,3 @@ def test_killed_while_a_file_is_imported(box: Sandbox, way: str, tmp_path: Path)
     assert "through this machine" not in ran.output
     verify(project, place_in(box, other))
     project.close()
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("way", WAYS)
-def test_the_disk_is_full_at_the_goal(way: str, tmp_path: Path) -> None:
-    first, other, _ = WAYS[way]
-    (tmp_path / "box").mkdir()
-    with (
-        small_disk(tmp_path / "box" / other, DISK) as disk,
-        boxed(tmp_path / "box", trusted="each other") as box,
-    ):
-        project = between(place_in(box, first), place_in(box, other), tmp_path)
-        project.run(*FILES_STAY, "results/tool").ok()
-        ballast = disk.place / "ballast"
-        ballast.write_bytes(bytes(BALLAST))
-        running = project.start(*FILES_STAY)
-        running.says(f"Site {other} cannot fetch results/tool")
-        with suppress(subprocess.TimeoutExpired):
-            assert running.process.wait(FULL_S) != 0, running.output
-        running.kill()
-        assert not (project.workspace_at(place_in(box, other)) / "results/tool").exists()
-        ballast.unlink()
-
-        project.run(*FILES_STAY, "--rerun-incomplete", "--nolock").ok()
-
-        verify(project, place_in(box, other))
-        project.close()

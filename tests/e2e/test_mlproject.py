@@ -101,28 +101,6 @@ def runs(project: Project, *arguments: str, local: bool = True) -> int:
     return said.count("rule train:")
 
 
-def test_it_runs_again_for_its_reasons_alone(churn: Project) -> None:
-    assert runs(churn) == 2
-
-    churn.write("churn/MLproject", f"# A comment.\n{MLPROJECT.replace('echo other', 'echo more')}")
-    churn.write("notes.txt", "not the project's\n")
-    assert runs(churn) == 0, "another entry point, a comment, a file elsewhere"
-
-    churn.write("churn/helper.py", "WORD = 'other'\n")
-    assert runs(churn) == 2, "a source"
-    assert made(churn)["helper"] == "other"
-
-    churn.write("churn/MLproject", MLPROJECT.replace("--alpha", "-u --alpha"))
-    churn.write("churn/train.py", TRAIN.replace("zip(sys", "zip([w for w in sys").replace(
-        "zip([w for w in sys.argv[1::2], sys.argv[2::2])",
-        "zip(*[iter([w for w in sys.argv[1:] if w != '-u'])] * 2)",
-    ))  # fmt: skip
-    assert runs(churn) == 2, "the entry point"
-
-    churn.write("Snakefile", SNAKEFILE.replace("note=NOTE", "note='new'"))
-    assert runs(churn) == 2, "an argument"
-
-
 def test_an_output_in_the_projects_folder_is_no_source(churn: Project) -> None:
     churn.write("Snakefile", SNAKEFILE.replace("models/", "churn/models/"))
 

@@ -1,27 +1,6 @@
 """MPI programs over several nodes: what the scheduler is asked for, and what starts the tasks."""
 
-from collections import Counter
-
 from tests.support.workflows import Project, tells
-
-SNAKEFILE = """
-    rule all:
-        input: "srun.txt", "each.txt"
-
-    rule srun:
-        output: "srun.txt", "asked.txt"
-        threads: 2
-        resources: nodes=2, tasks=4, mpi="srun"
-        shell:
-            "echo $SLURM_NNODES $SLURM_NTASKS $SLURM_CPUS_PER_TASK > {output[1]};"
-            " {resources.mpi} -n {resources.tasks}"
-            " bash -c 'echo $SLURM_PROCID $SLURM_NODEID of $SLURM_NTASKS' > {output[0]}"
-
-    rule each:
-        output: "each.txt"
-        resources: nodes=2, tasks_per_node=3
-        shell: "srun bash -c 'echo $SLURM_NODEID {resources.tasks_per_node}' > {output}"
-"""
 
 BOXED = """
     rule all:
@@ -44,15 +23,6 @@ shift 2
 INSIDE=boxed exec "$@"
 """
 """Stands for `apptainer run IMAGE`, where this machine has none."""
-
-
-def test_the_command_starts_tasks_on_all_nodes(project: Project) -> None:
-    project.write("Snakefile", SNAKEFILE)
-    project.run().ok()
-    assert project.read("asked.txt") == "2 4 2\n"
-    tasks = sorted(project.read("srun.txt").splitlines())
-    assert tasks == ["0 0 of 4", "1 0 of 4", "2 1 of 4", "3 1 of 4"]
-    assert Counter(project.read("each.txt").splitlines()) == {"0 3": 3, "1 3": 3}
 
 
 def test_an_image_is_started_by_srun_or_once(project: Project) -> None:

@@ -72,10 +72,3 @@ def test_ctrl_c_is_announced_and_the_command_is_in_no_file(project: Project) -> 
     texts = {path: path.read_bytes() for path in project.directory.rglob("*") if path.is_file()}
     assert not [path for path, text in texts.items() if secret.encode() in text]
     assert secret not in ended.output
-
-
-def test_a_wrong_setting_is_refused_before_anything_is_submitted(project: Project) -> None:
-    project.write("Snakefile", SNAKEFILE)
-    said = project.run("--mantik-notify", "https://host/s3cr3t").failed()
-    tells(said, "--mantik-notify: there is no command 'https' on this machine", "curl")
-    assert not project.exists(".snakemake/mantik")

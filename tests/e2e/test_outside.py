@@ -9,7 +9,7 @@ from pathlib import Path
 from textwrap import dedent
 
 from tests.support.command import smk_mantik
-from tests.support.workflows import FILES_STAY, Project, tells, until
+from tests.support.workflows import FILES_STAY, Project, tells
 
 WORKFLOW = """
     ROOT = "{root}"
@@ -77,45 +77,6 @@ def test_nothing_at_the_site_is_called_as_here(both: Project) -> None:
     (root / "data/y.csv").write_text("new\n")
     both.run("--forcerun", "first").ok()
     assert (root / "out/a/last.txt").read_text() == "x\nnew\nleaf\n"
-
-
-def test_a_command_that_makes_nothing_outside(project: Project) -> None:
-    project.write(
-        "Snakefile",
-        f"""
-        rule none:
-            output: "{project.directory.parent}/none.txt"
-            log: "../none.log"
-            shell: "echo said > {{log}}"
-        """,
-    )
-    said = project.run().failed()
-    tells(said, "did not make ../none.txt")
-    assert not (project.directory.parent / "none.txt").exists()
-    assert (project.directory.parent / "none.log").read_text() == "said\n"
-
-
-def test_a_run_that_was_killed_finds_its_job_again(project: Project) -> None:
-    root = project.directory.parent
-    project.write(
-        "Snakefile",
-        f"""
-        rule slow:
-            output: "{root}/slow.txt"
-            shell: "echo once >> {root}/slow.txt; while [ ! -e go ]; do sleep 0.1; done"
-        """,
-    )
-    running = project.start()
-    made = project.workspace.parent / "slow.txt"
-    until(made.exists, "the job")
-    running.kill()
-    (project.workspace / "go").touch()
-
-    said = project.run("--nolock", "--rerun-incomplete").ok().output
-
-    tells(said, "taken up again")
-    assert (root / "slow.txt").read_text() == "once\n"
-    assert not list(root.glob(".*mantik-part"))
 
 
 def test_what_commands_name_beside_a_snakefile_elsewhere(project: Project) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support import forkserver
-from tests.support.workflows import WAIT_S, Place, Project, Ran, tells
+from tests.support.workflows import WAIT_S, Place, Project, Ran, one_rule_each, tells
 
 SNAKEFILE = """
     print("the Snakefile speaks")
@@ -165,22 +165,8 @@ def test_mistakes_are_those_of_a_real_run(planned: Project) -> None:
 
 
 def test_a_job_that_cannot_be_sent_is_told_with_the_others(project: Project) -> None:
-    project.write(
-        "Snakefile",
-        """
-        rule all:
-            input: "a.txt", "b.txt"
-
-        rule a:
-            output: "a.txt"
-            shell: "echo {nonsense} > {output}"
-
-        rule b:
-            output: "b.txt"
-            resources: runtime=99999
-            shell: "touch {output}"
-        """,
-    )
+    rules = one_rule_each(a='shell: "echo {nonsense} > {output}"', b="resources: runtime=99999")
+    project.write("Snakefile", rules)
     config = ["--mantik-backend-config", str(project.config)]
     storage = project.place.storage / "mantik"
     before = sorted(storage.glob("*"))
@@ -227,36 +213,16 @@ def test_through_firecrest(firecrest: Project, firecrest_place: Place) -> None:
 
 
 def test_a_group_is_one_job(project: Project) -> None:
-    project.write(
-        "Snakefile",
-        """
-        rule all:
-            input: "b.txt", "c.txt"
-
-        rule a:
-            output: "a.txt"
-            group: "g"
-            resources: runtime=10
-            shell: "touch {output}"
-
-        rule b:
-            input: "a.txt"
-            output: "b.txt"
-            group: "g"
-            threads: 3
-            resources: runtime=20
-            shell: "cp {input} {output}"
-
-        rule c:
-            input: "b.txt"
-            output: "c.txt"
-            shell: "cp {input} {output}"
-        """,
+    rules = one_rule_each(
+        a='group: "g"\nresources: runtime=10',
+        b='input: "a"\ngroup: "g"\nthreads: 3\nresources: runtime=20',
+        c='input: "b"',
     )
+    project.write("Snakefile", rules)
     made = of(plan(project, "--json", *options(project), "--", "all").ok())
     group, after = made["jobs"]
     assert group["job"] == "group g: a, b"
-    assert group["outputs"] == ["a.txt", "b.txt"]
+    assert group["outputs"] == ["a", "b"]
     assert {"cpus_per_task": 3, "runtime_s": 1800}.items() <= group["resources"].items()
     assert after["inputs"]["made_there"] == 1
 

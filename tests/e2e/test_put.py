@@ -1,16 +1,11 @@
 """Files that are sent to a site before a job needs them: `smk-mantik put`."""
 
 import hashlib
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from hpc_sandbox.faults import Fault
-from hpc_sandbox.server import Sandbox
 from tests.support.command import smk_mantik
 from tests.support.workflows import FILES_STAY, UNTRACKED, Project, tells, until
 
@@ -87,29 +82,6 @@ def test_what_was_put_is_not_uploaded_again(inputs: Project, options: tuple[str,
     if options:
         smk_mantik(inputs, "get", "sum.txt", "--force").ok()
     assert inputs.read("sum.txt").startswith("a third\nb\n")
-
-
-def test_put_goes_on_where_it_was_killed(inputs: Project, faulty: Sandbox) -> None:
-    large = inputs.directory / "large.bin"
-    large.write_bytes(os.urandom(100_000_000))
-    words = ["put", "large.bin", "--site", str(inputs.config)]
-    full = faulty.faults.add(Fault("refuse", "PUT", "bundles.*kept", count=None, skip=6))
-    running = subprocess.Popen(
-        [sys.executable, "-m", "snakemake_executor_plugin_mantik", *words],
-        cwd=inputs.directory, env=inputs.environment, stdout=subprocess.DEVNULL,
-    )  # fmt: skip
-    until(lambda: full.happened, "some of the parts")
-    running.kill()
-    running.wait()
-    faulty.faults.clear()
-
-    said = put(inputs, *words[1:])
-
-    tells(said, "% of it is there already", "Sent 1 file, 95.4 MiB")
-    [_] = kept(inputs)
-    said = inputs.run().ok().output
-    assert "Sending" not in said
-    assert not kept(inputs)
 
 
 def test_put_tells_what_it_cannot_send(inputs: Project) -> None:

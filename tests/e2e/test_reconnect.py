@@ -1,7 +1,5 @@
 """Without Snakemake: what a run that was killed left at the sites is seen, cancelled, removed."""
 
-import re
-import sqlite3
 from contextlib import closing
 
 import pytest
@@ -158,32 +156,6 @@ def test_sites_that_do_not_answer(project: Project, faulty: Sandbox) -> None:
     faulty.faults.clear()
     smk_mantik(project, "cancel", "--all").ok()
     assert ended(project) == {"term a", "term b"}
-
-
-def test_journal_that_is_damaged(project: Project) -> None:
-    """What runs is taken up at once, in the same workspace; what has ended is fetched."""
-    run = running(project)
-    until(lambda: run.output.count(": submitted to ") == 3, "the quick one")
-    run.kill()
-    workspace = project.workspace
-    journal = project.directory / ".snakemake/mantik/journal.sqlite"
-    with closing(sqlite3.connect(journal)) as db:
-        db.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # a page that is in the log is not read here
-    journal.write_bytes(b"\xff" * 5000 + journal.read_bytes()[5000:])
-    (workspace / "go").touch()
-
-    said = project.run("--nolock", "--rerun-incomplete").ok().output
-
-    tells(said, "The journal was damaged", "journal.sqlite.damaged-1")
-    known = re.search(r"Jobs to look for at the sites: (\d)", said)
-    # The quick one may have been done before.
-    assert known is not None
-    assert said.count("taken up again at ") == int(known[1]) >= 2
-    assert lines(project, "ran.txt") == ["a", "b"]
-    assert project.read("out/a.txt") == "a\n"
-    assert project.workspace == workspace
-    assert "it is asked whether it still does" not in said
-    assert {record.outcome for record in project.tries} == {"succeeded"}
 
 
 @pytest.mark.parametrize("command", ["cancel", "clean", "jobs"])

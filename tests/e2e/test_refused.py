@@ -1,6 +1,5 @@
 """What cannot work is refused at once, with what to do, before any job is sent."""
 
-import json
 import os
 import shlex
 import shutil
@@ -12,7 +11,7 @@ import pytest
 
 from hpc_sandbox.server import Sandbox
 from tests.support.ports import free_port
-from tests.support.workflows import Place, Project, tells
+from tests.support.workflows import Place, Project, one_rule_each, tells
 
 GOOD = """
 rule good:
@@ -46,40 +45,16 @@ def test_every_rule_that_cannot_run_is_named_once(project: Project) -> None:
     project.write("notebook.ipynb", NOTEBOOK)
     project.write("good.txt")
     project.write("profiles/x")
-    outputs = ["scripted", "noted", "grouped", "profiles/../.mantik/x"]
-    project.write(
-        "Snakefile",
-        f"""
-        rule all:
-            input: {json.dumps(outputs)[1:-1]}
-
-        rule scripted:
-            output: "scripted"
-            script: "script.pl"
-
-        rule noted:
-            output: "noted"
-            notebook: "notebook.ipynb"
-
-        rule first:
-            output: "first"
-            group: "g"
-            run: open(output[0], "w").close()
-
-        rule grouped:
-            input: "first"
-            output: "grouped"
-            group: "g"
-            resources: tasks=4
-            shell: "touch {{output}}"
-
-        rule ours:
-            output: "profiles/../.mantik/x"
-            shell: "touch {{output}}"
-        """,
+    rules = one_rule_each(
+        scripted='script: "script.pl"',
+        noted='notebook: "notebook.ipynb"',
+        first='group: "g"\nrun: open(output[0], "w").close()',
+        grouped='input: "first"\ngroup: "g"\nresources: tasks=4',
     )
+    ours = 'rule ours:\n    output: "profiles/../.mantik/x"\n    shell: "touch {output}"\n'
+    project.write("Snakefile", f"{rules}\n{ours}")
 
-    said = project.run().failed()
+    said = project.run("all", "profiles/../.mantik/x").failed()
 
     tells(said, "not every rule can run at a site yet (nothing submitted): ")
     for words in (
@@ -103,53 +78,17 @@ def test_what_must_stay_here_is_no_input(project: Project) -> None:
     project.write("plain.txt").unlink()
     os.link(secret, project.directory / "plain.txt")
     project.extra["MANTIK_OTHER_TOKEN_FILE"] = "keys/hpc1"
-    project.write(
-        "Snakefile",
-        """
-        rule all:
-            input: "file", "folder", "linked", "content", "named", "below", "script", "full"
-
-        rule file:
-            input: "keys/hpc1"
-            output: "file"
-            shell: "touch {output}"
-
-        rule folder:
-            input: "keys"
-            output: "folder"
-            shell: "touch {output}"
-
-        rule linked:
-            input: "plain.txt"
-            output: "linked"
-            shell: "touch {output}"
-
-        rule content:
-            input: "conf/aws.txt"
-            output: "content"
-            shell: "touch {output}"
-
-        rule named:
-            input: "data/token.txt"
-            output: "named"
-            shell: "touch {output}"
-
-        rule below:
-            input: "data"
-            output: "below"
-            shell: "touch {output}"
-
-        rule script:
-            output: "script"
-            script: "code/s.py"
-
-        configfile: "config.yaml"
-
-        rule full:
-            output: "full"
-            run: pass
-        """,
+    rules = one_rule_each(
+        file='input: "keys/hpc1"',
+        folder='input: "keys"',
+        linked='input: "plain.txt"',
+        content='input: "conf/aws.txt"',
+        named='input: "data/token.txt"',
+        below='input: "data"',
+        script='script: "code/s.py"',
+        full="run: pass",
     )
+    project.write("Snakefile", f'configfile: "config.yaml"\n{rules}')
 
     said = project.run().failed()
 
@@ -174,85 +113,28 @@ def test_what_must_stay_here_is_no_input(project: Project) -> None:
 
 def test_a_mistake_in_what_a_later_rule_runs_is_told_before_the_first(project: Project) -> None:
     project.write("s.py", "print(snakemake.output)")
-    project.write(
-        "Snakefile",
-        """
-        import os
-
-        localrules: here
-
-        rule all:
-            input:
-                "command", "parameter", "message", "here", "script", "reads", "looks",
-                "expression", "open"
-
-        rule first:
-            output: "first"
-            shell: "touch {output}"
-
-        rule command:
-            input: "first"
-            output: "command"
-            shell: "awk '{print $1}' {input} > {output}"
-
-        rule parameter:
-            input: "first"
-            output: "parameter"
-            params: words=1
-            shell: "echo {params.word} > {output}"
-
-        rule message:
-            input: "first"
-            output: "message"
-            message: "makes {outptu}"
-            shell: "touch {output}"
-
-        rule here:
-            input: "first"
-            output: "here"
-            shell: "cp {inptu} {output}"
-
-        rule script:
-            input: "first"
-            output: "script"
-            params: function=lambda wildcards: [lambda: 1]
-            resources: tmpdir="/tmp"
-            script: "s.py"
-
-        rule tmpdir:
-            input: "first"
-            output: "tmpdir"
-            params: lambda wildcards, resources: resources.tmpdir
-            script: "s.py"
-
+    texts = {
+        "command": "shell: \"awk '{print $1}' {input} > {output}\"",
+        "parameter": 'params: words=1\nshell: "echo {params.word} > {output}"',
+        "message": 'message: "makes {outptu}"',
+        "here": 'localrule: True\nshell: "cp {inptu} {output}"',
+        "script": "params: function=lambda wildcards: [lambda: 1]\n"
+        'resources: tmpdir="/tmp"\nscript: "s.py"',
+        "tmpdir": 'params: lambda wildcards, resources: resources.tmpdir\nscript: "s.py"',
         # What follows from a file that is still to be made is nobody's mistake.
-        rule reads:
-            input: "first"
-            output: "reads"
-            params: read=lambda wildcards, input: open(input[0]).read().split()
-            shell: "echo {params.read.x} > {output}"
+        "reads": "params: read=lambda wildcards, input: open(input[0]).read().split()\n"
+        'shell: "echo {params.read.x} > {output}"',
+        "looks": "params: found=lambda wildcards, input: [n for n in input if os.path.exists(n)]\n"
+        'shell: "echo {params.found[0]} > {output}"',
+        "expression": "shell:"
+        """ f"echo {open(input[0]).read() if isinstance(input, list) else ''} > {{output}}" """,
+        "open": "resources: mem_mb=lambda wildcards, input: input.size_mb, licenses=1\n"
+        'shell: "echo {resources.mem_mb} > {output}"',
+    }
+    behind = {rule: f'input: "first"\n{text}' for rule, text in texts.items()}
+    project.write("Snakefile", "import os\n" + one_rule_each(first="", **behind))
 
-        rule looks:
-            input: "first"
-            output: "looks"
-            params:
-                found=lambda wildcards, input: [name for name in input if os.path.exists(name)]
-            shell: "echo {params.found[0]} > {output}"
-
-        rule expression:
-            input: "first"
-            output: "expression"
-            shell: f"echo {open(input[0]).read() if isinstance(input, list) else ''} > {{output}}"
-
-        rule open:
-            input: "first"
-            output: "open"
-            resources: mem_mb=lambda wildcards, input: input.size_mb, licenses=1
-            shell: "echo {resources.mem_mb} > {output}"
-        """,
-    )
-
-    said = project.run("all", "tmpdir").failed()
+    said = project.run().failed()
 
     tells(said, "nothing submitted: the commands of these rules cannot be made:")
     for words in ("print $1", "'Params' object has no attribute 'word'", "outptu", "inptu",
@@ -276,24 +158,11 @@ def test_a_notebook_that_is_missing_is_told_without_a_traceback(project: Project
 
 
 def test_resources_that_no_site_would_get_are_refused(project: Project) -> None:
-    project.write(
-        "Snakefile",
-        """
-        rule all:
-            input: "open", "own"
-
-        rule open:
-            output: "open"
-            resources: slurm_partitoin="batch", mem_gb=4, walltime=60, cores=1, cpus_per_task=1,
-                licenses=1, downloads=2
-            shell: "touch {output}"
-
-        rule own:
-            output: "own"
-            resources: ram=1
-            shell: "touch {output}"
-        """,
+    unknown = 'slurm_partitoin="batch", mem_gb=4, walltime=60, cores=1, cpus_per_task=1'
+    rules = one_rule_each(
+        open=f"resources: {unknown}, licenses=1, downloads=2", own="resources: ram=1"
     )
+    project.write("Snakefile", rules)
     said = project.run("--resources", "ram=2").failed()
     tells(
         said,
@@ -362,91 +231,46 @@ def test_members_that_do_not_fit_into_one_job(project: Project, firecrest_place:
     tells(project.run("2d").failed(), "group d (rules oned, twod)", "runtime: ")
 
 
+CHECKPOINTS = """
+checkpoint outer:
+    output: directory("outer.d")
+    shell: "mkdir {output}"
+
+checkpoint split:
+    output: directory("{s}.d")
+    group: "{s}"
+    shell: "mkdir {output}"
+
+checkpoint inner:
+    output: directory("inner.d")
+    group: "nested"
+    shell: "mkdir {output}"
+
+def inner_files():
+    return checkpoints.inner.get().output[0]
+"""
+
+
 def test_members_whose_values_nobody_would_evaluate(project: Project) -> None:
     """Each asks in its own way for files of a checkpoint in its own group, except the last two."""
-    project.write(
-        "Snakefile",
-        """
-        from queue import Queue
-
-        queue = Queue()
-        rule all:
-            input: "direct", "nested", "full", "sized", "option", "queued", "outside"
-
-        checkpoint outer:
-            output: directory("outer.d")
-            shell: "mkdir {output}"
-
-        checkpoint split:
-            output: directory("{s}.d")
-            group: "{s}"
-            shell: "mkdir {output}"
-
-        def in_helper(wildcards):
-            return checkpoints.split.get(s="nested").output[0]
-
-        def after_outer(wildcards):
-            checkpoints.outer.get()
-            return [in_helper(w) for w in [wildcards]]
-
-        rule direct:
-            input: lambda _: getattr(checkpoints, "split").get(s="direct").output[0]
-            output: "direct"
-            group: "direct"
-            shell: "touch {output}"
-
-        checkpoint inner:
-            output: directory("inner.d")
-            group: "nested"
-            shell: "mkdir {output}"
-
-        rule nested:
-            input: lambda _: [checkpoints.outer.get().output[0], inner_files()]
-            output: "nested"
-            group: "nested"
-            shell: "touch {output}"
-
-        def inner_files():
-            return checkpoints.inner.get().output[0]
-
-        rule full:
-            input: "full.d"
-            output: "full"
-            params: n=lambda _, input: len(checkpoints.split.get(s="full").output)
-            group: "full"
-            run: open(output[0], "w").close()
-
-        rule sized:
-            input: "sized.d"
-            output: "sized"
-            group: "sized"
-            resources: mem_mb=lambda _: len(checkpoints.split.get(s="sized").output)
-            shell: "touch {output}"
-
-        rule option:
-            input: lambda _: checkpoints.split.get(s="option").output[0]
-            output: "option"
-            shell: "touch {output}"
-
-        rule first:
-            output: "first"
-            group: "queued"
-            shell: "touch {output}"
-
-        rule queued:
-            input: "first", from_queue(queue, finish_sentinel="end")
-            output: "queued"
-            group: "queued"
-            shell: "touch {output}"
-
-        rule outside:
-            input: lambda _: checkpoints.outer.get().output[0], "full"
-            output: "outside"
-            params: path="a/b".split("/")
-            group: "sized"
-            shell: "touch {output}"
-        """,
+    rules = one_rule_each(
+        direct='group: "direct"\n'
+        'input: lambda _: getattr(checkpoints, "split").get(s="direct").output[0]',
+        nested='group: "nested"\n'
+        "input: lambda _: [checkpoints.outer.get().output[0], inner_files()]",
+        full='group: "full"\ninput: "full.d"\n'
+        'params: n=lambda _, input: len(checkpoints.split.get(s="full").output)\n'
+        'run: open(output[0], "w").close()',
+        sized='group: "sized"\ninput: "sized.d"\n'
+        'resources: mem_mb=lambda _: len(checkpoints.split.get(s="sized").output)',
+        option='input: lambda _: checkpoints.split.get(s="option").output[0]',
+        first='group: "queued"',
+        queued='group: "queued"\ninput: "first", from_queue(queue, finish_sentinel="end")',
+        outside='group: "sized"\ninput: lambda _: checkpoints.outer.get().output[0], "full"\n'
+        'params: path="a/b".split("/")',
     )
+    begin = "from queue import Queue\nqueue = Queue()\n"
+    project.write("Snakefile", f"{begin}{rules}{CHECKPOINTS}")
 
     said = project.run("--groups", "option=option").failed()
 
@@ -501,53 +325,18 @@ def test_a_member_that_asks_for_another_checkpoint_than_before(project: Project)
 
 
 def test_resources_that_cannot_be_had(project: Project) -> None:
-    project.write(
-        "Snakefile",
-        """
-        rule all:
-            input: "a", "b", "c", "d", "e", "f", "g", "h"
-
-        rule a:
-            output: "a"
-            resources: mantik_site="hcp1"
-            shell: "touch {output}"
-
-        rule b:
-            output: "b"
-            resources: nodes="lots"
-            shell: "touch {output}"
-
-        rule c:
-            output: "c"
-            resources: mem_mb=100, mem_mb_per_cpu=100
-            shell: "touch {output}"
-
-        rule d:
-            output: "d"
-            resources: gpu="many"
-            shell: "touch {output}"
-
-        rule e:
-            output: "e"
-            resources: mantiksite="hpc1"
-            shell: "touch {output}"
-
-        rule f:
-            output: "f"
-            resources: slurm_partition="a b"
-            shell: "touch {output}"
-
-        rule g:
-            output: "g"
-            resources: gpu_model="a100"
-            shell: "touch {output}"
-
-        rule h:
-            output: "h"
-            resources: slurm_extra="'--qos=low'"
-            shell: "touch {output}"
-        """,
-    )
+    wrong = {
+        "a": 'mantik_site="hcp1"',
+        "b": 'nodes="lots"',
+        "c": "mem_mb=100, mem_mb_per_cpu=100",
+        "d": 'gpu="many"',
+        "e": 'mantiksite="hpc1"',
+        "f": 'slurm_partition="a b"',
+        "g": 'gpu_model="a100"',
+        "h": """slurm_extra="'--qos=low'\"""",
+    }
+    rules = {rule: f"resources: {asked}" for rule, asked in wrong.items()}
+    project.write("Snakefile", one_rule_each(**rules))
 
     said = project.run().failed()
 
@@ -571,36 +360,21 @@ def test_beyond_the_queues_limits(project: Project) -> None:
         "mem_mb=10**9": "memory: ",
         "cpus_per_task=4000": "CPUs per node: 4000 requested; queue batch allows at most",
     }
-    project.write(
-        "Snakefile",
-        "".join(
-            f"rule r{n}:\n    output: 'r{n}'\n    resources: {resource}\n    shell: 'touch a'\n"
-            for n, resource in enumerate(beyond)
-        ),
-    )
+    rules = {f"r{n}": f"resources: {resource}" for n, resource in enumerate(beyond)}
+    project.write("Snakefile", one_rule_each(**rules))
 
-    said = project.run(*(f"r{n}" for n in range(3))).failed()
+    said = project.run().failed()
 
     tells(said, *beyond.values(), *(f"rule r{n}" for n in range(3)), "nothing submitted")
 
 
 def test_a_queue_that_is_not_listed_may_exist(project: Project) -> None:
     """And so may one of several, of which Slurm takes whichever starts the job first."""
-    project.write(
-        "Snakefile",
-        """
-        rule all:
-            input: "hidden", "either"
-        rule hidden:
-            output: "hidden"
-            resources: slurm_partition="hidden"
-            shell: "touch {output}"
-        rule either:
-            output: "either"
-            resources: slurm_partition="devel,batch", runtime=60 * 20
-            shell: "touch {output}"
-        """,
+    rules = one_rule_each(
+        hidden='resources: slurm_partition="hidden"',
+        either='resources: slurm_partition="devel,batch", runtime=60 * 20',
     )
+    project.write("Snakefile", rules)
     said = project.run().ok().output
     assert said.count("the site lists no queue 'hidden', only batch, devel") == 1, said
 
@@ -657,25 +431,8 @@ def test_conda_for_jobs_here_without_a_conda_here(project: Project) -> None:
 
 def test_an_environment_file_that_nobody_uses_is_missing(project: Project) -> None:
     """Snakemake reads it when the job has ended, and ends the run."""
-    project.write(
-        "Snakefile",
-        """
-        rule all:
-            input: "a.txt", "b.txt"
-            localrule: True
-
-        rule a:
-            output: "a.txt"
-            conda: "a.yaml"
-            shell: "echo > {output}"
-
-        rule b:
-            output: "b.txt"
-            conda: "b.yaml"
-            localrule: True
-            shell: "echo > {output}"
-        """,
-    )
+    rules = one_rule_each(a='conda: "a.yaml"', b='conda: "b.yaml"\nlocalrule: True')
+    project.write("Snakefile", rules)
 
     said = project.run().failed()
 
@@ -738,43 +495,15 @@ def test_mistakes_of_all_kinds_are_reported_together(project: Project, tmp_path:
     project.write("bad.py", "def f(:\n")
     project.write(
         "Snakefile",
-        """
-        rule all:
-            input: "a", "b", "c", "d", "e", "f", "g"
-
-        rule a:
-            output: "a"
-            resources: mantik_site="hpc11"
-            shell: "touch {output}"
-
-        rule b:
-            output: "b"
-            resources: mantik_site="wrong", mantik_environment="gpu"
-            shell: "touch {outptu}"
-
-        rule c:
-            output: "c"
-            resources: slurm_partitoin="x"
-            shell: "touch {output}"
-
-        rule d:
-            output: "d"
-            script: "bad.py"
-
-        rule e:
-            output: "e"
-            resources: mantik_site="wrong", mantik_retry_on="x"
-            shell: "touch {output}"
-
-        rule f:
-            output: "f"
-            resources: runtime=-1
-            shell: "touch {output}"
-
-        rule g:
-            output: "g"
-            script: "gone.py"
-        """,
+        one_rule_each(
+            a='resources: mantik_site="hpc11"',
+            b='resources: mantik_site="wrong", mantik_environment="gpu"\nshell: "touch {outptu}"',
+            c='resources: slurm_partitoin="x"',
+            d='script: "bad.py"',
+            e='resources: mantik_site="wrong", mantik_retry_on="x"',
+            f="resources: runtime=-1",
+            g='script: "gone.py"',
+        ),
     )
 
     said = project.run().failed()

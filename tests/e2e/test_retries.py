@@ -140,20 +140,6 @@ def test_only_named_reasons_are_worth_a_retry(project: Project) -> None:
     tells(said, "a: not tried again, since it failed for exit code, which mantik_retry_on does not")
 
 
-def test_a_mistake_in_default_resources(project: Project) -> None:
-    project.write(
-        "Snakefile",
-        """
-        rule a:
-            output: "a.txt"
-            shell: "exit 3"
-        """,
-    )
-    options = ["--retries", "2", "--default-resources"]
-    said = project.run(*options, "mantik_retry_on=node_failure,oom").failed()
-    tells(said, "nothing submitted", "rule a", "'oom' is not a reason", "out_of_memory")
-
-
 def test_a_mistake_that_follows_from_a_file_is_told_when_the_file_is_there(
     project: Project,
 ) -> None:
@@ -198,34 +184,3 @@ def test_what_was_learned_outlives_the_controller(project: Project) -> None:
     assert asked[:2] == ["100", "200"]
     assert sorted(asked[2:4]) == ["100", "300"]
     assert asked[4] == "100", "it had succeeded"
-
-
-def test_why_a_group_failed_counts_for_its_members(project: Project) -> None:
-    project.write(
-        "Snakefile",
-        """
-        from snakemake_executor_plugin_mantik.retry import grows
-
-        rule b:
-            input: "a.txt"
-            output: "b.txt"
-            group: "g"
-            resources:
-                mem_mb=grows(100, on="exit_code"),
-                mantik_retry_on="exit_code"
-            shell: "cp {input} {output}; echo {resources.mem_mb} >> {output}; [ -e {output}.again ]"
-
-        rule a:
-            output: "a.txt"
-            group: "g"
-            resources:
-                mem_mb=grows(200, on="time_limit"),
-                mantik_retry_on="exit_code"
-            shell:
-                "echo {resources.mem_mb} > {output};"
-                " [ ! -e tried ] || touch b.txt.again; touch tried"
-        """,
-    )
-    project.run("--retries", "1").ok()
-    assert project.read("b.txt") == "200\n200\n"
-    assert [r.reason for r in project.tries] == ["exit_code", ""]

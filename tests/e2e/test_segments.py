@@ -1,7 +1,7 @@
 """A job goes on past its walltime, in segments, from its checkpoint."""
 
 from hpc_sandbox.server import Sandbox
-from tests.support.workflows import Project, Running, tells, until
+from tests.support.workflows import Project, Running, one_rule_each, tells, until
 
 TRAIN = """
     import os, signal, sys, time
@@ -169,40 +169,20 @@ MISTAKES = {
 }
 
 
-GROUPED_AND_FULL = """
-rule first:
-    output: "first.txt"
-    group: "both"
-    shell: "touch {output}"
-
-rule grouped:
-    input: "first.txt"
-    output: "grouped.txt"
-    group: "both"
-    resources: runtime=10, mantik_continue=3, mantik_checkpoint="ckpt/"
-    shell: "touch {output}"
-
-rule full:
-    output: "full.txt"
-    resources: runtime=10, mantik_continue=3, mantik_checkpoint="ckpt/"
-    run:
-        open(output[0], "w").close()
-
-"""
-
-
 def test_mistakes_are_reported_before_anything_is_submitted(project: Project) -> None:
     written(project)
-    rules = []
+    asked = 'resources: runtime=10, mantik_continue=3, mantik_checkpoint="ckpt/"'
+    rules = {
+        "first": 'group: "both"',
+        "grouped": f'input: "first"\ngroup: "both"\n{asked}',
+        "full": f'{asked}\nrun: open(output[0], "w").close()',
+    }
     for number, mistake in enumerate(MISTAKES):
         name, _, value = mistake.partition("=")
         given = {"mantik_continue": "10", "mantik_checkpoint": '"ckpt/"', name: value}
-        listed = ", ".join(f"{n}={v}" for n, v in given.items())
-        rules.append(f"rule r{number}:\n    output: '{number}'\n    resources: {listed}\n")
-    listed = "".join(f"{rule}    shell: 'true'\n" for rule in rules)
-    project.write("Snakefile", GROUPED_AND_FULL + listed)
-    targets = ("grouped", "full", *(f"r{number}" for number in range(len(rules))))
-    said = project.run(*targets).failed()
+        rules[f"r{number}"] = f"resources: {', '.join(f'{n}={v}' for n, v in given.items())}"
+    project.write("Snakefile", one_rule_each(**rules))
+    said = project.run().failed()
     tells(
         said,
         "nothing submitted: invalid resource requests:",
@@ -215,43 +195,23 @@ def test_mistakes_are_reported_before_anything_is_submitted(project: Project) ->
     assert not project.workspace.exists()
 
 
-LATE = """
-    rule all:
-        input: "full.txt", "endless.txt"
-
-    rule number:
-        output: "number"
-        shell: "echo 3 > {output}"
-
-    rule full:
-        input: "number"
-        output: "full.txt"
-        resources:
-            runtime=10, mantik_checkpoint="ckpt/",
-            mantik_continue=lambda wildcards, input: int(open(input[0]).read())
-        run:
-            open(output[0], "w").close()
-
-    rule endless:
-        input: "number"
-        output: "endless.txt"
-        resources:
-            mantik_checkpoint="ckpt/",
-            mantik_continue=lambda wildcards, input: int(open(input[0]).read())
-        shell: "touch {output}"
-"""
-
-
 def test_mistakes_that_depend_on_a_file_are_reported_when_it_is_made(project: Project) -> None:
-    project.write("Snakefile", LATE)
+    continues = "mantik_continue=lambda wildcards, input: int(open(input[0]).read())"
+    resources = f'input: "number"\nresources: mantik_checkpoint="ckpt/", {continues}'
+    rules = one_rule_each(
+        number='shell: "echo 3 > {output}"',
+        full=f'{resources}, runtime=10\nrun: open(output[0], "w").close()',
+        endless=resources,
+    )
+    project.write("Snakefile", rules)
     said = project.run("--keep-going", "--retries", "0").failed()
     tells(
         said,
         "the resource mantik_continue is not supported for a rule that has run:",
         "the resource mantik_continue=3 needs a walltime, and there is none",
     )
-    assert not project.exists("full.txt")
-    assert not project.exists("endless.txt")
+    assert not project.exists("full")
+    assert not project.exists("endless")
 
 
 DOORS = """

@@ -1,6 +1,5 @@
 """One workflow over two sites of different APIs: each rule where it belongs, files where needed."""
 
-import json
 import os
 from collections import Counter
 from collections.abc import Iterator
@@ -356,56 +355,3 @@ def test_limits_of_each_site_hold(two: Project, firecrest_place: Place) -> None:
 
     said = two.run("large").failed()
     tells(said, "rule large at hpc2: nodes: 9 requested", "nothing submitted")
-
-
-KILLED = r"""
-    rule all:
-        input: expand("{site}.{n}.txt", site=["hpc1", "hpc2"], n=range(2)), "sum.txt"
-
-    rule slow:
-        output: "{site}.{n}.txt"
-        resources: mantik_site=lambda wildcards: wildcards.site
-        shell:
-            "echo {wildcards.site}.{wildcards.n} >> ran.txt; "
-            "until [ -e go ]; do sleep 0.1; done; echo {wildcards.n} > {output}"
-
-    rule sum:
-        input: expand("{site}.{n}.txt", site=["hpc1", "hpc2"], n=range(2))
-        output: "sum.txt"
-        resources: mantik_site="hpc2"
-        shell: "echo sum >> ran.txt; cat {input} > {output}"
-"""
-
-
-def test_killed_with_jobs_at_both_sites(two: Project, firecrest_place: Place) -> None:
-    two.write("Snakefile", KILLED)
-    profile = {
-        "executor": "mantik",
-        "jobs": 8,
-        "mantik-backend-config": [str(two.config), *two.sites],
-        "nolock": True,
-        "rerun-incomplete": True,
-    }
-    two.write("profiles/default/config.yaml", json.dumps(profile))
-    workspaces = [two.workspace, two.workspace_at(firecrest_place)]
-
-    def runs() -> list[str]:
-        logs = [workspace / "ran.txt" for workspace in workspaces]
-        return sorted(line for log in logs if log.exists() for line in log.read_text().split())
-
-    def go() -> None:
-        for workspace in workspaces:
-            (workspace / "go").touch()
-
-    first = two.start(plain=True)
-    until(lambda: len(runs()) == 4, "jobs that run")
-    first.kill()
-    second = two.start(plain=True)
-    until(lambda: second.output.count("taken up again at hpc") == 4, "adoption")
-    go()
-    said = second.end().ok().output
-
-    assert runs() == ["hpc1.0", "hpc1.1", "hpc2.0", "hpc2.1", "sum"], said
-    for name in UPLOADS:
-        assert said.count(f"taken up again at {name}") == 2, said
-    assert two.read("sum.txt") == "0\n1\n0\n1\n"

@@ -8,7 +8,7 @@ from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
-from tests.support.workflows import Project, tells, until
+from tests.support.workflows import Project, one_rule_each, tells, until
 
 PLUGIN = '''
     """Writes what it is told into a file, as JSON lines."""
@@ -101,19 +101,9 @@ def test_states_are_told_to_logger_plugins_and_to_the_metadata(
     tells(running.output, "Shell command: until [ -e go ]", "    reason: exit_code")
 
 
-FAILS = """
-    rule all:
-        input: "code.txt", "set_up.txt"
-
-    rule code:
-        output: "code.txt"
-        shell: "echo what was wrong; exit 3"
-
-    rule set_up:
-        output: "set_up.txt"
-        envmodules: "no/such/module"
-        shell: "touch {output}"
-"""
+FAILS = one_rule_each(
+    code='shell: "echo what was wrong; exit 3"', set_up='envmodules: "no/such/module"'
+)
 
 
 def test_what_failed_is_told_with_quiet_rules(project: Project) -> None:

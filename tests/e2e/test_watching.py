@@ -4,13 +4,11 @@ import json
 import subprocess
 import sys
 from collections import Counter
-from contextlib import closing
 from typing import Any
 
 import pytest
 
 from hpc_sandbox.server import Sandbox
-from snakemake_executor_plugin_mantik.journal import Journal
 from tests.support.command import smk_mantik
 from tests.support.terminal import Terminal
 from tests.support.workflows import UNTRACKED, WAIT_S, Project, tells, until
@@ -136,26 +134,6 @@ def test_jobs_and_logs_are_seen_at_all_times(firecrest: Project, sandbox: Sandbo
     [rule] = told["rules"]
     assert (rule["rule"], rule["tries"], rule["walltime"]) == ("train", 3, 5400)
     assert 1 << 20 < rule["memory_used"] < 100 << 20
-
-
-def test_of_several_submissions_of_a_job_the_one_that_runs_counts(firecrest: Project) -> None:
-    """Whichever the journal names last: another one may have ended at once, without the claim."""
-    firecrest.extra |= UNTRACKED
-    firecrest.write("Snakefile", SNAKEFILE)
-    running = firecrest.start("a.txt")
-    running.says("submitted to", WAIT_S)
-    until(lambda: states(firecrest, "jobs") == {"running": 1}, "a job that runs")
-    running.kill()
-    quick = "rule quick:\n    output: 'quick.txt'\n    shell: 'echo > {output}'\n"
-    firecrest.write("quick.smk", quick)
-    firecrest.run("--snakefile", "quick.smk", "--nolock").ok()
-    with closing(Journal(firecrest.directory / ".snakemake/mantik")) as journal:
-        [train, ended] = firecrest.tries
-        journal.submitted(train.id, ended.site_jobs[0])
-    [seen_job] = [job for name, job in seen(firecrest, "jobs", "--ask").items() if "train" in name]
-    assert len(seen_job["site_jobs"]) == 2
-    assert seen_job["state"] == "running"
-    (firecrest.workspace / "go").touch()
 
 
 def test_a_job_that_was_given_up_does_not_wait(project: Project) -> None:

@@ -150,23 +150,6 @@ def test_a_job_behind_another_goes_on_in_the_segments_that_wait_for_it(play: Pla
     assert session.sites["sim"].calls["submit"] == 1 + most
 
 
-def test_a_job_that_is_requested_while_it_is_submitted_runs_once(play: Player) -> None:
-    jobs = [request(0), behind(1, request(0)), behind(2, request(1))]
-    world = World(duration=lambda spec: 1.0)
-
-    async def scenario(session: Session) -> None:
-        for job in jobs[1:]:
-            session.engine.proposed(job)
-        for job in jobs:
-            outcome = await session.engine.job(replace(job, unmade={}))
-            assert outcome.succeeded, outcome
-            await session.engine.committed(outcome)
-        await session.engine.closed(tidy=True)
-
-    play(world, scenario)
-    assert [run.job for run in world.runs] == [job.name for job in jobs]
-
-
 def test_no_job_is_submitted_behind_one_that_fails_meanwhile(
     play: Player, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from snakemake_executor_plugin_mantik.common.errors import MantikError, UserError
+from snakemake_executor_plugin_mantik.common.errors import MantikError
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
 from snakemake_executor_plugin_mantik.config.settings import Timing
 from snakemake_executor_plugin_mantik.engine import core
@@ -209,31 +209,6 @@ def test_site_that_says_nothing_when_it_is_opened(
 def outcomes_after_open(engine: Engine) -> Outcome:
     engine.open(["sim"], lambda _: Sources((), 0, ()))
     return outcomes(engine, request(1))[1]
-
-
-def test_workspace_that_others_use_is_refused(world: World, tmp_path: Path) -> None:
-    config = QUICK.model_copy(
-        update={"site": QUICK.site.model_copy(update={"workspace": "/somewhere"})}
-    )
-    world.write(".mantik/tries/4/somebody", b"")
-    for state, free in (("a", False), ("b", True)):
-        if free:
-            world.files.clear()
-        engine = Engine(
-            {"sim": (SimulatedSite(world), SimulatedPlanner(config, None, tmp_path, world))},
-            journal=Journal(tmp_path / state),
-            workdir=tmp_path,
-            state=tmp_path / state,
-            notify=print,
-        )
-        try:
-            if free:
-                engine.open(["sim"], lambda _: Sources((), 0, ()))
-            else:
-                with pytest.raises(UserError, match="another workflow uses this workspace"):
-                    engine.open(["sim"], lambda _: Sources((), 0, ()))
-        finally:
-            engine.close(tidy=False)
 
 
 def test_cancel_tells_what_does_not_confirm(

@@ -4,10 +4,8 @@ import asyncio
 import hashlib
 import itertools
 import os
-import resource
 import tarfile
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -96,20 +94,6 @@ def test_outputs_of_every_kind_and_name(bench: Bench) -> None:
     assert {p: (bench.workdir / p).read_bytes() for p in FILES} == FILES
     assert bench.here() == set(FILES), "and nothing else"
     assert {(f.path, f.size) for f in fetched.files} == {(p, len(c)) for p, c in FILES.items()}
-
-
-@pytest.mark.parametrize("method", ["get", "stat"])
-@pytest.mark.parametrize("fault", ["unreachable", "busy", "unauthorized"])
-def test_broken_transfers_go_on(bench: Bench, method: str, fault: Fault) -> None:
-    met: dict[str, int] = {}
-
-    def trouble(asked: str, path: str) -> Fault:
-        met[path] = met.get(path, 0) + 1
-        return fault if asked == method and met[path] <= 4 else ""
-
-    bench.site.fault = trouble
-    bench.fetch()
-    assert bench.here() == set(FILES)
 
 
 ASKED_S = 200.0
@@ -255,25 +239,6 @@ def test_hostile_paths_go_nowhere(bench: Bench, path: str) -> None:
     bench.marker({path: b"x"})
     bench.world.write(path, b"x")
     refused(bench, TransferError, "none of the rule's outputs")
-
-
-@contextmanager
-def limited(size: int) -> Iterator[None]:
-    """No file may become larger, as on a full disk."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
-def test_full_disk_leaves_nothing_half_and_can_be_repeated(bench: Bench) -> None:
-    with limited(4096), pytest.raises(OSError, match="File too large"):
-        bench.fetch()
-    assert bench.here() == set()
-    bench.fetch()
-    assert bench.here() == set(FILES)
 
 
 def test_one_failure_ends_the_other_downloads(tmp_path: Path) -> None:

@@ -25,7 +25,6 @@ from tests.support.world import EPOCH_S
 
 T = TypeVar("T")
 LIMIT = 2000
-NASTY = "a b'\"\n#%*$HOME`ü;-"
 
 
 class Bench:
@@ -114,32 +113,6 @@ def test_what_one_try_alone_needs_travels_each_time_and_is_not_remembered(
     play(scenario)
 
 
-def test_small_files_travel_in_the_script(play: Player[None]) -> None:
-    async def scenario(bench: Bench) -> None:
-        path = bench.write(f"d/{NASTY}", b"content")
-        staged = await bench.done(path)
-        assert staged.bundles == ()
-        assert bench.world.files[path] == b"content"
-        assert (await bench.stage(path)).inline == b"", "it is there now"
-        assert bench.site.calls["put"] == 0
-
-    play(scenario)
-
-
-def test_large_files_are_uploaded_once_for_all_who_need_them(play: Player[None]) -> None:
-    async def scenario(bench: Bench) -> None:
-        paths = [bench.write(f"large-{n}", os.urandom(9000)) for n in range(3)]
-        before = await asyncio.gather(*(bench.stage(*paths) for _ in range(30)))
-        assert bench.site.calls["put"] == 1
-        assert len({staged.bundles for staged in before}) == 1
-        assert [bench.job(staged) for staged in before] == [None] * 30
-        for staged in before:
-            bench.stager.confirm(staged)
-        assert (await bench.stage(*paths)).bundles == ()
-
-    play(scenario)
-
-
 def test_manifest_is_compared_once_per_run_and_directory(play: Player[None]) -> None:
     async def first(bench: Bench) -> None:
         await bench.done(*(bench.write(f"d/{n}", b"x") for n in range(20)))
@@ -201,20 +174,6 @@ def test_stored_output_is_given_up_only_for_certain(
     play(second)
 
 
-def test_touched_but_the_same_is_not_sent(play: Player[None]) -> None:
-    async def first(bench: Bench) -> None:
-        await bench.done(bench.write("a", b"same"))
-
-    async def second(bench: Bench) -> None:
-        os.utime(bench.workdir / "a", (1, 1))
-        assert not (await bench.stage("a")).inline
-        bench.write("a", b"diff")
-        assert (await bench.stage("a")).inline
-
-    play(first)
-    play(second)
-
-
 @pytest.mark.parametrize(
     ("later_s", "same"),
     [(0, True), (1, True), (3600, True), (-3601, True), (60, False), (7200, False)],
@@ -246,38 +205,6 @@ def test_edited_source_is_never_covered_by_its_old_version(play: Player[None], r
     waiting: list[Staged] = []
     play(first)
     play(second)
-
-
-def test_source_that_is_gone_here_goes_there(play: Player[None]) -> None:
-    async def first(bench: Bench) -> None:
-        for name in ("kept.py", "gone.py", "on_its_way.py"):
-            bench.write(name, b"1")
-        await bench.stager.send_sources(await bench.look("kept.py", "gone.py", source=True))
-        await bench.done()
-        files = await bench.look("kept.py", "gone.py", "on_its_way.py", source=True)
-        await bench.stager.send_sources(files)
-
-    async def second(bench: Bench) -> None:
-        await bench.stager.send_sources(await bench.look("kept.py", source=True))
-        await bench.done()
-        assert {p for p in bench.world.files if p.endswith(".py")} == {"kept.py"}
-
-    play(first)
-    play(second)
-
-
-def test_file_that_left_an_input_directory_leaves_it_there_too(play: Player[None]) -> None:
-    async def scenario(bench: Bench) -> None:
-        for name in "ab":
-            bench.write(f"folder/{name}", b"x")
-        bench.write("folder0", b"x")
-        await bench.done("folder", "folder0")
-        (bench.workdir / "folder/b").unlink()
-        await bench.done("folder")
-        assert set(bench.world.below("folder")) == {"a"}
-        assert "folder0" in bench.world.files
-
-    play(scenario)
 
 
 def test_empty_directory(play: Player[None]) -> None:

@@ -146,20 +146,6 @@ def test_other_resources_and_unnamed_sources_are_told(tmp_path: Path) -> None:
     assert [r.how for r in world.runs] == ["exit 0"], "it was taken up"
 
 
-def test_unchanged_job_is_taken_up_without_a_word(tmp_path: Path) -> None:
-    world = World(duration=lambda spec: 1000.0)
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data/x").write_text("1")
-    left_running(tmp_path, world, with_sources(BEFORE, command=COMMAND))
-
-    async def play(controller: Controller) -> list[str]:
-        assert (await with_sources(dict(BEFORE), command=COMMAND)(controller)).succeeded
-        return controller.said
-
-    assert simulate(tmp_path, world, play) == []
-    assert [r.how for r in world.runs] == ["exit 0"]
-
-
 @pytest.mark.parametrize("other", ["2", "1"])
 def test_input_that_changes_while_the_job_runs_is_told(tmp_path: Path, other: str) -> None:
     world = World()

@@ -130,30 +130,6 @@ def test_an_end_that_was_seen_long_ago_is_looked_for_again(play: Player) -> None
     assert play(fated(Fate()), scenario).exit_code == 0
 
 
-def test_waits_for_days_in_the_queue_and_runs_for_days(play: Player) -> None:
-    end = play(fated(Fate(starts=(3 * DAY_S,)), 10 * DAY_S), end_of)
-
-    assert end.exit_code == 0, "the site was told to keep it longer than a day"
-
-
-def test_second_submission_whose_answer_was_lost_is_kept_alive(play: Player) -> None:
-    async def scenario(bench: Bench) -> Evidence:
-        record, second = bench.sent()
-        end = await bench.watcher.watch(record, ["never-heard-of"], sent=2)
-        assert end.ids == ["never-heard-of", second]
-        return end
-
-    assert play(fated(Fate(starts=(0.5,)), 3 * DAY_S), scenario).exit_code == 0
-
-
-def test_job_whose_answer_was_lost_is_kept_alive_too(play: Player) -> None:
-    async def scenario(bench: Bench) -> Evidence:
-        record, _ = bench.sent()
-        return await bench.watcher.watch(record, [])
-
-    assert play(fated(Fate(starts=(0.5,)), 3 * DAY_S), scenario).exit_code == 0
-
-
 @pytest.mark.parametrize("trouble", ["unreachable", "rejected"])
 def test_extension_is_asked_again_where_it_failed(play: Player, trouble: Fault) -> None:
     async def scenario(bench: Bench) -> Evidence:
@@ -209,21 +185,6 @@ def test_unknown_is_submitted_again_where_the_site_cannot_list_jobs(
         (line,) = bench.said
         assert "cannot list your jobs" in line
         return end
-
-    assert play(World(), scenario).found is Finding.VANISHED
-
-
-def test_unknown_waits_for_a_site_that_does_not_answer(play: Player) -> None:
-    async def scenario(bench: Bench) -> Evidence:
-        async def find(names: Mapping[str, str]) -> dict[str, list[str]]:
-            raise SiteUnreachable("nobody there")
-
-        original, bench.site.find = bench.site.find, find  # type: ignore[method-assign]
-        waiting = asyncio.ensure_future(bench.watcher.watch(bench.new(), []))
-        await asyncio.sleep(10 * bench.settings.timing.unknown_wait_s)
-        assert not waiting.done()
-        bench.site.find = original  # type: ignore[method-assign]
-        return await waiting
 
     assert play(World(), scenario).found is Finding.VANISHED
 

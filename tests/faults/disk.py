@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-SIZE = "6m"
+_SIZE = "6m"
 """Large enough for a workflow with small files."""
 _PIECE = 1 << 12
 
@@ -40,12 +40,12 @@ class Disk:
 
 
 @contextmanager
-def small_disk(place: Path, size: str = SIZE) -> Iterator[Disk]:
-    """Mount a small file system of `size` at `place`, which only the superuser may."""
+def small_disk(place: Path) -> Iterator[Disk]:
+    """Mount a small file system at `place`, which only the superuser may."""
     if os.geteuid() != 0 or not shutil.which("mount"):
         pytest.skip("to fill a disk needs a disk of its own, and that the right to mount one")
     place.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "mantik-test", str(place)]
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={_SIZE}", "mantik-test", str(place)]
     mounted = subprocess.run(mount, check=False, capture_output=True, text=True)
     if mounted.returncode != 0:
         pytest.skip(f"no file system can be mounted here: {mounted.stderr.strip()}")

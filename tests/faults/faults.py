@@ -2,17 +2,14 @@
 
 import asyncio
 import json
-import re
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
 
-from tests.support.proxy import Act, Answer, Exchange, Headers, Request, pass_on
+from tests.support.proxy import Act, Answer, Exchange, Headers, pass_on
 
 OUTAGE_S = 2.5
 """How long a site is away where a fault lasts for a time; longer than requests are repeated for."""
-HOURS_OFF = 7
 
 JSON: Headers = (("content-type", "application/json"),)
 HTML: Headers = (("content-type", "text/html; charset=utf-8"),)
@@ -182,39 +179,6 @@ class _Restart:
             await page(502, "Bad Gateway")(self.api)(exchange)
         else:
             await pass_on(exchange)
-
-
-_ISO = re.compile(rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d")
-_EPOCH = re.compile(rb"(?<![\d.\w])1[6-9]\d{8}(?=[,}\s])")
-
-
-def shifted(text: bytes, hours: int) -> bytes:
-    """A JSON text with all its times moved."""
-    delta = timedelta(hours=hours)
-
-    def date(match: re.Match[bytes]) -> bytes:
-        return (datetime.fromisoformat(match[0].decode()) + delta).isoformat().encode()
-
-    def number(match: re.Match[bytes]) -> bytes:
-        return str(int(match[0]) + hours * 3600).encode()
-
-    return _EPOCH.sub(number, _ISO.sub(date, text))
-
-
-def clock_off(hours: int) -> Callable[[str], Act]:
-    """A server whose clock is off: all times that it tells, and all that it is told."""
-
-    async def act(exchange: Exchange) -> None:
-        asked = exchange.request
-        if asked.body.startswith(b"{"):
-            body = shifted(asked.body, -hours)
-            exchange.request = Request(asked.method, asked.target, asked.headers, body)
-        answer = await exchange.forward()
-        is_json = any(n.lower() == "content-type" and "json" in v for n, v in answer.headers)
-        body = shifted(answer.body, hours) if is_json else answer.body
-        await exchange.send(Answer(answer.status, answer.headers, body))
-
-    return lambda api: act
 
 
 def _plain(act: Callable[[Exchange], Awaitable[None]]) -> Callable[[str], Act]:

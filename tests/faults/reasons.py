@@ -1,7 +1,6 @@
 """The cells of the matrix that make no sense, and why."""
 
 NOT_TRIED = {
-    "clock off x a single step": "a clock is off in all of them: it is off for whole runs",
     "firecREST's transfers at UNICORE": "there are none: large files come like small ones",
     "disk full here x cancel": "cancelling writes a few bytes to the journal alone; what happens"
     " then is that of watch",

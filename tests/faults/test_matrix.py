@@ -4,10 +4,7 @@ CI tries each fault at one step per API, and `make nightly` all of the product: 
 have it in virtual time.
 """
 
-import hashlib
-import json
 import os
-import shutil
 import signal
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -17,9 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from snakemake_executor_plugin_mantik.engine.request import _digest
-from tests.faults.cell import JOBS, RUN_S, SITE, Cell, Count, make_cell
-from tests.faults.faults import FAULTS, HOURS_OFF, ODD, Fault, calling, clock_off, lost, then
+from tests.faults.cell import JOBS, RUN_S, Cell, Count, make_cell
+from tests.faults.faults import FAULTS, ODD, Fault, calling, lost, then
 from tests.faults.steps import KINDS, STEPS
 from tests.support.proxy import Act, Exchange, Rule, pass_on
 from tests.support.turns import in_turn
@@ -209,22 +205,6 @@ def test_controller_killed(
 
 
 @pytest.mark.parametrize(
-    ("hours", "api"), in_turn([(hours, api) for api in APIS] for hours in (-HOURS_OFF, HOURS_OFF))
-)
-def test_clock_off(hours: int, api: str, tmp_path: Path, prove: Prove) -> None:
-    """A killed run, an adopted one, and all the way in between."""
-    with make_cell(api, tmp_path, slots=1) as cell:
-        cell.proxy.add(Rule("clock", None, clock_off(hours)(api), None))
-        first = cell.start()
-        asked = ("status", "find")
-        until(lambda: any(cell.proxy.counted()[kind] for kind in asked), "a look at the jobs")
-        first.kill()
-        cell.open_gate()
-        ran = cell.end(cell.start())
-        prove(cell, ran, cell.count(ran, runs=2))
-
-
-@pytest.mark.parametrize(
     ("whose", "step", "api"),
     in_turn(
         [(whose, step, api) for whose in ("here", "there") for api in APIS]
@@ -243,106 +223,3 @@ def test_disk_full(whose: str, step: str, api: str, tmp_path: Path, prove: Prove
         ran = finished(cell, 2)
         count = cell.count(ran, runs=3, stopped=whose == "there")
         prove(cell, Ran(ran.code, first.output + ran.output), count)
-
-
-AT = ("make", "submit", "list", "marker")
-"""Requests at which files change: one of each step of a job's life up to its end."""
-CONTENTS = (b"seven\n", b"eight\n")
-"""Of one size, and of one time."""
-
-
-def edit(cell: Cell) -> None:
-    """Bring another content for an input, as `cp -p` and archives do."""
-    path = cell.project.directory / "data/a.txt"
-    new, when = path.with_name("new"), path.stat().st_mtime_ns
-    new.write_bytes(CONTENTS[1])
-    os.utime(new, ns=(when, when))
-    new.replace(path)
-
-
-def sweep(cell: Cell) -> None:
-    """Remove the whole workspace, as a centre does with what is old."""
-    shutil.rmtree(cell.project.workspace, ignore_errors=True)
-
-
-def named(cell: Cell, rule: str) -> bytes:
-    """The content of the input that the last job of a rule had, as its fingerprint names it."""
-    made_of = json.loads(cell.tries(rule)[-1].made_of)["made_of"]
-    digests = {_digest(hashlib.sha256(content).hexdigest()): content for content in CONTENTS}
-    return digests[made_of["input data/a.txt"]]
-
-
-@pytest.mark.parametrize(
-    ("at", "api"), in_turn([(at, api) for api in APIS] for at in [*AT, "begin"])
-)
-def test_input_edited(
-    at: str, api: str, tmp_path: Path, record_property: Callable[[str, object], None]
-) -> None:
-    """Whatever the moment, a job has computed with what the journal says that it has."""
-    with make_cell(api, tmp_path, slots=3) as cell:  # none waits for another one's
-        if at == "begin":
-            running = cell.start()
-            until(lambda: cell.noted("begin")["small"], "a job that runs", RUN_S)
-            edit(cell)
-            cell.open_gate()
-        else:
-            cell.open_gate()
-            rule = cell.proxy.add(Rule("edit", {at}, then(lambda: edit(cell)), 1))
-            running = cell.start()
-            until(lambda: rule.taken or running.process.poll() is not None, "an edit", RUN_S)
-        ran = cell.end(running)
-        begun = cell.noted("begin")
-        record_property("cell", (begun.total(), 0, 0, 0))
-        assert ran.code == 1, ran.output  # one job fails
-        assert (cell.project.directory / "data/a.txt").read_bytes() == CONTENTS[1], ran.output
-        assert cell.project.read("out/small.txt").encode() == named(cell, "small"), ran.output
-        if at == "begin":
-            assert named(cell, "small") == CONTENTS[0], ran.output
-        for job in JOBS:
-            assert begun[job] <= len(cell.tries(job)), ran.output
-            assert cell.tries(job)[-1].outcome == "succeeded" or job == "wrong", ran.output
-        assert cell.all_quiet(), cell.alive()
-
-
-@pytest.mark.parametrize(("at", "api"), in_turn([(at, api) for api in APIS] for at in AT))
-def test_workspace_swept(at: str, api: str, tmp_path: Path, prove: Prove) -> None:
-    with make_cell(api, tmp_path) as cell:
-        cell.open_gate()
-        rule = cell.proxy.add(Rule("sweep", {at}, then(lambda: sweep(cell)), 1))
-        first = cell.end(cell.start())
-        assert rule.taken, first.output
-        assert "Traceback" not in first.output, first.output
-        ran = finished(cell, 2)
-        count = cell.count(ran, runs=3, stopped=True)
-        prove(cell, Ran(ran.code, first.output + ran.output), count)
-
-
-def give_another_name(cell: Cell) -> None:
-    """Give the site a second name, which the rule that reads what the others made runs at."""
-    project = cell.project
-    text, output = project.read("Snakefile"), 'output: "sum.txt"\n'
-    assert output in text
-    resources = 'resources: mantik_site="other"\n'
-    project.write("Snakefile", text.replace(output, f"{output}    {resources}"))
-    project.sites.append(f"other={project.config}")
-    known = f"MANTIK_{SITE.upper()}_"
-    credentials = {k: v for k, v in project.place.environment.items() if k.startswith(known)}
-    project.extra |= {k.replace(known, "MANTIK_OTHER_"): v for k, v in credentials.items()}
-
-
-@pytest.mark.parametrize(("at", "api"), in_turn([(at, api) for api in APIS] for at in AT))
-def test_two_names_of_a_site(at: str, api: str, tmp_path: Path, prove: Prove) -> None:
-    """The controller is killed, and the next one goes on, with files that both names share."""
-    with make_cell(api, tmp_path) as cell:
-        give_another_name(cell)
-        cell.open_gate()
-        pid: Future[int] = Future()
-        deadly = calling(lambda: os.kill(pid.result(), signal.SIGKILL), after=True)
-        cell.proxy.add(Rule("kill", {at}, deadly))
-        running = cell.start()
-        pid.set_result(running.process.pid)
-        first = cell.end(running)
-        assert first.code == -signal.SIGKILL, f"{cell.proxy.counted()}\n{first.output}"
-        ran = finished(cell, 1)
-        assert {record.site for record in cell.tries("sum")} == {"other"}, ran.output
-        prove(cell, Ran(ran.code, first.output + ran.output), cell.count(ran, runs=2))

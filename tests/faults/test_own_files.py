@@ -5,18 +5,12 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
-
-import pytest
 
 from hpc_sandbox.server import Sandbox
 from hpc_sandbox.settings import SiteOption
 from tests.faults.cell import SITE, Cell, cell_in, settings
-from tests.faults.faults import calling
-from tests.support.proxy import Rule
-from tests.support.turns import FIRECREST_FIRST
 from tests.support.workflows import FILES_STAY, UNTRACKED, WAIT_S, Ran, tells
 
 SNAKEFILE = r"""
@@ -113,13 +107,11 @@ class Own:
     Attributes:
         cell: the workflow.
         done: a file of the changes at which a process was killed; none is, if it does not exist.
-        victim: the present run.
     """
 
     def __init__(self, cell: Cell, directory: Path) -> None:
         self.cell = cell
         self.done, self._elsewhere = directory / "done", directory / "elsewhere"
-        self.victim: Future[int] = Future()
         self._round = 0
         project = cell.project
         cell.options = FILES_STAY
@@ -164,10 +156,7 @@ class Own:
 
     def killed(self) -> bool:
         """Run once; return whether the run was killed. It harms nothing of the user's."""
-        self.victim = Future()
-        running = self.cell.start()
-        self.victim.set_result(running.process.pid)
-        ran = self.cell.end(running)
+        ran = self.cell.end(self.cell.start())
         self.unharmed(ran.output)
         assert ran.code in (0, -signal.SIGKILL), ran.output
         return ran.code != 0
@@ -232,25 +221,3 @@ def test_killed_at_each_change_of_files(tmp_path: Path) -> None:
         assert (ran.code, kills > CHANGES_BY_GET) == (0, True), ran.output
         assert own.cell.project.exists(BROUGHT)
         tells(own.get().output, "there are files with other contents here: out/more, out/set.bin.")
-
-
-@pytest.mark.parametrize("api", FIRECREST_FIRST)
-def test_killed_at_each_kind_of_request(api: str, tmp_path: Path) -> None:
-    """At the first of each kind; and then two runs at once."""
-    with own_files(api, tmp_path) as own:
-
-        def kill() -> None:
-            os.kill(own.victim.result(), signal.SIGKILL)
-
-        rule = own.cell.proxy.add(Rule("kill", None, calling(kill, after=False), 1))
-        assert own.run_until_done() == rule.taken.total()
-        assert {"submit", "upload", "list", "marker"} < rule.taken.keys()
-        own.cell.proxy.heal()
-
-        own.anew()
-        runs = [own.cell.start() for _ in range(2)]
-        ended = [own.cell.end(running) for running in runs]
-        said = "".join(ran.output for ran in ended)
-        own.unharmed(said)
-        assert sorted(ran.code for ran in ended) == [0, 1], said
-        own.right()

@@ -1,30 +1,22 @@
 """The proxy itself: what a client meets is what it was told to do."""
 
-import ipaddress
-import ssl
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from pathlib import Path
 
 import httpx
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
 from tests.faults import faults
 from tests.support.proxy import Act, Answer, Proxy, Request, Rule
 
 
 class Server:
-    """Counts what it is asked; a context manager, with TLS if it has a certificate."""
+    """Counts what it is asked; a context manager."""
 
-    def __init__(self, certificate: Path | None = None) -> None:
+    def __init__(self) -> None:
         self.asked: list[tuple[str, str, bytes]] = []
         asked = self.asked
 
@@ -49,12 +41,7 @@ class Server:
 
         self._server = HTTPServer(("127.0.0.1", 0), Handler)
         self._server.timeout = 10
-        if certificate is not None:
-            context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-            context.load_cert_chain(certificate)
-            self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
-        scheme = "https" if certificate is not None else "http"
-        base = self.url = f"{scheme}://127.0.0.1:{self._server.server_port}"
+        base = self.url = f"http://127.0.0.1:{self._server.server_port}"
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
 
     def __enter__(self) -> "Server":
@@ -144,14 +131,6 @@ def test_drips() -> None:
         assert time.monotonic() - began > 1.0
 
 
-def test_healed() -> None:
-    with between(faults.reset, times=None) as (_, proxy, client):
-        with pytest.raises(httpx.ReadError):
-            client.post("/")
-        proxy.heal()
-        assert client.post("/").status_code == 201
-
-
 def test_answers_for_the_server() -> None:
     async def act(exchange: object) -> None:
         await faults._said(Answer(418, (("x", "y"),), b"tea"), after=False)(exchange)  # type: ignore[arg-type]
@@ -160,45 +139,3 @@ def test_answers_for_the_server() -> None:
         answer = client.post("/")
         assert (answer.status_code, answer.headers["x"], answer.text) == (418, "y", "tea")
         assert not server.asked
-
-
-def test_clock() -> None:
-    told = b'{"at": "2026-11-21T20:00:00+0000", "mtime": 1795293224, "size": 1795293224001}'
-    moved = b'{"at": "2026-11-22T03:00:00+0000", "mtime": 1795318424, "size": 1795293224001}'
-    assert faults.shifted(told, 7) == moved
-    assert faults.shifted(moved, -7) == told
-
-
-def test_server_with_tls(tmp_path: Path) -> None:
-    certificate = self_signed(tmp_path / "server.pem")
-    with Server(certificate) as server, Proxy(server.url, method, ca_file=certificate) as proxy:
-        answer = httpx.get(f"{proxy.url}/x", trust_env=False)
-        assert answer.json() == {"self": f"{proxy.url}/x"}
-
-
-def self_signed(file: Path) -> Path:
-    """A key and a certificate for 127.0.0.1, in one file."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
-    now = datetime.now(UTC)
-    made = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(1)
-        .not_valid_before(now - timedelta(days=1))
-        .not_valid_after(now + timedelta(days=1))
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .add_extension(
-            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]),
-            critical=False,
-        )
-        .sign(key, hashes.SHA256())
-    )
-    form = serialization.Encoding.PEM
-    private = key.private_bytes(
-        form, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    file.write_bytes(private + made.public_bytes(form))
-    return file

@@ -3,11 +3,7 @@
 import itertools
 import os
 import shutil
-import signal
 import sqlite3
-import subprocess
-import sys
-import textwrap
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -82,14 +78,6 @@ def test_what_ended_keeps_its_outcome(journal: Journal) -> None:
     assert [r.outcome for r in read_history(journal.path.parent)] == ["cancelled"]
 
 
-def test_submissions_are_kept_even_if_they_come_late(journal: Journal) -> None:
-    record = new_try(journal)
-    journal.submitted(record.id, "1")
-    journal.submitted(record.id, "2")
-    journal.submitted(record.id, "2")
-    assert journal.open_tries("job")[0].site_jobs == ("1", "2")
-
-
 def test_open_tries_are_those_of_the_job_that_are_not_final(journal: Journal) -> None:
     records = [new_try(journal) for _ in TryState]
     new_try(journal, "other")
@@ -136,21 +124,6 @@ def test_another_workspace_is_begun_with_nothing(journal: Journal) -> None:
     assert journal.files.remote_files("q") == []
     assert journal.files.pending_bundles("q") == {}
     assert journal.all_open_tries() == []
-
-
-def test_the_same_workspace_under_another_url_is_the_same(journal: Journal) -> None:
-    journal.set_site("hpc1", "http://127.0.0.1/", "/ws", "p")
-    record = new_try(journal)
-    journal.submitting(record.id, "q")
-    journal.submitted(record.id, "17")
-    journal.files.set_remote_files("p", [FileRecord("a", 1, "x")])
-
-    assert journal.set_site("hpc1", "http://localhost/", "/ws", "p") == []
-
-    [taken] = journal.all_open_tries()
-    assert (taken.id, taken.state) == (record.id, TryState.SUBMITTED)
-    assert taken.site_jobs == (), "an id may be another's job there"
-    assert journal.files.remote_file("p", "a") is not None
 
 
 def test_every_directory_is_a_workflow_even_if_its_journal_is_lost(tmp_path: Path) -> None:
@@ -213,21 +186,6 @@ def test_what_only_the_spare_knows_is_restored(tmp_path: Path, how: str) -> None
         assert (journal.number("p"), journal.was_restored("p")) == (7, True)
     with closing(Journal(tmp_path)) as journal:
         assert journal.remark == ""
-
-
-def test_groups_are_found_by_their_members(journal: Journal) -> None:
-    def made(job: str, *members: str) -> str:
-        names = {member: f"name of {member}" for member in members}
-        return journal.new_try(
-            job=job, members=names, site="hpc1", rule="r", name=job, fingerprint="f"
-        ).id
-
-    one, group, other = made("a"), made("g", "a", "b"), made("h", "c")
-    assert [r.id for r in journal.open_tries("a")] == [one, group]
-    assert [r.id for r in journal.open_tries("g", "a", "b")] == [one, group]
-    assert [r.id for r in journal.open_tries("x", "c", "b")] == [group, other]
-    journal.abandoned(group, "failed: x")
-    assert [r.id for r in journal.open_tries("b", "a")] == [one]
 
 
 def test_a_submission_is_on_disk_before_it_leaves(
@@ -318,32 +276,6 @@ def test_what_a_job_read_is_known_as_long_as_it_can_go_on(tmp_path: Path) -> Non
         assert journal.made(first.id) == {}
 
 
-NASTY = "a b'\"\n#%*$HOME`ü;-"
-
-
-def test_files_of_every_name(journal: Journal) -> None:
-    files = [FileRecord(NASTY, 3, "x"), FileRecord(f"d/{NASTY}", 4, "y", source=True)]
-    journal.files.set_remote_files(
-        "hpc1", [*files, FileRecord("d", 0, ""), FileRecord("d0", 1, "z")]
-    )
-    assert journal.files.remote_file("hpc1", NASTY) == files[0]
-    assert journal.files.remote_files("hpc1", below="d") == files[1:]
-    journal.files.forget_remote_files("hpc1", [NASTY])
-    assert journal.files.remote_file("hpc1", NASTY) is None
-
-
-def test_bundles_are_pending_until_they_are_unpacked(journal: Journal) -> None:
-    files = [FileRecord("a", 1, "x"), FileRecord("b", 1, "y")]
-    journal.files.add_bundle("hpc1", "one", files)
-    journal.files.add_bundle("hpc1", "a-later-one", files[:1])
-    assert list(journal.files.pending_bundles("hpc1")) == ["one", "a-later-one"], "in their order"
-    journal.files.forget_bundled_files("hpc1", ["b"])
-    assert journal.files.bundle_files("one") == files[:1]
-    journal.files.set_bundle("one", "unpacked")
-    assert journal.files.bundle_files("one") == []
-    assert list(journal.files.pending_bundles("hpc1")) == ["a-later-one"]
-
-
 def test_checksum_is_known_while_size_and_time_are_the_same(journal: Journal) -> None:
     key = ("/a", 3, 100, 101, 7)
     journal.files.set_local_files([(*key, "x")])
@@ -358,41 +290,6 @@ def test_lock_refuses_a_second_controller(journal: Journal) -> None:
     with pytest.raises(JournalLocked, match="another Snakemake") as error:
         Journal(journal.path.parent)
     assert f"process {os.getpid()} on " in str(error.value)
-
-
-WRITER = """
-    import sys
-    from pathlib import Path
-    from snakemake_executor_plugin_mantik.journal import Journal
-    journal = Journal(Path(sys.argv[1]))
-    while True:
-        record = journal.new_try(site="s", job="j", rule="r", name="n", fingerprint="f")
-        journal.submitting(record.id, "q")
-        print(record.id, flush=True)
-        journal.submitted(record.id, "1")
-"""
-
-
-def test_survives_kill_9_of_a_writing_process(tmp_path: Path) -> None:
-    for _ in range(3):
-        writer = subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(WRITER), str(tmp_path)],
-            stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        assert writer.stdout is not None
-        told = [writer.stdout.readline().strip() for _ in range(20)]
-        with pytest.raises(JournalError, match="another Snakemake"):
-            Journal(tmp_path)
-        assert len(read_history(tmp_path)) >= 20, "readers are welcome meanwhile"
-        os.kill(writer.pid, signal.SIGKILL)
-        told += writer.stdout.read().split()
-        writer.stdout.close()
-        writer.wait()
-
-        with closing(Journal(tmp_path)) as journal:
-            states = {record.id: record.state for record in journal.all_open_tries()}
-            whole = [line for line in told if len(line) == 36]
-            assert all(states[try_id] is not TryState.PLANNED for try_id in whole)
 
 
 def test_other_version_is_refused_and_left_alone(tmp_path: Path) -> None:
@@ -589,15 +486,6 @@ def test_cost_of_a_try_does_not_grow(journal: Journal) -> None:
         steps.append(count[0])
     journal._db.set_progress_handler(None, 0)
     assert steps[2] < 1.3 * steps[0], steps
-
-
-def test_what_was_on_its_way_to_another_workspace_is_in_nobodys_way(journal: Journal) -> None:
-    journal.set_site("hpc1", "url", "/ws", "p")
-    journal.files.add_bundle("p", "bundle", [FileRecord("a", 1, "x")])
-    assert [conflict.id for conflict in journal.files.conflicts("p", "a", "y")] == ["bundle"]
-    assert journal.files.conflicts("p", "a", "x") == []
-    journal.set_site("hpc1", "url", "/other", "q")
-    assert journal.files.conflicts("q", "a", "y") == []
 
 
 def test_a_job_goes_on_from_the_checkpoint_of_its_last_segment(tmp_path: Path) -> None:

@@ -126,34 +126,6 @@ def test_what_nothing_comes_after_is_given_up_after_a_week(machine: Machine) -> 
     assert machine.history() == [("03-02 05:00", FiringState.FAILED, "MLflow: no answer.")]
 
 
-@pytest.mark.parametrize("trouble", ["before", "after"])
-def test_a_kill_in_the_middle_neither_loses_nor_doubles(machine: Machine, trouble: str) -> None:
-    machine.add("0 6 * * *")
-    machine.runs.trouble = trouble
-    with pytest.raises(Killed):
-        machine.go_on("2026-03-03 04:00", machine.scheduler())
-    (firing,) = machine.store.open()
-    assert firing.begun
-    machine.runs.trouble = ""
-    machine.go_on("2026-03-02 05:00:30", machine.scheduler())
-    assert [f.id for f in machine.store.open()] == [firing.id], "there is a pause first"
-    machine.go_on("2026-03-03 04:00", machine.scheduler())
-    assert machine.history() == [("03-02 05:00", FiringState.FIRED, "")]
-    assert machine.fired == ["2026-03-02T06:00:00+01:00"]
-
-
-def test_what_was_interrupted_is_brought_to_an_end_though_the_next_is_due(machine: Machine) -> None:
-    machine.add("0 6 * * *")
-    machine.runs.trouble = "after"
-    with pytest.raises(Killed):
-        machine.go_on("2026-03-03 04:00", machine.scheduler())
-    machine.pass_by("2026-03-03 05:01")
-    machine.runs.trouble = ""
-    machine.go_on("2026-03-03 06:00", machine.scheduler())
-    assert [state for _, state, _ in machine.history()] == [FiringState.FIRED, FiringState.FIRED]
-    assert len(machine.fired) == 2
-
-
 def test_that_an_attempt_was_interrupted_is_told_as_long_as_it_is_not_known(
     machine: Machine,
 ) -> None:

@@ -16,8 +16,3 @@ def in_turn(groups: Iterable[Sequence[tuple[Any, ...]]]) -> "list[Any]":
         for number, group in enumerate(groups)
         for place, cell in enumerate(group)
     ]  # fmt: skip
-
-
-UNICORE_FIRST = in_turn([[("unicore",), ("firecrest",)]])
-FIRECREST_FIRST = in_turn([[("firecrest",), ("unicore",)]])
-"""The API of a site: in CI the first one."""

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import sqlite3
@@ -13,8 +14,6 @@ from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from textwrap import dedent
-
-import pytest
 
 from hpc_sandbox.batch import CancelError
 from hpc_sandbox.firecrest.site import FirecrestServer
@@ -121,7 +120,6 @@ class Project:
         directory: the workflow's.
         place: the first site.
         extra: variables that Snakemake is given beside the site's credentials.
-        prefix: what stands before the command.
         sites: further backend configs, as `--mantik-backend-config` takes them.
         forked: whether a fork may stand for the command, which saves its imports.
     """
@@ -129,7 +127,6 @@ class Project:
     directory: Path
     place: Place
     extra: dict[str, str] = field(default_factory=dict)
-    prefix: tuple[str, ...] = ()
     sites: list[str] = field(default_factory=list)
     forked: bool = True
 
@@ -205,7 +202,7 @@ class Project:
 
     def command(self, *arguments: str, plain: bool = False, local: bool = False) -> list[str]:
         """The command line; `plain`: without any option of ours, `local`: with Snakemake's own."""
-        words = [*self.prefix, sys.executable, "-m", "snakemake", *arguments]
+        words = [sys.executable, "-m", "snakemake", *arguments]
         if local:
             words += ["--executor", "local", "--cores", "4"]
         elif not plain:
@@ -223,7 +220,7 @@ class Project:
         command = self.command(*arguments, plain=plain, local=local)
         process: Fork | subprocess.Popen[bytes]
         with log.open("wb") as output:
-            if self.forked and not self.prefix and forkserver.can_run(self.environment):
+            if self.forked and forkserver.can_run(self.environment):
                 process = forkserver.run(
                     command[command.index("snakemake") + 1 :],
                     cwd=self.directory,
@@ -285,15 +282,6 @@ class Running:
         return Ran(self.process.wait(deadline), self.output)
 
 
-def mortal() -> tuple[str, ...]:
-    """What to put before a command so that it may not write to protected files, even as root."""
-    if os.geteuid() != 0:
-        return ()
-    if shutil.which("setpriv") is None:
-        pytest.skip("as root this needs setpriv")
-    return ("setpriv", "--bounding-set=-dac_override", "--inh-caps=-dac_override")
-
-
 UNTRACKED = {"SNAKEMAKE_MANTIK_TRACK": "none"}
 """For workflows whose MLflow runs are not looked at: MLflow takes seconds to start."""
 
@@ -305,6 +293,23 @@ FILES_STAY = (
 
 NEW_FILE = 0o644
 """Permissions of a file that was made with the umask 022, which the tests run with."""
+
+
+def one_rule_each(**texts: str) -> str:
+    """A Snakefile with a rule of each name, which makes a file of that name, and one for all.
+
+    A text has the rule's other lines; a rule that runs nothing else touches its output.
+    """
+    made = [f"rule all:\n    input: {list(texts)!r}\n"]
+    for name, text in texts.items():
+        runs = re.search(r"^(shell|script|run|notebook):", text, re.MULTILINE)
+        lines = [
+            f'output: "{name}"',
+            *text.splitlines(),
+            *([] if runs else ['shell: "touch {output}"']),
+        ]
+        made.append(f"rule {name}:\n" + "".join(f"    {line}\n" for line in lines))
+    return "\n".join(made)
 
 
 def tree(directory: Path) -> dict[str, str | bytes]:

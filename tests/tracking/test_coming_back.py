@@ -1,6 +1,5 @@
 """Whoever dies, and whatever is down: each run is told once, in order, and no job waits long."""
 
-import os
 import signal
 import sys
 import time
@@ -187,40 +186,3 @@ def test_server_is_down_and_comes_back(gated: tuple[Tracked, Gate]) -> None:
     assert tracked.history(runs["one"], "m") == [(0, 1.0)]
     assert len(runs["one"].data.tags["mantik.own_run_id"]) == 32
     assert "mantik.own_run_id" not in runs["three"].data.tags
-
-
-def test_server_of_earlier_runs_is_gone(gated: tuple[Tracked, Gate]) -> None:
-    tracked, gate = gated
-    project = tracked.project
-    project.write("Snakefile", workflow(one="true", two="true"))
-    gate.shut()
-    project.run().ok()
-    project.extra["MLFLOW_TRACKING_URI"] = tracked.uri
-    project.write("Snakefile", workflow(one="true", two="true", three="true"))
-
-    said = project.run().ok().output
-
-    run = tracked.run()
-    assert (run.info.run_name, run.info.status) == ("three", "FINISHED"), said
-    # Its job did not go without it.
-    assert "mantik.own_run_id" not in run.data.tags, said
-    assert "MLflow cannot be updated for 3 earlier runs" in said
-    assert "MLflow cannot be updated now" not in said
-    assert "MLflow does not know everything about 3 runs yet" in said
-    assert f"smk-mantik track -d {project.directory}" in said
-
-
-def test_worker_killed(tracked: Tracked) -> None:
-    project = tracked.project
-    prepare(project)
-    running = project.start()
-    until(lambda: logged(project), "the job")
-    until(lambda: tracked.run().info.status == "RUNNING", "the run")
-    os.kill(int(project.read(".snakemake/mantik/tracking/lock")), signal.SIGKILL)
-    (project.workspace / "go").touch()
-
-    running.end().ok()
-
-    run = tracked.run()
-    assert run.info.status == "FINISHED"
-    assert tracked.history(run, "m") == [(0, 1.0), (1, 2.0)]

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from snakemake_executor_plugin_mantik.tracking.live_replay import (
     COPY_TREE,
     LiveReplay,
 )
-from snakemake_executor_plugin_mantik.tracking.published import Destination, Lines, Published
+from snakemake_executor_plugin_mantik.tracking.published import Destination, Published
 from snakemake_executor_plugin_mantik.tracking.replay import Replay
 from tests.tracking.test_replay import (  # noqa: F401 - fixtures, too
     ENDS,
@@ -181,15 +180,6 @@ def test_a_run_whose_making_was_not_answered_is_not_made_twice(
     job.notify(1)
 
     assert set(job.replayed.view()) == {"train C=1", "inner", "models"}
-
-
-def test_metrics_that_are_begun_anew_are_not_told_yet() -> None:
-    lines = Lines()
-    lines.add(b"1 2 3\n")
-
-    assert lines.begin(BytesIO(b"1 2 3\n4 5"))
-    assert not lines.begin(BytesIO(b"1 2 4\n4 5"))
-    assert not lines.begin(BytesIO(b"1 2"))
 
 
 def test_of_metrics_that_the_job_has_begun_anew_no_middle_of_a_line_is_told(job: Job) -> None:

@@ -53,15 +53,6 @@ def run(work: Coroutine[Any, Any, None]) -> None:
     asyncio.run(work)
 
 
-def test_a_job_waits_for_its_run_and_no_longer(workers: Workers) -> None:
-    async def work() -> None:
-        each = workers.worker({"try": "other"}, {"try": "a", "run": "1"})
-        await asyncio.wait_for(each.made("a"), LONG_S)
-        assert each.close(LONG_S)
-
-    run(work())
-
-
 def test_a_server_that_does_not_answer_is_waited_for_once(workers: Workers) -> None:
     async def work() -> None:
         each = workers.worker(wait_s=0.05)

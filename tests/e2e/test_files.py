@@ -1,9 +1,7 @@
 """Files of every kind and name: they are the same as after a local run, here and nowhere else."""
 
 import os
-import posixpath
 
-from snakemake_executor_plugin_mantik.jobs.library import library_path
 from tests.support.workflows import Project
 
 NAMES = [
@@ -73,9 +71,6 @@ def test_names(both: Project) -> None:
     assert both.read("all").count("of ") == 3 * len(names)
     assert both.read("-dash") == "dash\n"
     assert both.read("--") == "dashes\n"
-    ours = [path for path in (both.workspace / ".mantik").rglob("*") if not path.is_dir()]
-    left = {path.name for path in ours if path.parent.name != "place"}
-    assert left == {posixpath.basename(library_path())}, "only the lease and the library stay"
 
 
 def test_a_rules_own_directory_for_temporary_files(project: Project) -> None:

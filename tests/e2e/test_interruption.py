@@ -107,18 +107,6 @@ def test_cancel_at_once(project: Project, sit: Sit, first: str) -> None:
     until(lambda: "term" in ran(project), "the job to be told")
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize(("choice", "outcomes"), [("cancel", ["cancelled"]), ("detach", [""])])
-def test_decided_before(project: Project, sit: Sit, choice: str, outcomes: list[str]) -> None:
-    terminal = sit("--mantik-on-interrupt", choice)
-    terminal.type(CTRL_C)
-
-    assert terminal.end() != 0
-    assert QUESTION not in terminal.output
-    assert [record.outcome for record in project.tries] == outcomes
-    (project.workspace / "go").touch()
-
-
 IN_A_TASK = """
 import asyncio, os
 from snakemake_executor_plugin_mantik.adapter.signals import Interruption

@@ -1,12 +1,14 @@
 """What goes up and what comes back: each content once, what changed again, nothing that is not."""
 
 import os
+import posixpath
 import shutil
 from collections import Counter
 
 import pytest
 
 from hpc_sandbox.server import Sandbox
+from snakemake_executor_plugin_mantik.jobs.library import library_path
 from tests.support.workflows import Project, tells, tree, until
 
 
@@ -74,6 +76,9 @@ def test_outputs_of_all_sizes(firecrest: Project) -> None:
     assert not left
     transfers = firecrest.directory / ".snakemake/mantik/transfers"
     assert not [path for path in transfers.rglob("*") if path.is_file()]
+    ours = [path for path in (firecrest.workspace / ".mantik").rglob("*") if path.is_file()]
+    left = {path.name for path in ours if path.parent.name != "place"}
+    assert left == {posixpath.basename(library_path())}, "only the lease and the library stay"
 
 
 def test_each_content_goes_up_once(project: Project, sandbox: Sandbox) -> None:

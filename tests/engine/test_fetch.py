@@ -96,25 +96,6 @@ def test_outputs_of_every_kind_and_name(bench: Bench) -> None:
     assert {(f.path, f.size) for f in fetched.files} == {(p, len(c)) for p, c in FILES.items()}
 
 
-ASKED_S = 200.0
-"""Seconds of odd answers, fewer than `FetchWait`."""
-
-
-@pytest.mark.parametrize("path", ["alone", RECORD.paths.archive, RECORD.paths.marker(0)])
-@pytest.mark.parametrize("fault", ["rejected", "damaged", "halved"])
-def test_odd_answers_are_asked_again_for_minutes(bench: Bench, path: str, fault: Fault) -> None:
-    def odd(asked: str, about: str) -> Fault:
-        now = asyncio.get_running_loop().time()
-        if asked != "get" or about != path or now > ASKED_S:
-            return ""
-        bench.site._damaged.clear()
-        return fault
-
-    bench.site.fault = odd
-    bench.fetch()
-    assert {p: (bench.workdir / p).read_bytes() for p in FILES} == FILES
-
-
 @pytest.mark.parametrize("path", ["alone", RECORD.paths.archive])
 def test_a_refusal_that_lasts_does_not_lose_the_outputs(bench: Bench, path: str) -> None:
     bench.site.fault = lambda asked, about: "rejected" if about == path and asked == "get" else ""

@@ -25,9 +25,7 @@ from snakemake_executor_plugin_mantik.engine.site_runner import SiteRunner
 from snakemake_executor_plugin_mantik.engine.workflow_context import WorkflowContext
 from snakemake_executor_plugin_mantik.jobs.paths import NEWER, PLACE, TRIES
 from snakemake_executor_plugin_mantik.journal import (
-    FileRecord,
     Journal,
-    StoredOutput,
     TryRecord,
     TryState,
     database,
@@ -556,27 +554,6 @@ def test_a_place_is_found_by_any_of_its_sites(play: Play) -> None:
 
 
 STATE = ".snakemake/mantik"
-
-
-def test_the_place_tells_a_new_journal_of_the_outputs_that_stay_there(
-    play: Play, tmp_path: Path
-) -> None:
-    async def scene(seat: Callable[..., Seat]) -> None:
-        flow = seat("flow")
-        place = await flow.lead()
-        files = (FileRecord("big", 1, "sha", modified=2.5, mode=0o644),)
-        output = StoredOutput("big", place.id, False, 3.5, "make", files)
-        flow.journal.files.set_remote_files(place.id, files)
-        flow.journal.files.set_stored([output])
-        await place.spare.write()
-        flow.die()
-        shutil.rmtree(tmp_path / "flow" / STATE)
-        flow = seat("flow")
-        await flow.lead()
-        assert flow.journal.files.stored("big") == output
-        assert flow.journal.learned == {"big"}, "Snakemake did not know it"
-
-    play(scene, World())
 
 
 def test_a_run_whose_journal_was_removed_under_it_finds_out_that_another_one_leads(

@@ -93,7 +93,6 @@ was too short. How long to wait before something is believed is as by default.""
 class Count:
     """What a cell has to show."""
 
-    jobs: int = 0
     lost: list[str] = field(default_factory=list)
     doubled: list[str] = field(default_factory=list)
     misreported: list[str] = field(default_factory=list)
@@ -200,7 +199,7 @@ class Cell:
             stopped: whether earlier tries may have been ended by us, or by a lack of space.
         """
         begun, ended = self.noted("begin"), self.noted("end")
-        found = Count(jobs=begun.total())
+        found = Count()
         found.lost += ["the run never ended"] if ran.code == NEVER_ENDED else []
         for job in JOBS:
             most = self._most(job, runs, stopped=stopped)

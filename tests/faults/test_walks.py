@@ -3,7 +3,7 @@
 `MANTIK_REAL_SCHEDULES=200` walks so many seeds, `MANTIK_REAL_SEEDS=17-17` these.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,9 +22,5 @@ def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
 
 
 @pytest.mark.parametrize("seed", seeds(WALKS, "MANTIK_REAL_SEEDS", number="MANTIK_REAL_SCHEDULES"))
-def test_no_job_lost_doubled_or_misreported(
-    seed: int, box: Sandbox, tmp_path: Path, record_property: Callable[[str, object], None]
-) -> None:
-    walk = walk_of(seed)
-    count = walk.through(box, tmp_path)
-    record_property("walk", (count.jobs, walk.ends, walk.faults))
+def test_no_job_lost_doubled_or_misreported(seed: int, box: Sandbox, tmp_path: Path) -> None:
+    walk_of(seed).through(box, tmp_path)

@@ -144,23 +144,19 @@ class Walk:
         api: what the site speaks.
         moves: the runs before the last one.
         pace: how many seconds jobs take beside their work.
-        ends: how many runs were ended from here.
-        faults: how many requests met a fault.
     """
 
     name: str
     api: str
     moves: Sequence[Move]
     pace: int = 0
-    ends: int = 0
-    faults: int = 0
 
     def __str__(self) -> str:
         told = "".join(f"\n  {number}. {move}" for number, move in enumerate(self.moves, 1))
         return f"{self.name} at {self.api}, jobs of {self.pace} s:{told}"
 
-    def through(self, box: Sandbox, directory: Path) -> Count:
-        """Play it at the site of a sandbox that is named after the API; what became of the jobs.
+    def through(self, box: Sandbox, directory: Path) -> None:
+        """Play it at the site of a sandbox that is named after the API.
 
         Raises:
             AssertionError: a job was lost, doubled or misreported.
@@ -172,7 +168,6 @@ class Walk:
                 error.add_note(str(self))
                 raise
             assert not count.wrong, f"{count.wrong}\n{self}\n{cell.outputs()}"
-            return count
 
     def play(self, cell: Cell) -> Count:
         """Play it; what became of the jobs.
@@ -196,7 +191,6 @@ class Walk:
         cell.proxy.heal()
         ran = self._run(cell)
         assert ran.code == 0, f"exit {ran.code} though all is well\n{ran.output}"
-        self.faults = sum(seen.rule == "fault" for seen in cell.proxy.seen)
         return self.count(cell, cancelled=cancelled)
 
     def _ended(self, cell: Cell, end: End | None) -> tuple[Ran, End | None]:
@@ -208,7 +202,6 @@ class Walk:
         cell.proxy.rules.insert(0, rule)
         ran = self._run(cell, pid)
         cell.proxy.rules.remove(rule)
-        self.ends += bool(rule.taken)
         return ran, end if rule.taken else None
 
     def _run(self, cell: Cell, pid: "Future[int] | None" = None) -> Ran:
@@ -237,7 +230,7 @@ class Walk:
         Where a run was told to cancel, a job may have begun once more for each try that it ended.
         """
         begun, ended = cell.noted("begin"), cell.noted("end")
-        found = Count(jobs=begun.total())
+        found = Count()
         for job in JOBS:
             told = [record.outcome for record in self._tries(cell, job)]
             over = told.count("cancelled") if cancelled else 0

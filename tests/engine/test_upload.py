@@ -337,20 +337,21 @@ class TestFromAnotherPlace:
 
         play(scenario)
 
-    def test_changed_there_is_told_before_anything_is_submitted(self, play: Player) -> None:
+    @pytest.mark.parametrize(
+        ("content", "told"),
+        [
+            (os.urandom(SIZE), "large is not what the job made"),
+            (b"1", "the file has 1 bytes at the site"),
+        ],
+        ids=["changed", "shorter"],
+    )
+    def test_changed_there_is_told_before_anything_is_submitted(
+        self, play: Player, content: bytes, told: str
+    ) -> None:
         async def scenario(run: Run) -> None:
             file = run.stored("large", os.urandom(SIZE))
-            run.elsewhere.write("large", os.urandom(SIZE))
-            with pytest.raises(OutputsLost, match="large is not what the job made"):
-                await run.stage([file])
-
-        play(scenario)
-
-    def test_shorter_there_is_told(self, play: Player) -> None:
-        async def scenario(run: Run) -> None:
-            file = run.stored("large", os.urandom(SIZE))
-            run.elsewhere.write("large", b"1")
-            with pytest.raises(OutputsLost, match="the file has 1 bytes at the site"):
+            run.elsewhere.write("large", content)
+            with pytest.raises(OutputsLost, match=told):
                 await run.stage([file])
 
         play(scenario)

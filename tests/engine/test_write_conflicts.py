@@ -10,7 +10,7 @@ from snakemake_executor_plugin_mantik.engine.request import JobRequest
 from snakemake_executor_plugin_mantik.engine.site_runner import SiteRunner
 from snakemake_executor_plugin_mantik.journal import TryState
 from tests.support.controller import Controller, killed_when, request, simulate, states
-from tests.support.simulated import Fate, World
+from tests.support.simulated import Fate, World, result
 
 LATE_S = 1000.0
 OLD, NEW = b"old!", b"new!"
@@ -36,6 +36,36 @@ def left_waiting(workdir: Path, world: World, job: JobRequest) -> None:
 
     killed_when(workdir, world, sent, job).forget()
     assert states(workdir)[-1] is TryState.SUBMITTED
+
+
+def contents(world: World) -> dict[str, bytes]:
+    """What each job found when it ran, by its name."""
+    return {run.job: run.found for run in world.runs}
+
+
+def found(job: JobRequest, **inputs: bytes) -> bytes:
+    return result(job.command, "", {path.replace("_", "/"): c for path, c in inputs.items()})
+
+
+def test_reader_of_a_file_is_not_sent_while_an_older_one_is_on_its_way(tmp_path: Path) -> None:
+    world = World(late(job_1=LATE_S), duration=lambda spec: 2 * LATE_S)
+    write(tmp_path, OLD)
+    left_waiting(tmp_path, world, request(1, "data/x"))
+    write(tmp_path, NEW)
+
+    async def play(controller: Controller) -> list[str]:
+        assert (await controller.job(request(2, "data/x"))).succeeded
+        return controller.said
+
+    said = simulate(tmp_path, world, play)
+
+    assert contents(world) == {"job-2": found(request(2), data_x=NEW)}
+    assert world.files["data/x"] == NEW
+    assert said == [
+        "job-1: the job that an earlier run submitted to sim is ended and its outputs are not used,"
+        " since these changed: data/x."
+    ]
+    assert states(tmp_path) == [TryState.ABANDONED, TryState.DONE]
 
 
 @pytest.mark.parametrize("runs", [False, True])
@@ -66,6 +96,37 @@ def test_two_rules_do_not_make_the_same_file_at_once(
         "job-1: the job that an earlier run submitted to sim is ended and its outputs are not used,"
         f" since another job of this run uses {new}."
     ]
+
+
+@pytest.mark.parametrize("taken_up", [False, True])
+def test_jobs_of_one_run_do_not_end_each_other(tmp_path: Path, taken_up: bool) -> None:
+    """The user changes a file while a job that was sent with it waits, and both are wanted."""
+    world = World(late(job_1=LATE_S, job_3=2 * LATE_S))
+    write(tmp_path, OLD)
+    if taken_up:
+        left_waiting(tmp_path, world, request(1, "data/x"))
+
+    async def play(controller: Controller) -> None:
+        first = asyncio.ensure_future(controller.job(request(1, "data/x")))
+        await asyncio.sleep(60)
+        write(tmp_path, NEW)
+        assert (await controller.job(request(2, "data/x"))).succeeded
+        last = asyncio.ensure_future(controller.job(request(3, "data/x")))
+        assert (await first).succeeded
+        assert world.files["data/x"] == NEW, "what came late has left it"
+        assert (await last).succeeded
+        assert (await controller.job(request(4, "data/x"))).succeeded
+        assert [line for line in controller.said if "submitted again" in line] == [
+            "job-1: its inputs changed while it waited or ran (data/x), or the site has lost them;"
+            " it is submitted again with their present contents."
+        ]
+
+    simulate(tmp_path, world, play)
+
+    assert contents(world) == {f"job-{n}": found(request(n), data_x=NEW) for n in (1, 2, 3, 4)}, (
+        "all with what is there, and that one by a second try"
+    )
+    assert len(world.runs) == 4
 
 
 def test_many_rivals_are_ended_once(tmp_path: Path) -> None:

@@ -167,9 +167,9 @@ def killed_when(
     return controller
 
 
-def run_one(workdir: Path, world: World, number: int = 1, **values: object) -> Outcome:
+def run_one(workdir: Path, world: World, **values: object) -> Outcome:
     """A run of one job by a new controller."""
-    job = replace(request(number), **values)  # type: ignore[arg-type]
+    job = replace(request(1), **values)  # type: ignore[arg-type]
     return simulate(workdir, world, lambda controller: controller.job(job))
 
 

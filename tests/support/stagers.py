@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, Callable
 from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
 from snakemake_executor_plugin_mantik.engine.stage import Stager
 from snakemake_executor_plugin_mantik.engine.transfer_meter import TransferMeter
-from snakemake_executor_plugin_mantik.engine.upload import Importer, Share, Uploader
+from snakemake_executor_plugin_mantik.engine.upload import Importer, Uploader
 from snakemake_executor_plugin_mantik.journal import Journal
 from snakemake_executor_plugin_mantik.sites.base import SharedFile, Site
 from snakemake_executor_plugin_mantik.staging.bundle import Fetch
@@ -32,11 +32,10 @@ def make_stager(
     retry: SiteRetry,
     notify: Callable[[str], None] = lambda _: None,
     fetch: Fetch = nowhere,
-    share: Share = unshared,
 ) -> Stager:
     """Make the stager of the place `sim`."""
     importer = Importer(
-        site, journal.files, retry, share=share, notify=notify, meter=TransferMeter()
+        site, journal.files, retry, share=unshared, notify=notify, meter=TransferMeter()
     )
     uploader = Uploader(
         site, "sim", journal, retry,

@@ -18,13 +18,11 @@ from tests.support.workflows import WAIT_S
 class Terminal:
     """A process that somebody sits before."""
 
-    def __init__(
-        self, command: Sequence[str], *, columns: int = 0, rows: int = 24, **places: Any
-    ) -> None:
-        self._size = columns or 80, rows
+    def __init__(self, command: Sequence[str], *, columns: int = 0, **places: Any) -> None:
+        self._size = columns or 80, 24
         self._ours, theirs = pty.openpty()
         if columns:
-            termios.tcsetwinsize(theirs, (rows, columns))
+            termios.tcsetwinsize(theirs, (24, columns))
         self.process = subprocess.Popen(
             command,
             **places,

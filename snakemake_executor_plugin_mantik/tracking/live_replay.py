@@ -7,12 +7,9 @@ downloaded.
 
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
-from mlflow.tracking import MlflowClient
-
-from .published import Destination, Lines, Published, RecordedStore, read_source
+from .published import Lines, RecordedStore, read_source
 from .repair import LONGEST_LINE, LoggedMetric, metric_files, parse_metrics, repair_store
 from .replay import Replay
 
@@ -24,23 +21,10 @@ _WRITTEN_AT_ONCE = 4096
 """The largest parameter or tag that appears to readers whole or not at all, in bytes."""
 
 
-class LiveReplay:
-    """Publishes one copy of a store, as far as it has grown."""
+class LiveReplay(Replay):
+    """Publishes a copy of a store, the directory `COPY_TREE`, as far as it has grown."""
 
-    def __init__(
-        self,
-        client: MlflowClient,
-        copy: Path,
-        destination: Destination,
-        told: Published,
-        notify: Callable[[str], None],
-    ) -> None:
-        """Prepare; `copy` is the copy's local directory, the others are arguments of `Replay`."""
-        self._copy = copy
-        self._store = copy / COPY_TREE
-        self._to = destination
-        self._told = told
-        self._replay = Replay(client, self._store, destination, told, live=True, notify=notify)
+    live = True
 
     def run(self) -> None:
         """Publish what is new.
@@ -48,44 +32,44 @@ class LiveReplay:
         Raises:
             Exception: the server does not answer, or answers with an error; try again later.
         """
-        if not self._store.is_dir():
+        if not self.store.is_dir():
             return
         # If this fails, it is unknown how much MLflow has received.
-        self._told.doubt = True
+        self.told.doubt = True
         self._described()
         while self._metrics():
             pass
-        for run in self._told.source.runs:
-            self._replay.upload(run)
-        self._told.doubt = False
+        for run in self.told.source.runs:
+            self.upload(run)
+        self.told.doubt = False
 
     def _described(self) -> None:
         """Publish runs, models and their descriptions, if any of them has changed."""
         files = [
             path
-            for path in self._store.rglob("*")
-            if path.is_file() and _describes(path, self._store)
+            for path in self.store.rglob("*")
+            if path.is_file() and _describes(path, self.store)
         ]
         now = tuple(sorted((str(p), p.stat().st_size, p.stat().st_mtime_ns) for p in files))
-        if now == self._told.descriptions:
+        if now == self.told.descriptions:
             return
-        view = self._copy / "view"
+        view = self.store.parent / "view"
         try:
             source = self._view(view, files)
         except Exception:  # noqa: BLE001 - the file store raises anything of what is half written
             return  # the end of the job reads all of it
         finally:
             shutil.rmtree(view, ignore_errors=True)
-        self._told.source = source
-        self._replay.describe(source, self._later())
-        self._replay.end(source)
-        self._told.descriptions = now
+        self.told.source = source
+        self.describe(source, self._later())
+        self.end(source)
+        self.told.descriptions = now
 
     def _view(self, view: Path, files: list[Path]) -> RecordedStore:
         """Read the descriptions with MLflow, from links or copies that do not change."""
         shutil.rmtree(view, ignore_errors=True)
         for path in files:
-            place = view / path.relative_to(self._store)
+            place = view / path.relative_to(self.store)
             place.parent.mkdir(parents=True, exist_ok=True)
             try:
                 os.link(path, place)
@@ -95,12 +79,14 @@ class LiveReplay:
             # Without these directories MLflow does not recognise a run.
             for name in ("metrics", "params", "tags", "artifacts"):
                 (meta.parent / name).mkdir(exist_ok=True)
-        repair_store(view, self._to.source_id, self._to.source_experiment_id, lambda _: None)
+        repair_store(view, self.to.source_id, self.to.source_experiment_id, lambda _: None)
         return read_source(view)
 
     def _later(self) -> list[str]:
         try:
-            text = (self._copy / COPY_LATER).read_text(encoding="utf-8", errors="surrogateescape")
+            text = (self.store.parent / COPY_LATER).read_text(
+                encoding="utf-8", errors="surrogateescape"
+            )
         except FileNotFoundError:
             return []
         return text.split("\0")
@@ -110,9 +96,9 @@ class LiveReplay:
         logged: dict[str, list[LoggedMetric]] = {}
         read: dict[str, bytes] = {}
         left = _METRICS_BYTES
-        for file in metric_files(self._store):
-            path = file.relative_to(self._store).as_posix()
-            begun = self._told.lines.get(path, Lines())
+        for file in metric_files(self.store):
+            path = file.relative_to(self.store).as_posix()
+            begun = self.told.lines.get(path, Lines())
             if left <= 0 or file.stat().st_size <= begun.size or not self._is_made(path):
                 continue
             with file.open("rb") as lines:
@@ -129,17 +115,17 @@ class LiveReplay:
             read[path] = content
             left -= len(content)
         for run_id, values in logged.items():
-            self._replay.log(values, run_id)
+            self.log(values, run_id)
         for path, content in read.items():
-            self._told.lines.setdefault(path, Lines()).add(content)
+            self.told.lines.setdefault(path, Lines()).add(content)
         return bool(read)
 
     def _is_made(self, path: str) -> bool:
         """Return whether the run or model of a file of metrics exists in MLflow."""
         parts = path.split("/")
         if parts[1] == "models":
-            return parts[2] in self._told.models
-        return parts[1] in self._told.runs
+            return parts[2] in self.told.models
+        return parts[1] in self.told.runs
 
 
 def _describes(path: Path, store: Path) -> bool:

@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO, ClassVar, Final
 
 from mlflow.entities import Experiment, LoggedModel, Run, ViewType
 from mlflow.tracking import MlflowClient
@@ -193,22 +193,30 @@ class Published:
     descriptions: tuple[object, ...] = ()
 
 
-class ArtifactUploads:
-    """Uploads directories of one store."""
+@dataclass
+class Carrier:
+    """What publishes one store: the base of `Replay`.
 
-    def __init__(self, store: Path, told: Published, *, live: bool) -> None:
-        """Prepare.
+    Attributes:
+        client: for the run's server.
+        store: the store's local directory.
+        to: the run that it belongs to.
+        told: what was published before; kept up to date.
+        notify: called with what is left out, and why.
+        live: whether the job still writes to the store.
+    """
 
-        Args:
-            store: the store's local directory.
-            told: what was uploaded; kept up to date if `live`.
-            live: whether files may change and appear at any time.
-        """
-        self._store = store
-        self._told = told
-        self._live = live
+    client: MlflowClient
+    store: Path
+    to: Destination
+    told: Published
+    notify: Callable[[str], None]
+    live: ClassVar[bool] = False
 
-    def send(
+    def __post_init__(self) -> None:
+        self._again = self.told.doubt
+
+    def send_files(
         self,
         directory: Path,
         upload: Callable[[Path], object],
@@ -223,38 +231,33 @@ class ArtifactUploads:
         new = [path for path in files if not self._known(path)]
         if not new:
             return
-        if len(new) == len(files) and not self._live:
+        if len(new) == len(files) and not self.live:
             change(directory)
             upload(directory)
             return
         # Links keep the files as they are now, whatever replaces them.
-        beside = Path(tempfile.mkdtemp(prefix=".uploads-", dir=self._store.parent))
+        beside = Path(tempfile.mkdtemp(prefix=".uploads-", dir=self.store.parent))
         try:
             sent = {path: _link(path, beside / path.relative_to(directory)) for path in new}
             stamps = {path: link.stat().st_mtime_ns for path, link in sent.items()}
-            seen = (
-                {path: UploadedFile.of(link) for path, link in sent.items()} if self._live else {}
-            )
+            seen = {path: UploadedFile.of(link) for path, link in sent.items()} if self.live else {}
             change(beside)
             upload(beside)
         finally:
             shutil.rmtree(beside, ignore_errors=True)
-        self._remember(seen, stamps)
+        for path, file in seen.items():
+            name = path.relative_to(self.store).as_posix()
+            self.told.files[name], self.told.stamps[name] = file, stamps[path]
 
     def _known(self, path: Path) -> bool:
-        name = path.relative_to(self._store).as_posix()
-        sent = self._told.files.get(name)
+        name = path.relative_to(self.store).as_posix()
+        sent = self.told.files.get(name)
         if sent is None:
             return False
         now = path.stat()
         if now.st_size != sent.size:
             return False
-        return self._told.stamps.get(name) == now.st_mtime_ns or UploadedFile.of(path) == sent
-
-    def _remember(self, seen: dict[Path, UploadedFile], stamps: dict[Path, int]) -> None:
-        for path, sent in seen.items():
-            name = path.relative_to(self._store).as_posix()
-            self._told.files[name], self._told.stamps[name] = sent, stamps[path]
+        return self.told.stamps.get(name) == now.st_mtime_ns or UploadedFile.of(path) == sent
 
 
 def _link(path: Path, place: Path) -> Path:

@@ -22,7 +22,7 @@ from mlflow.tracking import MlflowClient
 from snakemake_executor_plugin_mantik.journal import Event, EventKind, TryState
 
 from .cursor import Cursor, Log, LoggedRun, PublishedRun, open_log
-from .live_replay import LiveReplay
+from .live_replay import COPY_TREE, LiveReplay
 from .overview import (
     begin_workflow_run,
     end_members,
@@ -258,7 +258,7 @@ class Publisher:
         if live:
             told = self._told_of(at)
             self._cursor.set(at.run.id, live=True)
-            copy = self._workdir / copy_directory(at.run.id)
+            copy = self._workdir / copy_directory(at.run.id) / COPY_TREE
             to = self._destination(at)
             replay = LiveReplay(at.client, copy, to, told, lambda text: self._say(at, text))
             self._accepted(at, replay.run)

@@ -6,7 +6,7 @@ has a tag that names the one in the store, so that none is created twice.
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
@@ -16,14 +16,13 @@ import mlflow
 from mlflow.entities import LoggedModel, LoggedModelStatus, Run
 from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
-from mlflow.tracking import MlflowClient
 from mlflow.utils.uri import append_to_uri_path
 from ruamel.yaml import YAML
 
 from snakemake_executor_plugin_mantik.common.humanize import humanize_count
 
 from .overview import is_refusal
-from .published import ArtifactUploads, Destination, Published, RecordedStore, none_below
+from .published import Carrier, RecordedStore, none_below
 from .repair import LONGEST_VALUE, read_mapping
 
 REGISTRY: Final = "models"
@@ -32,6 +31,8 @@ VERSIONS_TAG: Final = "mlflow.modelVersions"
 """The tag in which a logged model lists its registered versions."""
 _SOURCE_VERSION: Final = "mantik.source_version"
 """The tag that names the version in a job's store that a version was made from."""
+_SOURCE_MODEL: Final = "mantik.source_model"
+"""The tag that names the model in a job's store that a model was made from."""
 _NO_REGISTRY: Final = frozenset(("ENDPOINT_NOT_FOUND", "FEATURE_DISABLED"))
 _FORBIDDEN: Final = "PERMISSION_DENIED"
 """Error codes that are final here, unlike elsewhere: the run itself was just published, so neither
@@ -67,36 +68,21 @@ class _Origin:
     model_id: str | None
 
 
-class RegisteredModels:
-    """Registers the models of one store."""
+class Models(Carrier):
+    """Publishes and registers the models of a store."""
 
-    def __init__(
-        self,
-        client: MlflowClient,
-        store: Path,
-        destination: Destination,
-        told: Published,
-        notify: Callable[[str], None],
-    ) -> None:
-        """Prepare; the arguments are those of `Replay`."""
-        self._client = client
-        self._store = store
-        self._to = destination
-        self._told = told
-        self._notify = notify
-
-    def publish(self, source: RecordedStore) -> None:
+    def register(self, source: RecordedStore) -> None:
         """Register all versions, once the models and artifacts that they name are published.
 
         Raises:
             Exception: the server does not answer, or answers with an error; try again later.
         """
-        versions = list(_read_versions(self._store))
+        versions = list(_read_versions(self.store))
         by_number = {(version.name, version.number): version for version in versions}
         for left, version in zip(reversed(range(len(versions))), versions, strict=True):
             origin = self._origin(version, by_number, source)
             if origin is None:
-                self._notify(
+                self.notify(
                     f"the registered model {version.name} is left out: its source"
                     f" {version.source[:100]} is not among what the job logged"
                 )
@@ -110,7 +96,7 @@ class RegisteredModels:
                 further = (
                     f", and {humanize_count(left, 'further version')}" if none and left else ""
                 )
-                self._notify(
+                self.notify(
                     f"MLflow does not register the model {version.name}{further}; to do so later:"
                     f" mlflow.register_model({origin.uri!r}, {version.name!r}) ({error})"
                 )
@@ -130,25 +116,25 @@ class RegisteredModels:
             before = {key: each for key, each in known.items() if each is not original}
             return self._origin(original, before, source) if original is not None else None
         model = version.model_id or version.source.removeprefix("models:/")
-        if model_id := self._told.models.get(model):
-            there = self._client.get_logged_model(model_id)
-            run_id, uri = there.source_run_id or self._to.run_id, f"models:/{model_id}"
+        if model_id := self.told.models.get(model):
+            there = self.client.get_logged_model(model_id)
+            run_id, uri = there.source_run_id or self.to.run_id, f"models:/{model_id}"
             # The registry in a database looks for the model at MLflow's own tracking URI.
-            own = self._client.tracking_uri
+            own = self.client.tracking_uri
             found = own.startswith("http") or own == mlflow.get_tracking_uri()
             return _Origin(uri, uri if found else there.artifact_location, run_id, model_id)
         for run in source.runs:
-            run_id = self._told.runs.get(run.info.run_id, "")
+            run_id = self.told.runs.get(run.info.run_id, "")
             path = self._artifact(run, version.source)
             if run_id and path:
-                root = self._client.get_run(run_id).info.artifact_uri
+                root = self.client.get_run(run_id).info.artifact_uri
                 source_uri = append_to_uri_path(root, path)
                 return _Origin(f"runs:/{run_id}/{path}", source_uri, run_id, None)
         return None
 
     def _artifact(self, run: Run, source: str) -> str:
         """Return the path of a source among a run's artifacts; empty if it is none of them."""
-        root = self._store / run.info.experiment_id / run.info.run_id / "artifacts"
+        root = self.store / run.info.experiment_id / run.info.run_id / "artifacts"
         for before in (
             f"/{run.info.experiment_id}/{run.info.run_id}/artifacts/",
             f"runs:/{run.info.run_id}/",
@@ -160,47 +146,105 @@ class RegisteredModels:
 
     def _register(self, version: _Version, origin: _Origin) -> None:
         self._describe_model(version.name)
-        mark = f"{self._to.try_id}/{version.name}/{version.number}"
-        made = self._find(origin.run_id, mark) if self._told.doubt else None
+        mark = f"{self.to.try_id}/{version.name}/{version.number}"
+        made = self._find(origin.run_id, mark) if self.told.doubt else None
         if made is None:
-            made = self._client.create_model_version(
+            made = self.client.create_model_version(
                 version.name, origin.source, origin.run_id, model_id=origin.model_id,
                 tags={**version.tags, _SOURCE_VERSION: mark},
                 description=version.description or None, await_creation_for=0,
             )  # fmt: skip
         for alias in version.aliases:
-            self._client.set_registered_model_alias(version.name, alias, str(made.version))
+            self.client.set_registered_model_alias(version.name, alias, str(made.version))
         if origin.model_id is not None:
             self._link(origin.model_id, {"name": version.name, "version": made.version})
 
     def _describe_model(self, name: str) -> None:
         """Create a registered model or, if it exists, give it the job's tags and description."""
-        place = self._store / REGISTRY / name
+        place = self.store / REGISTRY / name
         tags = _read_tags(place / "tags")
         description = str((read_mapping(place / "meta.yaml") or {}).get("description") or "")
         try:
-            self._client.create_registered_model(name, tags, description or None)
+            self.client.create_registered_model(name, tags, description or None)
         except MlflowException as error:
             if error.error_code not in ("RESOURCE_ALREADY_EXISTS", "ALREADY_EXISTS"):
                 raise
             for key, value in tags.items():
-                self._client.set_registered_model_tag(name, key, value)
+                self.client.set_registered_model_tag(name, key, value)
             if description:
-                self._client.update_registered_model(name, description)
+                self.client.update_registered_model(name, description)
 
     def _find(self, run_id: str, mark: str) -> ModelVersion | None:
-        found = self._client.search_model_versions(f"run_id='{run_id}'")
+        found = self.client.search_model_versions(f"run_id='{run_id}'")
         return next((each for each in found if each.tags.get(_SOURCE_VERSION) == mark), None)
 
     def _link(self, model_id: str, version: Mapping[str, Any]) -> None:
         """List a version in its logged model, as MLflow's client does."""
-        known = self._client.get_logged_model(model_id).tags.get(VERSIONS_TAG)
+        known = self.client.get_logged_model(model_id).tags.get(VERSIONS_TAG)
         versions: list[Any] = json.loads(known) if known else []
         if (version["name"], str(version["version"])) not in {
             (each["name"], str(each["version"])) for each in versions
         }:
             listed = json.dumps([*versions, version])
-            self._client.set_logged_model_tags(model_id, {VERSIONS_TAG: listed})
+            self.client.set_logged_model_tags(model_id, {VERSIONS_TAG: listed})
+
+    # Logged models
+
+    def carry_model(self, model: LoggedModel, later: Collection[str]) -> None:
+        """Create a model of the store in MLflow, if needed, and publish its files.
+
+        `later` holds the paths in the store of files that are not complete yet.
+
+        Raises:
+            Exception: the server does not answer, answers with an error, or refuses.
+        """
+        known = self.told.models.get(model.model_id)
+        over = model.status in (LoggedModelStatus.READY, LoggedModelStatus.FAILED)
+        place = self.store / model.experiment_id / "models" / model.model_id
+        below = place.relative_to(self.store).as_posix()
+        # A model that still changes is of no use, and MLflow cannot change its first values later.
+        if self.live and (not (over and none_below(later, below)) or known in self.told.over):
+            return
+        run_id = self.told.runs.get(model.source_run_id or "", self.to.run_id)
+        model_id, location = self._model(model, run_id)
+        files = place / "artifacts"
+        names = {
+            "model_id": model_id, "model_uuid": model_id, "run_id": run_id,
+            "artifact_path": location,
+        }  # fmt: skip
+        self.send_files(
+            files,
+            lambda directory: self.client.log_model_artifacts(model_id, str(directory)),
+            lambda directory: _rename(directory / "MLmodel", names),
+        )
+        if over and model_id not in self.told.over:
+            self.client.finalize_logged_model(model_id, model.status)
+            self.told.over.add(model_id)
+
+    def _model(self, model: LoggedModel, run_id: str) -> tuple[str, str]:
+        """Return the id and the artifact location of a model in MLflow; create it if needed."""
+        experiment = self.told.experiments.get(model.experiment_id, self.to.experiment_id)
+        name = f"{self.to.try_id}/{model.model_id}"
+        known = None
+        if model.model_id in self.told.models:
+            known = self.client.get_logged_model(self.told.models[model.model_id])
+        elif self._again:
+            known = self._find_model(experiment, name)
+        if known is None:
+            tags = {tag: value for tag, value in (model.tags or {}).items() if tag != VERSIONS_TAG}
+            known = self.client.create_logged_model(
+                experiment, name=model.name, source_run_id=run_id,
+                tags={**tags, _SOURCE_MODEL: name},
+                params=dict(model.params or {}), model_type=model.model_type,
+            )  # fmt: skip
+        self.told.models[model.model_id] = known.model_id
+        return known.model_id, known.artifact_location
+
+    def _find_model(self, experiment: str, source: str) -> LoggedModel | None:
+        found = self.client.search_logged_models(
+            [experiment], filter_string=f"tags.`{_SOURCE_MODEL}` = '{source}'"
+        )
+        return found[0] if found else None
 
 
 def _read_versions(store: Path) -> Iterator[_Version]:
@@ -229,91 +273,6 @@ def _read_tags(directory: Path) -> dict[str, str]:
             name = path.relative_to(directory).as_posix()
             tags[name] = path.read_text(encoding="utf-8", errors="replace")
     return tags
-
-
-_SOURCE_MODEL = "mantik.source_model"
-"""The tag that names the model in a job's store that a model was made from."""
-
-
-class Models:
-    """Publishes the models of one store."""
-
-    def __init__(
-        self,
-        client: MlflowClient,
-        store: Path,
-        destination: Destination,
-        told: Published,
-        *,
-        live: bool,
-    ) -> None:
-        """Prepare; the arguments are those of `Replay`."""
-        self._client = client
-        self._store = store
-        self._to = destination
-        self._told = told
-        self._again = told.doubt
-        self._live = live
-        self._uploads = ArtifactUploads(store, told, live=live)
-        self._models = told.models
-
-    def carry(self, model: LoggedModel, later: Collection[str]) -> None:
-        """Create a model of the store in MLflow, if needed, and publish its files.
-
-        `later` holds the paths in the store of files that are not complete yet.
-
-        Raises:
-            Exception: the server does not answer, answers with an error, or refuses.
-        """
-        over = model.status in (LoggedModelStatus.READY, LoggedModelStatus.FAILED)
-        place = self._store / model.experiment_id / "models" / model.model_id
-        below = place.relative_to(self._store).as_posix()
-        # A model that still changes is of no use, and MLflow cannot change its first values later.
-        if self._live and (not (over and none_below(later, below)) or self._is_over(model)):
-            return
-        run_id = self._told.runs.get(model.source_run_id or "", self._to.run_id)
-        model_id, location = self._model(model, run_id)
-        files = place / "artifacts"
-        names = {
-            "model_id": model_id, "model_uuid": model_id, "run_id": run_id,
-            "artifact_path": location,
-        }  # fmt: skip
-        self._uploads.send(
-            files,
-            lambda directory: self._client.log_model_artifacts(model_id, str(directory)),
-            lambda directory: _rename(directory / "MLmodel", names),
-        )
-        if over and model_id not in self._told.over:
-            self._client.finalize_logged_model(model_id, model.status)
-            self._told.over.add(model_id)
-
-    def _is_over(self, model: LoggedModel) -> bool:
-        return self._models.get(model.model_id) in self._told.over
-
-    def _model(self, model: LoggedModel, run_id: str) -> tuple[str, str]:
-        """Return the id and the artifact location of a model in MLflow; create it if needed."""
-        experiment = self._told.experiments.get(model.experiment_id, self._to.experiment_id)
-        name = f"{self._to.try_id}/{model.model_id}"
-        known = None
-        if model.model_id in self._models:
-            known = self._client.get_logged_model(self._models[model.model_id])
-        elif self._again:
-            known = self._find_model(experiment, name)
-        if known is None:
-            tags = {tag: value for tag, value in (model.tags or {}).items() if tag != VERSIONS_TAG}
-            known = self._client.create_logged_model(
-                experiment, name=model.name, source_run_id=run_id,
-                tags={**tags, _SOURCE_MODEL: name},
-                params=dict(model.params or {}), model_type=model.model_type,
-            )  # fmt: skip
-        self._models[model.model_id] = known.model_id
-        return known.model_id, known.artifact_location
-
-    def _find_model(self, experiment: str, source: str) -> LoggedModel | None:
-        found = self._client.search_logged_models(
-            [experiment], filter_string=f"tags.`{_SOURCE_MODEL}` = '{source}'"
-        )
-        return found[0] if found else None
 
 
 def _rename(description: Path, names: Mapping[str, str]) -> None:

@@ -8,7 +8,6 @@ another value) is reported and left out; the rest continues.
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from itertools import islice
-from pathlib import Path
 from typing import Any, TypeVar
 
 from mlflow.entities import (
@@ -21,20 +20,12 @@ from mlflow.entities import (
     RunTag,
 )
 from mlflow.exceptions import MlflowException
-from mlflow.tracking import MlflowClient
 
 from snakemake_executor_plugin_mantik.common.humanize import humanize_count
 
 from .overview import is_refusal
-from .published import (
-    PARENT_TAG,
-    ArtifactUploads,
-    Destination,
-    Published,
-    RecordedStore,
-    read_source,
-)
-from .registered import Models, RegisteredModels
+from .published import PARENT_TAG, RecordedStore, read_source
+from .registered import Models
 from .repair import LoggedMetric, exclude_in_turn, metric_identity, prepare_store, without_repeated
 from .run import without_users
 
@@ -55,45 +46,18 @@ _NAME, _USER = "mlflow.runName", "mlflow.user"
 _T = TypeVar("_T")
 
 
-class Replay:
+class Replay(Models):
     """Publishes one store, as a whole or as far as it has grown."""
 
-    def __init__(
-        self,
-        client: MlflowClient,
-        store: Path,
-        destination: Destination,
-        told: Published,
-        *,
-        live: bool = False,
-        notify: Callable[[str], None],
-    ) -> None:
-        """Prepare.
-
-        Args:
-            client: for the run's server.
-            store: the store's local directory.
-            destination: the run.
-            told: what was published before; kept up to date.
-            live: whether the job still writes to the store.
-            notify: called with what is left out, and why.
-        """
-        self._client = client
-        self._store = store
-        self._to = destination
-        self._told = told
-        self._again = told.doubt
-        self._notify = notify
-        self._uploads = ArtifactUploads(store, told, live=live)
-        self._carrier = Models(client, store, destination, told, live=live)
-        self._known: dict[str, Run] = {}
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        to = self.to
+        self._fetched: dict[str, Run] = {}
         self._order: dict[str, int] = {}
         self._for_models: dict[str, set[tuple[object, ...]]] = {}
-        self._runs, self._models = told.runs, told.models
-        self._experiments = told.experiments
-        self._made_before = {destination.source_id: destination.run_id, **destination.members}
-        self._runs |= self._made_before
-        self._experiments[destination.source_experiment_id] = destination.experiment_id
+        self._made_before = {to.source_id: to.run_id, **to.members}
+        self.told.runs |= self._made_before
+        self.told.experiments[to.source_experiment_id] = to.experiment_id
 
     def whole(self, status: str) -> None:
         """Publish all of the store.
@@ -104,12 +68,12 @@ class Replay:
             Exception: the server does not answer, or answers with an error; try again later.
         """
         metrics = prepare_store(
-            self._store, self._to.source_id, self._to.source_experiment_id, self._notify,
-            self._told.lines,
+            self.store, self.to.source_id, self.to.source_experiment_id, self.notify,
+            self.told.lines,
         )  # fmt: skip
         source = self._read()
-        if self._to.source_id not in {run.info.run_id for run in source.runs}:
-            self._notify("the job has removed or damaged its run in its own store")
+        if self.to.source_id not in {run.info.run_id for run in source.runs}:
+            self.notify("the job has removed or damaged its run in its own store")
         self.describe(source)
         # Not all at once: there may be any number of values.
         while some := list(islice(metrics, _METRICS_AT_ONCE)):
@@ -120,11 +84,9 @@ class Replay:
                 self.log(values, run_id)
         for run in source.runs:
             self.upload(run)
-        RegisteredModels(
-            self._client, self._store, self._to, self._told, self._notify
-        ).publish(source)  # fmt: skip
-        if traces := sum(1 for _ in self._store.glob("*/traces/*/trace_info.yaml")):
-            self._notify(
+        self.register(source)
+        if traces := sum(1 for _ in self.store.glob("*/traces/*/trace_info.yaml")):
+            self.notify(
                 f"{humanize_count(traces, 'trace is', 'traces are')} left out: only jobs that log"
                 " to the server themselves (--mantik-track-direct) can have traces"
             )
@@ -132,17 +94,15 @@ class Replay:
 
     def _read(self) -> RecordedStore:
         """Read what can be read of the store, leaving out what cannot."""
-        leaving_out = exclude_in_turn(
-            self._store, self._to.source_id, self._to.source_experiment_id
-        )
+        leaving_out = exclude_in_turn(self.store, self.to.source_id, self.to.source_experiment_id)
         while True:
             try:
-                return read_source(self._store)
+                return read_source(self.store)
             except Exception as error:  # noqa: BLE001 - the file store raises anything
                 if (left_out := next(leaving_out, None)) is None:
-                    self._notify(f"what the job logged cannot be read: {_line(error)}")
+                    self.notify(f"what the job logged cannot be read: {_line(error)}")
                     return RecordedStore()
-                self._notify(f"{left_out} cannot be read and are left out: {_line(error)}")
+                self.notify(f"{left_out} cannot be read and are left out: {_line(error)}")
 
     def describe(self, source: RecordedStore, later: Collection[str] = ()) -> None:
         """Create missing runs and models, and publish their descriptions.
@@ -151,12 +111,12 @@ class Replay:
         """
         self._order = {run.info.run_id: number for number, run in enumerate(source.runs)}
         for run in source.runs:
-            if run.info.run_id not in self._runs:
+            if run.info.run_id not in self.told.runs:
                 self._make_run(source, run)
         for model in source.models:
-            self._piece(f"the model {model.name}", partial(self._carrier.carry, model, later))
+            self._piece(f"the model {model.name}", partial(self.carry_model, model, later))
         for run in source.runs:
-            if (run_id := self._runs.get(run.info.run_id)) is not None:
+            if (run_id := self.told.runs.get(run.info.run_id)) is not None:
                 self._params(run, run_id)
                 self._tags(run, run_id)
                 self._inputs(run, run_id)
@@ -164,27 +124,27 @@ class Replay:
 
     def upload(self, run: Run) -> None:
         """Upload the artifacts of a run, if the run exists in MLflow."""
-        run_id = self._runs.get(run.info.run_id)
-        artifacts = self._store / run.info.experiment_id / run.info.run_id / "artifacts"
+        run_id = self.told.runs.get(run.info.run_id)
+        artifacts = self.store / run.info.experiment_id / run.info.run_id / "artifacts"
         if run_id is not None and artifacts.is_dir():
             self._piece(
                 "the remaining artifacts",
-                lambda: self._uploads.send(
-                    artifacts, lambda directory: self._client.log_artifacts(run_id, str(directory))
+                lambda: self.send_files(
+                    artifacts, lambda directory: self.client.log_artifacts(run_id, str(directory))
                 ),
             )
 
     def end(self, source: RecordedStore, status: str = "") -> None:
         """End the runs that are over; with `status`, also all others that the job began."""
         for run in source.runs:
-            run_id = self._runs.get(run.info.run_id)
+            run_id = self.told.runs.get(run.info.run_id)
             made_before = run.info.run_id in self._made_before
-            if made_before or run_id is None or run_id in self._told.over:
+            if made_before or run_id is None or run_id in self.told.over:
                 continue
             if run.info.end_time or status:
                 ended = run.info.status if run.info.end_time else status
-                self._client.set_terminated(run_id, ended, run.info.end_time or None)
-                self._told.over.add(run_id)
+                self.client.set_terminated(run_id, ended, run.info.end_time or None)
+                self.told.over.add(run_id)
 
     def _piece(self, what: str, act: Callable[[], _T]) -> _T | None:
         """Call `act`; if MLflow refuses, report that and return None."""
@@ -193,26 +153,26 @@ class Replay:
         except MlflowException as error:
             if not is_refusal(error):
                 raise
-            self._notify(f"MLflow refused {what}, which is left out: {_line(error)}")
+            self.notify(f"MLflow refused {what}, which is left out: {_line(error)}")
             return None
 
     # Runs
 
     def _make_run(self, source: RecordedStore, run: Run) -> None:
         """Create a run that the job made besides its own."""
-        info, name = run.info, f"{self._to.try_id}/{run.info.run_id}"
+        info, name = run.info, f"{self.to.try_id}/{run.info.run_id}"
         experiment = self._piece(
             f"the run {info.run_name}", lambda: self._experiment(source, info.experiment_id)
         )
         if experiment is None:
             return
         if self._again and (known := self._find_run(experiment, name)):
-            self._runs[info.run_id] = known
+            self.told.runs[info.run_id] = known
             return
         tags = {tag: self._meant(run, tag) for tag in _others(run.data.tags)}
         made = self._piece(
             f"the run {info.run_name}",
-            lambda: self._client.create_run(
+            lambda: self.client.create_run(
                 experiment,
                 start_time=info.start_time,
                 tags={**tags, _SOURCE_RUN: name},
@@ -220,32 +180,32 @@ class Replay:
             ),
         )
         if made is not None:
-            self._runs[info.run_id] = made.info.run_id
-            self._told.tags |= {
+            self.told.runs[info.run_id] = made.info.run_id
+            self.told.tags |= {
                 (made.info.run_id, tag): value for tag, value in run.data.tags.items()
             }
 
     def _find_run(self, experiment: str, source: str) -> str | None:
-        found = self._client.search_runs([experiment], f"tags.`{_SOURCE_RUN}` = '{source}'")
+        found = self.client.search_runs([experiment], f"tags.`{_SOURCE_RUN}` = '{source}'")
         return found[0].info.run_id if found else None
 
     def _experiment(self, source: RecordedStore, source_id: str) -> str:
-        if source_id not in self._experiments:
+        if source_id not in self.told.experiments:
             name = source.experiments[source_id].name
-            known = self._client.get_experiment_by_name(name)
-            self._experiments[source_id] = (
-                known.experiment_id if known else self._client.create_experiment(name)
+            known = self.client.get_experiment_by_name(name)
+            self.told.experiments[source_id] = (
+                known.experiment_id if known else self.client.create_experiment(name)
             )
-        return self._experiments[source_id]
+        return self.told.experiments[source_id]
 
     def _there(self, run_id: str) -> Run:
         """Return a run from MLflow; each is fetched once."""
-        if run_id not in self._known:
-            self._known[run_id] = self._client.get_run(run_id)
-        return self._known[run_id]
+        if run_id not in self._fetched:
+            self._fetched[run_id] = self.client.get_run(run_id)
+        return self._fetched[run_id]
 
     def _params(self, run: Run, run_id: str) -> None:
-        told = self._told.params
+        told = self.told.params
         params = {n: v for n, v in run.data.params.items() if (run_id, n) not in told}
         new = []
         for name, value in params.items():
@@ -253,7 +213,7 @@ class Replay:
             if there is None:
                 new.append(Param(name, value))
             elif there != value:
-                self._notify(
+                self.notify(
                     f"the parameter {name} is already {there!r} in MLflow; the job logged {value!r}"
                 )
         self._batches("parameters", new, lambda some: {"params": some}, run_id)
@@ -261,7 +221,7 @@ class Replay:
 
     def _tags(self, run: Run, run_id: str) -> None:
         own = run.info.run_id in self._made_before
-        told = self._told.tags
+        told = self.told.tags
         new = {
             name: value
             for name, value in _others(run.data.tags).items()
@@ -277,7 +237,7 @@ class Replay:
         return (
             name.startswith(_FROM)
             or name in (_USER, PARENT_TAG)
-            or (name, value) == (_NAME, self._to.name)
+            or (name, value) == (_NAME, self.to.name)
         )
 
     def _meant(self, run: Run, tag: str) -> str:
@@ -291,7 +251,7 @@ class Replay:
         if tag != PARENT_TAG:
             return value
         above = order.get(value, len(order)) < order[run.info.run_id]
-        return self._runs.get(value, self._to.run_id) if above else self._to.run_id
+        return self.told.runs.get(value, self.to.run_id) if above else self.to.run_id
 
     def log(self, logged: Sequence[LoggedMetric], source_run: str) -> None:
         """Publish metrics of a run, each with the model that it was logged for.
@@ -299,9 +259,9 @@ class Replay:
         `logged` holds values from the run's own files and from its models'. `source_run` is the
         run's id in the store; nothing is published if the run does not exist in MLflow.
         """
-        run_id = self._runs.get(source_run)
-        if source_run == self._to.source_id:
-            logged = without_repeated(logged, self._to.steps)
+        run_id = self.told.runs.get(source_run)
+        if source_run == self.to.source_id:
+            logged = without_repeated(logged, self.to.steps)
         if run_id is None or not logged:
             return
         # A run's own file does not name the model of each value.
@@ -312,7 +272,7 @@ class Replay:
         if self._again:
             there = self._history(run_id, {m.key for m in logged})
             # The run may have the value without its model, which did not exist then.
-            models = {model for model in of_model.values() if model in self._models}
+            models = {model for model in of_model.values() if model in self.told.models}
             told = set().union(*map(self._of_model, models))
             there -= {key for key, model in of_model.items() if model in models} - told
         unique = {
@@ -330,16 +290,16 @@ class Replay:
 
     def _history(self, run_id: str, names: Collection[str]) -> set[tuple[object, ...]]:
         """Return all values of some metrics that a run has in MLflow."""
-        history = self._client.get_metric_history
+        history = self.client.get_metric_history
         return {metric_identity(metric) for name in names for metric in history(run_id, name)}
 
     def _of_model(self, model: str) -> set[tuple[object, ...]]:
         """Return the last values of metrics that a model of the store has in MLflow."""
-        known = self._client.get_logged_model(self._models[model]).metrics or []
+        known = self.client.get_logged_model(self.told.models[model]).metrics or []
         return {metric_identity(metric) for metric in known}
 
     def _moved(self, logged: LoggedMetric, model: str | None, run_id: str) -> Metric:
-        model_id = self._models.get(model) if model is not None else None
+        model_id = self.told.models.get(model) if model is not None else None
         if model_id is None:
             return Metric(logged.key, logged.value, logged.timestamp, logged.step)
         return Metric(
@@ -360,14 +320,14 @@ class Replay:
         for start in range(0, len(items), size):
             some = items[start : start + size]
             try:
-                self._client.log_batch(run_id, **arguments(some))
+                self.client.log_batch(run_id, **arguments(some))
             except MlflowException as error:
                 if not is_refusal(error):
                     raise
                 for item in some:
                     self._piece(
                         f"{item.key} (of the {what})",
-                        partial(self._client.log_batch, run_id, **arguments([item])),
+                        partial(self.client.log_batch, run_id, **arguments([item])),
                     )
 
     def _inputs(self, run: Run, run_id: str) -> None:
@@ -377,20 +337,20 @@ class Replay:
             there = {(d.dataset.name, d.dataset.digest) for d in _inputs_of(self._there(run_id))}
             sets = [d for d in sets if (d.dataset.name, d.dataset.digest) not in there]
         used = [
-            LoggedModelInput(self._models.get(m.model_id, m.model_id))
+            LoggedModelInput(self.told.models.get(m.model_id, m.model_id))
             for m in getattr(run.inputs, "model_inputs", None) or []
         ]
         if sets or used:
             self._piece(
                 "the data sets and models that it used",
-                lambda: self._client.log_inputs(run_id, datasets=sets, models=used),
+                lambda: self.client.log_inputs(run_id, datasets=sets, models=used),
             )
 
     def _outputs(self, run: Run, run_id: str) -> None:
         made = [
-            LoggedModelOutput(self._models[m.model_id], m.step)
+            LoggedModelOutput(self.told.models[m.model_id], m.step)
             for m in getattr(run.outputs, "model_outputs", None) or []
-            if m.model_id in self._models
+            if m.model_id in self.told.models
         ]
         if made:
             known = getattr(self._there(run_id).outputs, "model_outputs", None) or []
@@ -399,7 +359,7 @@ class Replay:
         if made:
             self._piece(
                 "the links from the run to its models",
-                lambda: self._client.log_outputs(run_id, made),
+                lambda: self.client.log_outputs(run_id, made),
             )
 
 

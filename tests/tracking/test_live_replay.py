@@ -78,7 +78,7 @@ class Job:
         """What the worker does then."""
         client = client or self.replayed.client
         if stage < 3:
-            LiveReplay(client, self.copy, self.destination, self.known, self.said.append).run()
+            LiveReplay(client, self.tree, self.destination, self.known, self.said.append).run()
         else:
             Replay(
                 client, self.ended, self.destination, self.known, notify=self.said.append

@@ -13,7 +13,6 @@ for the user.
 """
 
 import fcntl
-import importlib
 import json
 import os
 import queue
@@ -25,10 +24,8 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib.metadata import entry_points
 from pathlib import Path
-from types import ModuleType
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from snakemake_executor_plugin_mantik.common.state_directory import STATE
 from snakemake_executor_plugin_mantik.journal import JOURNAL_FILE, EventKind, read_tracked
@@ -67,9 +64,6 @@ SETTINGS: Mapping[str, str] = {
     "GIT_PYTHON_REFRESH": "quiet",
 }
 """The settings of the process's MLflow, unless the user has set them."""
-_UNNEEDED = ("numpy", "pandas", "scipy")
-"""Libraries that MLflow does without, as where it is installed as mlflow-skinny. Importing them
-takes a third of the CPU time that its import takes."""
 
 
 class RunTarget(NamedTuple):
@@ -355,27 +349,6 @@ class Worker:
             self._answer({"tell": text})
 
 
-def _import_mlflow() -> None:
-    """Import MLflow without `_UNNEEDED`, which it loads wherever they are installed.
-
-    A plugin of MLflow may need them: MLflow would go on without one that cannot be imported.
-    """
-    ours = ("mlflow.", "snakemake_executor_plugin_mantik.")
-    groups = [group for group in entry_points().groups if group.startswith("mlflow.")]
-    points = [point for group in groups for point in entry_points(group=group)]
-    if not all(point.value.startswith(ours) for point in points):
-        return
-    sys.modules.update(dict.fromkeys(_UNNEEDED, cast("ModuleType", None)))
-    try:
-        importlib.import_module("mlflow")
-    except ImportError:  # a version that needs them
-        for name in [name for name in sys.modules if name.partition(".")[0] == "mlflow"]:
-            del sys.modules[name]
-    finally:
-        for name in _UNNEEDED:
-            del sys.modules[name]
-
-
 def main() -> int:
     """Publish what the journal of the current directory says."""
     workdir = Path.cwd()
@@ -393,7 +366,6 @@ def main() -> int:
 
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
-    _import_mlflow()
     with (directory / WORKER_LOCK).open("w") as lock:
         # Wait for another worker, which ends soon: its controller has ended.
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -2,15 +2,13 @@
 
 import asyncio
 import json
-import subprocess
-import sys
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from snakemake_executor_plugin_mantik.tracking import process, worker_client
+from snakemake_executor_plugin_mantik.tracking import worker_client
 from snakemake_executor_plugin_mantik.tracking.worker_client import WORKERS, WorkerClient
 
 STUB = """
@@ -149,17 +147,3 @@ def test_a_worker_that_dies_is_replaced_a_few_times(workers: Workers) -> None:
     run(work())
 
     assert (workers.directory / "starts").read_text().count("x") == WORKERS
-
-
-@pytest.mark.parametrize("needed", [False, True])
-def test_mlflow_is_imported_without_what_it_does_not_need(tmp_path: Path, needed: bool) -> None:
-    """A version of MLflow that needs it gets it."""
-    if needed:
-        (tmp_path / "mlflow.py").write_text("import numpy\n")
-    code = (
-        f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
-        f"from {process.__name__} import _import_mlflow\n_import_mlflow()\nimport mlflow\n"
-        "print('numpy' in sys.modules)\nimport numpy\n"
-    )
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert ended.stdout.split() == [str(needed)]

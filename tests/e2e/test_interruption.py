@@ -123,8 +123,8 @@ asyncio.run(main(int(os.sys.argv[1])))
 """
 
 
-def test_a_signal_while_snakemake_runs_tasks_prints_no_traceback() -> None:
-    number = signal.SIGTERM
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_while_snakemake_runs_tasks_prints_no_traceback(number: int) -> None:
     command = [sys.executable, "-c", IN_A_TASK, str(int(number))]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False)
     assert (ran.returncode, ran.stdout, ran.stderr) == (128 + number, "", "")

@@ -211,6 +211,22 @@ def outcomes_after_open(engine: Engine) -> Outcome:
     return outcomes(engine, request(1))[1]
 
 
+def test_jobs_that_an_earlier_run_left_and_nobody_needs_are_told(tmp_path: Path) -> None:
+    world = World(lambda spec: Fate(starts=(0.0 if spec.name == "job-1" else 1e9,)), lambda _: 0.1)
+    said: list[str] = []
+    for number in (0, 1):
+        engine = make(world, tmp_path, said.append)
+        engine.open(["sim"], lambda _: Sources((), 0, ()))
+        if number == 0:
+            engine.submit(request(0))
+            answered(tmp_path)
+        else:
+            engine.commit(outcomes(engine, request(1))[1])
+        engine.close(tidy=number == 1)
+    [left] = [line for line in said if "may still run" in line]
+    assert "that this run does not need and that may still run: job-0. See smk-mantik jobs" in left
+
+
 def test_cancel_tells_what_does_not_confirm(
     start: Start, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -81,6 +81,10 @@ class Run:
         named = [file.path for file in files]
         return await self.stager.stage(files, named, inline_limit=1000)
 
+    async def keep(self, files: list[LocalFile]) -> None:
+        """As `smk-mantik put` does."""
+        await self.stager.keep(files, lambda share: None)
+
     def job(self, staged: Staged) -> tuple[str, tuple[str, ...]] | None:
         """What fails in a job's script; None if nothing does."""
         record = self.journal.new_try(site="sim", job="j", rule="r", name="j", fingerprint="f")
@@ -114,11 +118,13 @@ def play(tmp_path: Path) -> Player:
     return run
 
 
-async def stopped_after(run: Run, files: list[LocalFile], parts: int) -> None:
-    """An upload of which the site has taken some parts when it ends."""
+async def stopped_after(
+    run: Run, files: list[LocalFile], parts: int, *, keep: bool = False
+) -> None:
+    """An upload of which the site has taken some parts when it ends; `keep`: of a kept bundle."""
     run.fails = lambda number: number > parts
     with pytest.raises(SiteRejected):
-        await run.stage(files)
+        await (run.keep(files) if keep else run.stage(files))
     run.fails = lambda number: False
     run.puts.clear()
 
@@ -153,15 +159,20 @@ def test_what_shrinks_is_compressed(play: Player) -> None:
     play(scenario)
 
 
-@pytest.mark.parametrize("parts", [2, 4, 10])
-def test_an_upload_that_ended_goes_on_in_the_next_run(play: Player, parts: int) -> None:
+@pytest.mark.parametrize(("parts", "keep"), [(2, False), (4, False), (10, False), (6, True)])
+def test_an_upload_that_ended_goes_on_in_the_next_run(
+    play: Player, parts: int, keep: bool
+) -> None:
     content = os.urandom(SIZE)
 
     async def first(run: Run) -> None:
-        await stopped_after(run, await run.look("large", content), parts)
+        await stopped_after(run, await run.look("large", content), parts, keep=keep)
 
     async def second(run: Run) -> None:
-        staged = await run.stage(await run.look("large", content))
+        files = await run.look("large", content)
+        if keep:
+            await run.keep(files)
+        staged = await run.stage(files)
         assert 0 <= len(run.puts) - (PARTS - parts) <= IN_FLIGHT
         assert run.job(staged) is None
         assert run.there.files["large"] == content
@@ -203,7 +214,7 @@ def test_what_is_left_of_a_kept_bundle_is_removed(play: Player) -> None:
     """A centre has purged a part of it, or a job could not unpack it."""
 
     async def scenario(run: Run) -> None:
-        await run.stager.keep(await run.look("large", os.urandom(SIZE)), lambda share: None)
+        await run.keep(await run.look("large", os.urandom(SIZE)))
         kept = list(run.journal.files.pending_bundles("sim"))
         run.stager.purged()
         assert not run.journal.files.pending_bundles("sim")

@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,26 @@ def test_a_claim_counts_more_than_a_list_of_jobs_that_lags(
         await job
 
     simulate(tmp_path, World(lambda spec: Fate(stalled=(1.0, 5.0))), play)
+
+
+def test_of_several_submissions_of_a_job_the_one_that_runs_counts(tmp_path: Path) -> None:
+    """Whichever the journal names last: another one ended at once, without the claim."""
+
+    async def play(controller: Controller) -> None:
+        job = asyncio.create_task(controller.job(request(1)))
+        await asyncio.sleep(3.5)
+        assert (await controller.job(request(2))).succeeded
+        runs, ended = read_history(tmp_path / ".snakemake/mantik")
+        both = replace(runs, site_jobs=(*runs.site_jobs, *ended.site_jobs))
+        looks = SiteLooks(controller.site, {}, {})
+        for _ in range(3):
+            await looks.look([both])
+            [sight] = looks.sights.values()
+            assert sight.condition is Condition.RUNNING
+        await job
+
+    durations = {"job-1": 1000.0, "job-2": 1.0}
+    simulate(tmp_path, World(duration=lambda spec: durations[spec.name]), play)
 
 
 def test_what_is_said_of_a_job_does_not_change_with_the_kind_of_the_look(tmp_path: Path) -> None:

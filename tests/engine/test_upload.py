@@ -160,9 +160,7 @@ def test_what_shrinks_is_compressed(play: Player) -> None:
 
 
 @pytest.mark.parametrize(("parts", "keep"), [(2, False), (4, False), (10, False), (6, True)])
-def test_an_upload_that_ended_goes_on_in_the_next_run(
-    play: Player, parts: int, keep: bool
-) -> None:
+def test_an_upload_that_ended_goes_on_in_the_next_run(play: Player, parts: int, keep: bool) -> None:
     content = os.urandom(SIZE)
 
     async def first(run: Run) -> None:

@@ -174,7 +174,12 @@ def test_server_is_down_and_comes_back(gated: tuple[Tracked, Gate]) -> None:
 
     said = project.run().ok().output
 
-    assert "MLflow cannot be updated now" in said
+    tells(
+        said,
+        "MLflow cannot be updated now",
+        "MLflow does not know everything about 3 runs yet",
+        f"smk-mantik track -d {project.directory}",
+    )
     assert not tracked.runs()
     gate.open()
     project.write("Snakefile", workflow(one=command, two=command, three="true"))

@@ -34,6 +34,9 @@ def notices(path: Path) -> list[dict[str, Any]]:
 def test_the_first_failure_is_announced_at_once_and_then_the_end(project: Project) -> None:
     project.extra |= UNTRACKED
     project.write("Snakefile", SNAKEFILE)
+    said = project.run("--mantik-notify", "https://host/s3cr3t").failed()
+    tells(said, "--mantik-notify: there is no command 'https' on this machine", "curl")
+    assert not project.exists(".snakemake/mantik"), "nothing is begun before that is told"
     got = project.directory / "notices.jsonl"
     command = "sh -c 'cat >> notices.jsonl; echo >> notices.jsonl'"
     running = project.start("--keep-going", "--mantik-notify", command)

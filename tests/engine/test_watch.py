@@ -121,6 +121,19 @@ def test_an_end_that_the_last_listing_showed_is_known_at_once(play: Player, sinc
     assert (end.found, end.exit_code, len(end.ids)) == (Finding.MARKER, 0, 1)
 
 
+@pytest.mark.parametrize("known", [[], ["never-heard-of"]])
+def test_a_submission_whose_answer_was_lost_is_kept_alive(play: Player, known: list[str]) -> None:
+    """It is the first one, or follows another one."""
+
+    async def scenario(bench: Bench) -> Evidence:
+        record, job = bench.sent()
+        end = await bench.watcher.watch(record, known, sent=len(known) + 1)
+        assert end.ids == [*known, job]
+        return end
+
+    assert play(fated(Fate(starts=(0.5,)), 3 * DAY_S), scenario).exit_code == 0
+
+
 @pytest.mark.parametrize("trouble", ["unreachable", "rejected"])
 def test_extension_is_asked_again_where_it_failed(play: Player, trouble: Fault) -> None:
     async def scenario(bench: Bench) -> Evidence:

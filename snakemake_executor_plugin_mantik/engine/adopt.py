@@ -7,7 +7,7 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from snakemake_executor_plugin_mantik.jobs.paths import display_path
+from snakemake_executor_plugin_mantik.jobs.paths import display_path, is_at
 from snakemake_executor_plugin_mantik.journal import TIMESTAMP, TryRecord, TryState
 
 from .request import UPDATED, JobRequest
@@ -104,11 +104,6 @@ def _contents_at(files: Mapping[str, str], path: str) -> dict[str, str]:
         for p, sha in files.items()
         if sha and is_at(p, path) and posixpath.basename(p) != TIMESTAMP
     }
-
-
-def is_at(path: str, directory: str) -> bool:
-    """Return whether a path is `directory`, or below it."""
-    return f"{path}/".startswith(f"{directory}/")
 
 
 def _but_updated(fingerprint: str) -> str:

@@ -1,7 +1,6 @@
 """Make the tries of one site and submit them."""
 
 import asyncio
-import os
 import posixpath
 import shlex
 import time
@@ -10,7 +9,6 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
 from itertools import starmap
-from pathlib import Path
 
 from snakemake_executor_plugin_mantik.common.errors import (
     MantikError,
@@ -22,7 +20,7 @@ from snakemake_executor_plugin_mantik.common.errors import (
     UserError,
 )
 from snakemake_executor_plugin_mantik.jobs.library import library_path, read_library
-from snakemake_executor_plugin_mantik.jobs.paths import SECRETS, display_path, local_path, nearest
+from snakemake_executor_plugin_mantik.jobs.paths import SECRETS, is_at, nearest
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.jobs.resources import memory_per_node
 from snakemake_executor_plugin_mantik.jobs.spec import OutputFile, Predecessor, Resources
@@ -30,7 +28,6 @@ from snakemake_executor_plugin_mantik.journal import (
     Asked,
     FileRecord,
     Journal,
-    StoredOutput,
     TryRecord,
     TryState,
 )
@@ -41,7 +38,6 @@ from snakemake_executor_plugin_mantik.staging.transfers import OutputStaging
 from .adopt import (
     choose_tries,
     encode_basis,
-    is_at,
     kept_message,
     name_by_makers,
     name_of_maker,
@@ -208,51 +204,10 @@ class Dispatcher:
         Raises:
             UserError: a file is missing or cannot be read.
         """
-        kept = [o.path for o in request.updated if local_path(o.path, self._workdir).exists()]
-        inputs = [path for path in request.inputs if path not in unmade]
-        wanted: list[tuple[str, Path | None]] = []
-        stored: list[LocalFile] = []
-        for path in dict.fromkeys([*inputs, *kept]):
-            output = self._journal.files.stored(path) if path in request.storable else None
-            if output is None and path in request.storable:
-                self._require_known(path)
-            if output is not None and not output.here:
-                stored += _stored_files(output, self._place.id)
-            else:
-                if path in request.storable:
-                    self._require_here(path)
-                wanted.append((path, None))
-        files = self._planner.environment_files(request.environment, own=request.own_environment)
-        wanted += [(path, local) for local, path in files]
-        wanted += [(u.path, u.local) for u in request.uploads if u.content is None]
-        made = [(u.path, u.content) for u in request.uploads if u.content is not None]
-        return [*await self._local.look_at(wanted), *stored, *starmap(LocalFile.holding, made)]
-
-    def _require_known(self, path: str) -> None:
-        """Check that no job was to store an input which does not exist, or not any more.
-
-        Raises:
-            UserError: what lies here under its name is not what the job was to make.
-        """
-        if self._journal.files.has_row(path):
-            raise UserError(
-                f"{display_path(path)} is not at the site any more where it was made",
-                where=str(self._workdir),
-                do="Start again: the rule that makes it is then run again",
-            )
-
-    def _require_here(self, path: str) -> None:
-        """Check that a file is here that is no stored output.
-
-        Raises:
-            UserError: it is not.
-        """
-        if not os.path.lexists(local_path(path, self._workdir)):
-            raise UserError(
-                f"{display_path(path)} is neither here nor at a site any more",
-                where=str(self._workdir),
-                do="Start again: the rule that makes it is then run again",
-            )
+        wanted, others = self._planner.needed_files(
+            request, self._journal.files, self._place.id, unmade
+        )
+        return [*await self._local.look_at(wanted), *others]
 
     def _made_of(self, request: JobRequest, inputs: Mapping[str, str]) -> dict[str, str]:
         """Return the parts of a job's fingerprint (`JobRequest.made_of`)."""
@@ -523,40 +478,6 @@ class Dispatcher:
 
     async def _revoke(self, record: TryRecord) -> bool:
         return await self._retry.found(lambda: revoke_try(self._site, record))
-
-
-def _stored_files(output: StoredOutput, place: str) -> list[LocalFile]:
-    """Return the files and empty directories of a stored output for a job at `place`.
-
-    Links go to no other place: the files that they lead to go there under their paths, too.
-    """
-    files = [LocalFile.at(output.place, file) for file in output.files]
-    if output.place == place:
-        return files
-    links = dict(output.links)
-    for link in links:
-        to = _follow(link, links)
-        files += [
-            replace(file, path=f"{link}{file.path.removeprefix(to)}")
-            for file in files
-            if is_at(file.path, to) and not is_at(link, to)
-        ]
-    return files
-
-
-_MOST_LINKS = 40
-"""Links that a path leads through, at most: the kernel's limit."""
-
-
-def _follow(path: str, links: Mapping[str, str]) -> str:
-    """Return where a path leads; `links` maps the paths of symbolic links to their targets."""
-    for _ in range(_MOST_LINKS):
-        link = nearest(path, links)
-        if link is None:
-            break
-        target = posixpath.join(posixpath.dirname(link), links[link])
-        path = posixpath.normpath(f"{target}{path.removeprefix(link)}")
-    return path
 
 
 def _text(request: JobRequest) -> str:

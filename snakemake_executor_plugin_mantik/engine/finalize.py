@@ -17,7 +17,7 @@ from snakemake_executor_plugin_mantik.common.errors import (
 from snakemake_executor_plugin_mantik.common.files import read_end
 from snakemake_executor_plugin_mantik.common.humanize import humanize_count
 from snakemake_executor_plugin_mantik.jobs.markers import Marker, MarkerInvalid, OutputEntry
-from snakemake_executor_plugin_mantik.jobs.paths import display_path, local_path, nearest
+from snakemake_executor_plugin_mantik.jobs.paths import display_path, is_at, local_path, nearest
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.jobs.script import PREDECESSORS, STEPS
 from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
@@ -36,7 +36,6 @@ from snakemake_executor_plugin_mantik.journal import (
 )
 
 from . import messages
-from .adopt import is_at
 from .attempt import Attempt, used_of
 from .cancel import Canceller
 from .compare import LateOutputs

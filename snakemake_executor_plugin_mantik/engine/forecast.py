@@ -4,7 +4,6 @@ The forecast uses only the journal and local files. It contacts no site.
 """
 
 import asyncio
-import os
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -13,12 +12,11 @@ from typing import Any, Final, Literal, Self
 
 from snakemake_executor_plugin_mantik.config.environment_keys import EnvironmentConfig
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
-from snakemake_executor_plugin_mantik.jobs.paths import local_path, workspace_below
+from snakemake_executor_plugin_mantik.jobs.paths import nearest, workspace_below
 from snakemake_executor_plugin_mantik.jobs.resources import cpus_per_node
 from snakemake_executor_plugin_mantik.jobs.spec import InputFile, JobSpec, Resources
 from snakemake_executor_plugin_mantik.journal import (
     FileLedger,
-    FileRecord,
     JournalCopy,
     TryRecord,
     TryState,
@@ -33,7 +31,7 @@ from snakemake_executor_plugin_mantik.staging.local import Key, LocalFile, Local
 
 from .plan import Planner, make_submission
 from .request import JobRequest
-from .stage import Staged
+from .stage import Holdings, Staged
 from .upload import may_import
 
 TRY: Final = "00000000-0000-4000-8000-000000000000"
@@ -352,16 +350,17 @@ class Forecaster:
         self._places = _places(copy, planners)
         self._planners = planners
         self._made = made
-        self._pending = {
-            (place, file.path): (file.size, file.sha256)
-            for place in set(self._places.values())
-            for files in self._ledger.pending_bundles(place).values()
+        self._holdings = {p: Holdings(p, self._ledger) for p in self._places.values()}
+        sizes = {
+            file.size
+            for place in self._holdings
+            for files in (
+                self._ledger.remote_files(place),
+                *self._ledger.pending_bundles(place).values(),
+            )
             for file in files
         }
-        sizes = {size for size, _ in self._pending.values()}
-        sizes |= {f.size for p in self._places.values() for f in self._ledger.remote_files(p)}
         self._local = _Looking(workdir, self._ledger, sizes)
-        self._workdir = workdir
         self._runner = asyncio.Runner()
         # By place and path: each file is uploaded once.
         self._all: dict[tuple[str, str], tuple[str, int]] = {}
@@ -379,35 +378,16 @@ class Forecaster:
         Raises:
             UserError: a file cannot be read.
         """
-        found: dict[str, tuple[str, int]] = {}
-        look: list[tuple[str, Path | None]] = []
-        place = self._places[request.site]
-        kept = [
-            o.path for o in request.outputs if o.keep and local_path(o.path, self._workdir).exists()
-        ]
-        for path in dict.fromkeys([*request.inputs, *kept]):
-            maker = self._maker(path)
-            stored = self._ledger.stored(path) if path in request.storable else None
-            if maker is None and stored is not None and not stored.here:
-                for record in stored.files:
-                    found[record.path] = self._stored_kind(request.site, record, stored.place)
-            elif maker is None:
-                look.append((path, None))
-            else:
-                found[path] = ("made_there" if self._places.get(maker) == place else "later", 0)
-        planner = self._planners[request.site]
-        files = planner.environment_files(request.environment, own=request.own_environment)
-        look += [(path, local) for local, path in files]
-        for upload in request.uploads:
-            if upload.content is not None:
-                file = LocalFile.holding(upload.path, upload.content)
-                found[file.path] = self._kind(request.site, file)
-            else:
-                look.append((upload.path, upload.local))
-        for file in self._runner.run(self._look(look)):
-            found[file.path] = self._kind(request.site, file)
-        self._note(request.site, found)
-        return _sum(found.values())
+        place, planner = self._places[request.site], self._planners[request.site]
+        makers = {path: nearest(path, self._made) for path in request.inputs}
+        unmade = {
+            path: "made_there" if self._places.get(self._made[maker]) == place else "later"
+            for path, maker in makers.items()
+            if maker is not None
+        }
+        here, others = planner.needed_files(request, self._ledger, place, unmade)
+        files = [*self._runner.run(self._local.look_at(here)), *others]
+        return self._add(request.site, files, unmade)
 
     def sent(self, request: JobRequest) -> bool:
         """Check whether the journal has an open, submitted try of a job."""
@@ -419,52 +399,36 @@ class Forecaster:
 
     def sources(self, site: str, paths: Sequence[str]) -> UploadForecast:
         """Forecast the working directory's sources."""
-        files = self._runner.run(self._look([(path, None) for path in paths], source=True))
-        found = {file.path: self._kind(site, file) for file in files}
-        self._note(site, found)
-        return _sum(found.values())
+        wanted = [(path, None) for path in paths]
+        return self._add(site, self._runner.run(self._local.look_at(wanted, source=True)), {})
 
     def all(self, site: str) -> UploadForecast:
         """Sum up all files so far for a site and other names of its place, each file once."""
         place = self._places[site]
         return _sum(kind for (at, _), kind in self._all.items() if at == place)
 
-    def _maker(self, path: str) -> str | None:
-        """Return the site at which a job of the run makes a file, or a directory above it."""
-        while path:
-            if path in self._made:
-                return self._made[path]
-            path = os.path.dirname(path)
-        return None
-
-    def _note(self, site: str, found: Mapping[str, tuple[str, int]]) -> None:
+    def _add(
+        self, site: str, files: Iterable[LocalFile], unmade: Mapping[str, str]
+    ) -> UploadForecast:
+        """Sum up how files come to a site; `unmade` says so of those that do not exist yet."""
         place = self._places[site]
-        self._all |= {(place, path): kind for path, kind in found.items()}
+        found = {path: (way, 0) for path, way in unmade.items()}
+        found |= {file.path: ("at_site", 0) for file in files}
+        lacking = self._holdings[place].lacking(files)
+        found |= {file.path: (self._way(site, file), file.size) for file in lacking}
+        self._all |= {(place, path): way for path, way in found.items()}
+        return _sum(found.values())
 
-    async def _look(
-        self, paths: Iterable[tuple[str, Path | None]], *, source: bool = False
-    ) -> list[LocalFile]:
-        return await self._local.look_at(paths, source=source)
-
-    def _stored_kind(self, site: str, file: FileRecord, source: str) -> tuple[str, int]:
-        if self._ledger.remote_file(self._places[site], file.path) == file:
-            return "at_site", 0
-        sources = [name for name, place in self._places.items() if place == source]
+    def _way(self, site: str, file: LocalFile) -> str:
+        """Return how a file that a site lacks comes there, by the name of its count."""
+        if not file.stored:
+            return "files"
+        api = self._planners[site].config.api
+        sources = [name for name, place in self._places.items() if place == file.stored]
         importable = any(
-            may_import(file.size, self._planners[name].config.api, self._planners[site].config.api)
-            for name in sources
+            may_import(file.size, self._planners[name].config.api, api) for name in sources
         )
-        return "imported" if importable else "moved", file.size
-
-    def _kind(self, site: str, file: LocalFile) -> tuple[str, int]:
-        content = (file.size, file.sha256)
-        place = self._places[site]
-        known = self._ledger.remote_file(place, file.path)
-        if known is not None and (known.size, known.sha256) == content:
-            return "at_site", 0
-        if self._pending.get((place, file.path)) == content:
-            return "at_site", 0
-        return "files", file.size
+        return "imported" if importable else "moved"
 
 
 class _Looking(LocalFiles):

@@ -3,9 +3,11 @@
 No I/O, except that local Environment Definition Files and files of requirements are read.
 """
 
+import os
 import posixpath
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import starmap
 from pathlib import Path
 from typing import Final
 
@@ -23,7 +25,13 @@ from snakemake_executor_plugin_mantik.config.environment import (
 from snakemake_executor_plugin_mantik.config.known_sites import node_cores
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
 from snakemake_executor_plugin_mantik.config.named_files import may_mount
-from snakemake_executor_plugin_mantik.jobs.paths import workspace_top
+from snakemake_executor_plugin_mantik.jobs.paths import (
+    display_path,
+    is_at,
+    local_path,
+    nearest,
+    workspace_top,
+)
 from snakemake_executor_plugin_mantik.jobs.pbs import pbs_directives
 from snakemake_executor_plugin_mantik.jobs.resources import (
     billed_cores,
@@ -35,8 +43,14 @@ from snakemake_executor_plugin_mantik.jobs.resources import (
 )
 from snakemake_executor_plugin_mantik.jobs.script import render_script
 from snakemake_executor_plugin_mantik.jobs.spec import JobSpec, Predecessor, Resources
-from snakemake_executor_plugin_mantik.journal import TryRecord, encode_identity
+from snakemake_executor_plugin_mantik.journal import (
+    FileLedger,
+    StoredOutput,
+    TryRecord,
+    encode_identity,
+)
 from snakemake_executor_plugin_mantik.sites.base import QueueLimits, SiteFacts, Submission
+from snakemake_executor_plugin_mantik.staging.local import LocalFile
 
 from .request import JobRequest
 from .segments import NOTHING, Resumed, plan_segment
@@ -154,6 +168,42 @@ class Planner:
             self._read[name] = files, edf.mounts if edf is not None and edf.whole else None
         return self._read[name]
 
+    def needed_files(
+        self, request: JobRequest, ledger: FileLedger, place: str, unmade: Container[str] = ()
+    ) -> tuple[list[tuple[str, Path | None]], list[LocalFile]]:
+        """Return the files that a job at a place needs, except its inputs that are `unmade`.
+
+        First those on this machine, for `LocalFiles.look_at`, then the others.
+
+        Raises:
+            UserError: a file is missing.
+        """
+        kept = [o.path for o in request.updated if local_path(o.path, self.project).exists()]
+        inputs = [path for path in request.inputs if path not in unmade]
+        wanted: list[tuple[str, Path | None]] = []
+        others: list[LocalFile] = []
+        for path in dict.fromkeys([*inputs, *kept]):
+            output = ledger.stored(path) if path in request.storable else None
+            if output is not None and not output.here:
+                others += _stored_files(output, place)
+                continue
+            if path in request.storable:
+                lost = output is None and ledger.has_row(path)
+                if lost or not os.path.lexists(local_path(path, self.project)):
+                    raise UserError(
+                        f"{display_path(path)} is not at the site any more where it was made"
+                        if lost
+                        else f"{display_path(path)} is neither here nor at a site any more",
+                        where=str(self.project),
+                        do="Start again: the rule that makes it is then run again",
+                    )
+            wanted.append((path, None))
+        files = self.environment_files(request.environment, own=request.own_environment)
+        wanted += [(path, local) for local, path in files]
+        wanted += [(u.path, u.local) for u in request.uploads if u.content is None]
+        made = [(u.path, u.content) for u in request.uploads if u.content is not None]
+        return wanted, [*others, *starmap(LocalFile.holding, made)]
+
     def cores(self, resources: Resources) -> int | None:
         """Return the cores that a job occupies and that its site bills; None if unknown."""
         return billed_cores(resources, node_cores(self.config, resources.queue))
@@ -213,6 +263,40 @@ class Planner:
             incomplete=request.incomplete,
             limits=replace(script_limits(self.config), upload_bytes=facts.upload_bytes),
         )
+
+
+def _stored_files(output: StoredOutput, place: str) -> list[LocalFile]:
+    """Return the files and empty directories of a stored output for a job at `place`.
+
+    Links go to no other place: the files that they lead to go there under their paths, too.
+    """
+    files = [LocalFile.at(output.place, file) for file in output.files]
+    if output.place == place:
+        return files
+    links = dict(output.links)
+    for link in links:
+        to = _follow(link, links)
+        files += [
+            replace(file, path=f"{link}{file.path.removeprefix(to)}")
+            for file in files
+            if is_at(file.path, to) and not is_at(link, to)
+        ]
+    return files
+
+
+_MOST_LINKS = 40
+"""Links that a path leads through, at most: the kernel's limit."""
+
+
+def _follow(path: str, links: Mapping[str, str]) -> str:
+    """Return where a path leads; `links` maps the paths of symbolic links to their targets."""
+    for _ in range(_MOST_LINKS):
+        link = nearest(path, links)
+        if link is None:
+            break
+        target = posixpath.join(posixpath.dirname(link), links[link])
+        path = posixpath.normpath(f"{target}{path.removeprefix(link)}")
+    return path
 
 
 def _of_project(request: JobRequest, workspace: str) -> dict[str, str]:

@@ -10,13 +10,12 @@ from typing import Final
 
 from snakemake_executor_plugin_mantik.common.errors import one_line
 from snakemake_executor_plugin_mantik.jobs.markers import Marker
-from snakemake_executor_plugin_mantik.jobs.paths import TryPaths
+from snakemake_executor_plugin_mantik.jobs.paths import TryPaths, is_at
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.jobs.segments import Continuation
 from snakemake_executor_plugin_mantik.jobs.spec import InputFile, OutputFile, Segment
 from snakemake_executor_plugin_mantik.journal import FileRecord, TryRecord
 
-from .adopt import is_at
 from .request import JobRequest
 
 LISTED: Final = "listed"

@@ -16,6 +16,7 @@ from snakemake_executor_plugin_mantik.jobs.paths import (
 from snakemake_executor_plugin_mantik.jobs.spec import InputFile
 from snakemake_executor_plugin_mantik.journal import (
     MADE,
+    FileLedger,
     FileRecord,
     Journal,
     WriteConflict,
@@ -55,7 +56,47 @@ class Staged:
     numbers: Mapping[str, int] = field(default_factory=dict)
 
 
-class Stager:
+class Holdings:
+    """What one place holds, as far as the journal knows: files, and bundles to be unpacked."""
+
+    def __init__(self, place: str, ledger: FileLedger) -> None:
+        self._place = place
+        self._ledger = ledger
+        # By path: checksum and bundle of the content that is not unpacked yet; one at a time.
+        self._pending: dict[str, tuple[str, str]] = {}
+        for bundle, files in ledger.pending_bundles(place).items():
+            self._pending |= {file.path: (file.sha256, bundle) for file in files}
+
+    def lacking(self, files: Iterable[LocalFile]) -> list[LocalFile]:
+        """Return those of `files` that neither the place nor a bundle there has."""
+        return self._split_pending(self._missing(files))[1]
+
+    def _missing(self, files: Iterable[LocalFile]) -> list[LocalFile]:
+        """Return the files that the place lacks, and those that a job may still overwrite there."""
+        return [
+            f
+            for f in files
+            if f.stored != self._place and (not self._there(f) or self.conflicts(f.path, f.sha256))
+        ]
+
+    def _there(self, file: LocalFile) -> bool:
+        known = self._ledger.remote_file(self._place, file.path)
+        return known is not None and (known.size, known.sha256) == (file.size, file.sha256)
+
+    def conflicts(self, path: str, sha256: str = MADE) -> list[WriteConflict]:
+        return self._ledger.conflicts(self._place, path, sha256)
+
+    def _split_pending(self, missing: Sequence[LocalFile]) -> tuple[list[str], list[LocalFile]]:
+        """Return the pending bundles that hold some of the missing files, and the other files."""
+        bundles = [self._pending[file.path][1] for file in missing if self._is_pending(file)]
+        return bundles, [file for file in missing if not self._is_pending(file)]
+
+    def _is_pending(self, file: LocalFile) -> bool:
+        known = self._pending.get(file.path)
+        return known is not None and known[0] == file.sha256
+
+
+class Stager(Holdings):
     """Upload the files that one place lacks.
 
     A file counts as present when a job has reported unpacking or making it. Until then, small
@@ -77,18 +118,15 @@ class Stager:
         term: int = 1,
         notify: Callable[[str], None] = lambda _: None,
     ) -> None:
+        super().__init__(place, journal.files)
         # Numbers given in earlier terms are unknown: start above them.
         self._floor = _NUMBERS * (term - 1)
         self._site = site
-        self._place = place
-        self._ledger = journal.files
         self._uses = journal.uses
         self._notify = notify
         self._retry = retry
         self._uploader = uploader
         self.sent: set[str] = set()
-        # By path: checksum and bundle of the content that is not unpacked yet; one at a time.
-        self._pending: dict[str, tuple[str, str]] = {}
         self._uploads: dict[str, asyncio.Task[None]] = {}
         self._old: dict[str, list[FileRecord]] = {}
         self._comparisons: dict[str, asyncio.Task[None]] = {}
@@ -98,8 +136,6 @@ class Stager:
         self._sources_lost = False
         self._numbered: dict[str, dict[str, int]] = {}
         self._sending = asyncio.Lock()
-        for bundle, files in self._ledger.pending_bundles(place).items():
-            self._pending |= {file.path: (file.sha256, bundle) for file in files}
 
     def _distrust(self) -> None:
         """Require that each record of the manifest is compared with the site before it counts."""
@@ -215,7 +251,7 @@ class Stager:
         await self._withdraw(self._outdated_bundles(files, ()))
         await self._find_kept()
         await self.compare(files)
-        return self._split_pending(self._missing(files))[1]
+        return self.lacking(files)
 
     async def keep(self, files: Sequence[LocalFile], report: Callable[[float], None]) -> None:
         """Upload files in a bundle that stays until a job unpacks it; see `Uploader.send`."""
@@ -231,14 +267,6 @@ class Stager:
             except SiteNotFound:
                 there = {}
             self.gone([b for b in kept if posixpath.basename(bundle_path(b)) not in there])
-
-    def _missing(self, files: Iterable[LocalFile]) -> list[LocalFile]:
-        """Return the files that the place lacks, and those that a job may still overwrite there."""
-        return [
-            f
-            for f in files
-            if f.stored != self._place and (not self._there(f) or self.conflicts(f.path, f.sha256))
-        ]
 
     async def _send_moved(self, missing: Sequence[LocalFile]) -> tuple[list[str], list[LocalFile]]:
         """Upload what comes from other places; return the bundles, and the files of this machine.
@@ -313,9 +341,6 @@ class Stager:
         """Return whether something is known to lie at a path, or below it."""
         found = self._ledger.remote_file(self._place, path)
         return found is not None or bool(self._ledger.remote_files(self._place, below=path))
-
-    def conflicts(self, path: str, sha256: str = MADE) -> list[WriteConflict]:
-        return self._ledger.conflicts(self._place, path, sha256)
 
     def _outdated_bundles(self, files: Sequence[LocalFile], makes: Iterable[str]) -> Iterator[str]:
         """Yield pending bundles with other contents of `files`, or with outputs of the job."""
@@ -394,19 +419,6 @@ class Stager:
             self.gone([bundle])
             path = bundle_path(bundle)
             await self._retry(lambda path=path: self._site.remove(path))  # type: ignore[misc]
-
-    def _split_pending(self, missing: Sequence[LocalFile]) -> tuple[list[str], list[LocalFile]]:
-        """Return the pending bundles that hold some of the missing files, and the other files."""
-        bundles = [self._pending[file.path][1] for file in missing if self._is_pending(file)]
-        return bundles, [file for file in missing if not self._is_pending(file)]
-
-    def _is_pending(self, file: LocalFile) -> bool:
-        known = self._pending.get(file.path)
-        return known is not None and known[0] == file.sha256
-
-    def _there(self, file: LocalFile) -> bool:
-        known = self._ledger.remote_file(self._place, file.path)
-        return known is not None and (known.size, known.sha256) == (file.size, file.sha256)
 
     def _upload(
         self,

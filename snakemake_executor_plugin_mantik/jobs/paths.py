@@ -176,6 +176,11 @@ def at_or_above(path: str) -> list[str]:
     return [path, *map(str, PurePosixPath(path).parents)]
 
 
+def is_at(path: str, directory: str) -> bool:
+    """Return whether a path is `directory`, or below it."""
+    return f"{path}/".startswith(f"{directory}/")
+
+
 def nearest(path: str, known: Container[str]) -> str | None:
     """Return the path itself or the nearest directory above it that is `known`, if any is."""
     if path in known:

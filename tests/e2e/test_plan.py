@@ -155,6 +155,15 @@ def test_what_is_at_the_site_is_not_counted_again(planned: Project) -> None:
     assert made["sites"]["hpc1"]["uploads"]["bytes"] == 3_000_000
 
 
+def test_a_file_that_its_job_updates_is_sent(project: Project) -> None:
+    project.write("log.txt", "so far")
+    project.write(
+        "Snakefile", 'rule a:\n    output: update("log.txt")\n    shell: "date >> {output}"'
+    )
+    made = of(plan(project, "--json", *options(project), "--forceall", "a").ok())
+    assert made["jobs"][0]["inputs"]["bytes"] == len("so far")
+
+
 def test_mistakes_are_those_of_a_real_run(planned: Project) -> None:
     planned.write("Snakefile", SNAKEFILE.replace('"other"', '"hpc1"'))
     ran = plan(planned, "--set-resources", "x:mantik_site=hpc2")

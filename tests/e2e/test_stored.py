@@ -491,7 +491,8 @@ def test_get_plan_and_clean_know_what_lies_where(one: Project, firecrest_place: 
     there = '    rule score:\n        resources: mantik_site="hpc2"\n'
     one.write("Snakefile", PIPELINE.replace("    rule score:\n", there))
     said = smk_mantik(one, *words).ok().output
-    tells(said, "4 to move, 14 B", "4 to move from other sites, through this machine (14 B)")
+    # A link goes as the file that it leads to, as in `test_between_sites`.
+    tells(said, "5 to move, 16 B", "5 to move from other sites, through this machine (16 B)")
     assert "5 at the site" not in said
 
     one.write("Snakefile", "raise AssertionError")  # which is not read

@@ -5,7 +5,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from snakemake_executor_plugin_mantik.common.errors import (
@@ -64,19 +64,6 @@ def log_path(logs: Path, record: TryRecord) -> Path:
     return logs / f"{readable}.{record.id[:8]}.log"
 
 
-@dataclass(frozen=True)
-class Fetched:
-    """The downloaded results of a try.
-
-    Attributes:
-        marker: the job's report of its end.
-        files: records of the outputs in the workspace.
-    """
-
-    marker: Marker
-    files: tuple[FileRecord, ...]
-
-
 class Fetcher:
     """Download from one site to one workflow's directory."""
 
@@ -131,8 +118,10 @@ class Fetcher:
 
     async def outputs(
         self, record: TryRecord, marker: Marker, declared: Sequence[OutputFile]
-    ) -> Fetched:
+    ) -> tuple[FileRecord, ...]:
         """Download all outputs of a job and move them into place, or none on an error.
+
+        Return their records in the workspace.
 
         Raises:
             OutputMissing: the job succeeded without one of its outputs.
@@ -175,7 +164,7 @@ class Fetcher:
             if not landing.settled:
                 await asyncio.to_thread(landing.clear)
         files = [FileRecord(e.path, e.size, e.sha256) for e in whole.files if e.type == "f"]
-        return Fetched(whole, (*files, *_through_links(marker.files)))
+        return (*files, *_through_links(marker.files))
 
     async def _collect(self, record: TryRecord, marker: Marker, landing: OutputStaging) -> None:
         await asyncio.to_thread(_begin, landing, marker)

@@ -203,7 +203,7 @@ class Finalizer:
         """
         record, added = attempt.record, attempt.extras
         if added is None or not added.directory:
-            return (await self._fetcher.outputs(record, marker, request.outputs)).files
+            return await self._fetcher.outputs(record, marker, request.outputs)
         below = f"{added.directory}/"
         marker = self._without_links(record, marker, below)
         try:
@@ -215,7 +215,7 @@ class Finalizer:
             without = replace(marker, files=tuple(own))
             fetched = await self._fetcher.outputs(record, without, request.outputs[:-1])
             self._notify(f"{record.name}: its files in {below} could not be fetched. {error}")
-        return tuple(file for file in fetched.files if not file.path.startswith(below))
+        return tuple(file for file in fetched if not file.path.startswith(below))
 
     def _without_links(self, record: TryRecord, marker: Marker, below: str) -> Marker:
         # A job's link could lead a reader of its logged files to any local file.

@@ -1,7 +1,7 @@
 """Write the log messages about a job: its site, its times, and advice after a failure."""
 
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -256,3 +256,9 @@ def ahead_message(records: Sequence[TryRecord]) -> str:
         f"{humanize_count(len(records), 'job waits', 'jobs wait')} at their sites and start without"
         f" this machine when the jobs before them have ended; the last: {named}."
     )
+
+
+def stays_message(site: str, users: Iterable[TryRecord]) -> str:
+    """Return how long a file that is to be removed stays at a site, because tries use it."""
+    names = ", ".join(dict.fromkeys(user.name for user in users))
+    return f"stays at {site} until a run after the end of {names}, which uses it."

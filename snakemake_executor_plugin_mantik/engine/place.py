@@ -33,7 +33,7 @@ from .in_use import InUse
 from .leases import Leadership, Lease, Leases
 from .site_retry import SiteRetry
 from .stage import Stager
-from .upload import Importer, Share, Uploader
+from .upload import Share, Uploader
 from .workflow_context import WorkflowContext
 
 _SHORTEST_WAIT_S = 60
@@ -91,22 +91,11 @@ class Place:
         self.scratch = scratch
         self.retry = retry = make_retry(site, workflow.notify)
         self.spare = PlaceSpare(site, journal, self.id, retry, self.lead.assure)
-        self._importer = importer = Importer(
-            site,
-            journal.files,
-            retry,
-            share=share,
-            notify=workflow.notify,
-            meter=workflow.meter,
-        )
         uploader = Uploader(
-            site, self.id, journal, retry,
-            notify=workflow.notify, meter=workflow.meter, fetch=fetch, importer=importer,
-            limit=upload_bytes,
-        )  # fmt: skip
-        self.stager = Stager(
-            site, self.id, journal, retry, uploader, term=lease.term, notify=workflow.notify
+            site, self.id, workflow, retry, fetch=fetch, share=share, limit=upload_bytes
         )
+        self._importer = uploader.importer
+        self.stager = Stager(site, self.id, workflow, retry, uploader, term=lease.term)
         self.in_use = InUse(site, self.id, workflow, self.stager, retry)
 
     # Sources

@@ -18,7 +18,6 @@ from snakemake_executor_plugin_mantik.journal import (
     MADE,
     FileLedger,
     FileRecord,
-    Journal,
     WriteConflict,
     is_checksum,
     is_utf8,
@@ -28,8 +27,10 @@ from snakemake_executor_plugin_mantik.staging.bundle import pack
 from snakemake_executor_plugin_mantik.staging.local import LocalFile
 
 from .compare import Sight, directory_of, look
+from .messages import stays_message
 from .site_retry import SiteRetry
 from .upload import Uploader
+from .workflow_context import WorkflowContext
 
 _NUMBERS = 10**9
 """Size of the range of content numbers of each term."""
@@ -111,19 +112,18 @@ class Stager(Holdings):
         self,
         site: Site,
         place: str,
-        journal: Journal,
+        workflow: WorkflowContext,
         retry: SiteRetry,
         uploader: Uploader,
         *,
         term: int = 1,
-        notify: Callable[[str], None] = lambda _: None,
     ) -> None:
-        super().__init__(place, journal.files)
+        super().__init__(place, workflow.journal.files)
         # Numbers given in earlier terms are unknown: start above them.
         self._floor = _NUMBERS * (term - 1)
         self._site = site
-        self._uses = journal.uses
-        self._notify = notify
+        self._uses = workflow.journal.uses
+        self._notify = workflow.notify
         self._retry = retry
         self._uploader = uploader
         self.sent: set[str] = set()
@@ -163,11 +163,8 @@ class Stager(Holdings):
         gone = [file.path for file in known if file.source and file.path not in here]
         for path in [path for path in gone if (users := self._uses.of(self._place, path))]:
             gone.remove(path)
-            names = ", ".join(dict.fromkeys(user.name for user in users))
-            self._notify(
-                f"Sources: {display_path(path)} is gone here, but stays at {self._site.name} until"
-                f" a run after the end of {names}, which uses it."
-            )
+            stays = stays_message(self._site.name, users)
+            self._notify(f"Sources: {display_path(path)} is gone here, but {stays}")
         for path in gone:
             if is_rest_safe(path):
                 await self._retry(lambda path=path: self._site.remove(path))  # type: ignore[misc]
@@ -398,7 +395,7 @@ class Stager(Holdings):
 
         The paths themselves are not pending any more, either: a bundle that held them is unpacked.
         """
-        self._uploader.doubt(paths)
+        self._uploader.importer.doubt(paths)
         for path in paths:
             self._pending.pop(path, None)
         below = [f.path for p in paths for f in self._ledger.remote_files(self._place, below=p)]

@@ -137,14 +137,11 @@ _REPORT_S: Final = 30.0
 """Time between two lines about one transfer."""
 
 
-class Way(StrEnum):
-    """How files of another place come to a site."""
-
-    STREAM = "through this machine"
-    IMPORT = "from server to server"
-
-
-_DIRECTIONS: Final = {Way.STREAM: Direction.MOVE, Way.IMPORT: Direction.IMPORT}
+WAYS: Final = {
+    Direction.MOVE: "through this machine",
+    Direction.IMPORT: "from server to server",
+}
+"""How files of another place come to a site, for messages."""
 
 
 class TransferProgress(ExitStack):
@@ -159,7 +156,7 @@ class TransferProgress(ExitStack):
         site: str,
         notify: Callable[[str], None],
         meter: TransferMeter,
-        way: Way,
+        way: Direction,
     ) -> None:
         """Make it; `way` is that of files of another place."""
         super().__init__()
@@ -171,8 +168,8 @@ class TransferProgress(ExitStack):
         self._what = f"{'Moving' if moved else 'Sending'} {self._name}"
         self._site = site
         self._to = f"to site {site}"
-        self._way = f", {way}" if moved else ""
-        self._direction = _DIRECTIONS[way] if moved else Direction.UPLOAD
+        self._way = f", {WAYS[way]}" if moved else ""
+        self._direction = way if moved else Direction.UPLOAD
         self._meter = meter
         self._transfer: Transfer | None = None
         reported = moved or self._size >= _REPORTED_BYTES

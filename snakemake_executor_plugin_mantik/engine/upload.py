@@ -35,13 +35,13 @@ from snakemake_executor_plugin_mantik.jobs.paths import (
     imported_path,
 )
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
-from snakemake_executor_plugin_mantik.journal import FileLedger, Journal
 from snakemake_executor_plugin_mantik.sites.base import JobState, Phase, SharedFile, Site
 from snakemake_executor_plugin_mantik.staging.bundle import Bundle, ContentDiffers, Fetch, compress
 from snakemake_executor_plugin_mantik.staging.local import LocalFile
 
 from .site_retry import TRANSIENT, SiteRetry
-from .transfer_meter import TransferMeter, TransferProgress, Way
+from .transfer_meter import WAYS, Direction, TransferProgress
+from .workflow_context import WorkflowContext
 
 IMPORT_BYTES: Final = 16 << 20
 """Size from which a file is imported: it may take a job at each of the two sites."""
@@ -87,21 +87,14 @@ class Importer:
     """Lets the site of one place import files. Belongs to the event loop's thread."""
 
     def __init__(
-        self,
-        site: Site,
-        ledger: FileLedger,
-        retry: SiteRetry,
-        *,
-        share: Share,
-        notify: Callable[[str], None],
-        meter: TransferMeter,
+        self, site: Site, workflow: WorkflowContext, retry: SiteRetry, share: Share
     ) -> None:
         self._site = site
-        self._ledger = ledger
+        self._ledger = workflow.journal.files
         self._retry = retry
         self._share = share
-        self._notify = notify
-        self._meter = meter
+        self._notify = workflow.notify
+        self._meter = workflow.meter
         # By place: one that is away holds up no other.
         self._slots: defaultdict[str, asyncio.Semaphore] = defaultdict(
             lambda: asyncio.Semaphore(_IMPORTS_AT_ONCE)
@@ -148,7 +141,7 @@ class Importer:
                 self._ledger.forget_import(bundle, file.path)
                 self._notify(
                     f"Site {self._site.name} cannot fetch {display_path(file.path)} from the other"
-                    f" site's server; it comes {Way.STREAM}. {str(error).rstrip('.')}."
+                    f" site's server; it comes {WAYS[Direction.MOVE]}. {str(error).rstrip('.')}."
                 )
                 return ""
         self._failures[file.stored] = 0
@@ -202,7 +195,7 @@ class Importer:
         """
         path = imported_path(bundle, name)
         with TransferProgress(
-            [file], self._site.name, self._notify, self._meter, Way.IMPORT
+            [file], self._site.name, self._notify, self._meter, Direction.IMPORT
         ) as progress:
             progress.begin(await self._size(path) / file.size)
             state = await self._end_of(import_id, path, file, progress)
@@ -291,13 +284,11 @@ class Uploader:
         self,
         site: Site,
         place: str,
-        journal: Journal,
+        workflow: WorkflowContext,
         retry: SiteRetry,
         *,
-        notify: Callable[[str], None],
-        meter: TransferMeter,
         fetch: Fetch,
-        importer: Importer,
+        share: Share,
         limit: int,
     ) -> None:
         """Make it.
@@ -305,30 +296,24 @@ class Uploader:
         Args:
             site: a site that sees the place.
             place: the place's identity.
-            journal: the workflow's journal.
+            workflow: what the work at all places shares.
             retry: repeats requests to the site.
-            notify: writes a line to the user's log.
-            meter: measures the transfers.
             fetch: reads files that are stored at other places.
-            importer: lets the site fetch large ones of these itself.
+            share: lets the site fetch large ones of these itself.
             limit: most bytes that the site takes in one request.
         """
         self._site = site
         self._place = place
-        self._journal = journal
-        self._ledger = journal.files
+        self._journal = workflow.journal
+        self._ledger = workflow.journal.files
         self._retry = retry
-        self._notify = notify
-        self._meter = meter
+        self._notify = workflow.notify
+        self._meter = workflow.meter
         self._fetch = fetch
-        self._importer = importer
+        self.importer = Importer(site, workflow, retry, share)
         self._part_bytes = int(limit * _PLAIN_SHARE)
         self._slots = asyncio.Semaphore(_PARTS_AT_ONCE)
         self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
-
-    def doubt(self, paths: Collection[str]) -> None:
-        """Note that a job has not found the contents of these paths; see `Importer.doubt`."""
-        self._importer.doubt(paths)
 
     def begin(self, files: Sequence[LocalFile], *, keep: bool = False) -> str:
         """Return the bundle for `files`: one that is at the site in part already, or a new one.
@@ -386,7 +371,7 @@ class Uploader:
         tar = await asyncio.to_thread(Bundle, files, imported)
         streamed = [file for file in files if file.path not in imported]
         with TransferProgress(
-            streamed, self._site.name, self._notify, self._meter, Way.STREAM
+            streamed, self._site.name, self._notify, self._meter, Direction.MOVE
         ) as progress:
             if tar.size <= self._part_bytes and whole_file:
                 progress.begin()
@@ -422,7 +407,7 @@ class Uploader:
         digest = self._digest(files)
         if self._ledger.unfinished_upload(self._place, digest) != bundle:
             self._ledger.set_upload(self._place, bundle, digest, 0, 0)  # so that it is found again
-        return await self._importer.bring(bundle, files)
+        return await self.importer.bring(bundle, files)
 
     async def _sent(self, bundle: str, size: int, count: int) -> int:
         """Return how many of a bundle's parts are at the site; the rest is sent again.

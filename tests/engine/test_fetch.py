@@ -20,12 +20,12 @@ from snakemake_executor_plugin_mantik.common.errors import (
     TransferError,
 )
 from snakemake_executor_plugin_mantik.engine.evidence import Evidence, Finding
-from snakemake_executor_plugin_mantik.engine.fetch import Fetched, Fetcher
+from snakemake_executor_plugin_mantik.engine.fetch import Fetcher
 from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
 from snakemake_executor_plugin_mantik.engine.transfer_meter import TransferMeter
 from snakemake_executor_plugin_mantik.jobs.markers import OutputEntry
 from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
-from snakemake_executor_plugin_mantik.journal import TryRecord, TryState
+from snakemake_executor_plugin_mantik.journal import FileRecord, TryRecord, TryState
 from snakemake_executor_plugin_mantik.staging.transfers import OutputStaging
 from tests.support import virtualtime
 from tests.support.simulated import Fault, SimulatedSite, World, make_marker, tarred
@@ -62,10 +62,10 @@ class Bench:
         )  # fmt: skip
         self.world.write(RECORD.paths.marker(0), content)
 
-    def fetch(self, record: TryRecord = RECORD, **marked: Any) -> Fetched:
+    def fetch(self, record: TryRecord = RECORD, **marked: Any) -> tuple[FileRecord, ...]:
         """Fetch what a try has made, with other values in its marker."""
 
-        async def fetched() -> Fetched:
+        async def fetched() -> tuple[FileRecord, ...]:
             fetcher = Fetcher(
                 self.site,
                 SiteRetry("sim", lambda _: None, asyncio.get_running_loop().time),
@@ -93,7 +93,7 @@ def test_outputs_of_every_kind_and_name(bench: Bench) -> None:
     fetched = bench.fetch()
     assert {p: (bench.workdir / p).read_bytes() for p in FILES} == FILES
     assert bench.here() == set(FILES), "and nothing else"
-    assert {(f.path, f.size) for f in fetched.files} == {(p, len(c)) for p, c in FILES.items()}
+    assert {(f.path, f.size) for f in fetched} == {(p, len(c)) for p, c in FILES.items()}
 
 
 @pytest.mark.parametrize("path", ["alone", RECORD.paths.archive])

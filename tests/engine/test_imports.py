@@ -18,7 +18,6 @@ from snakemake_executor_plugin_mantik.common.errors import (
     SiteUnreachable,
 )
 from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
-from snakemake_executor_plugin_mantik.engine.transfer_meter import TransferMeter
 from snakemake_executor_plugin_mantik.engine.upload import IMPORT_BYTES, Importer
 from snakemake_executor_plugin_mantik.jobs.paths import imported_path
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
@@ -27,6 +26,7 @@ from snakemake_executor_plugin_mantik.sites.base import Entry, JobState, Phase, 
 from snakemake_executor_plugin_mantik.staging.local import LocalFile
 from tests.support import virtualtime
 from tests.support.simulated import SimulatedSite, World
+from tests.support.stagers import context_of
 
 SIZE = IMPORT_BYTES + 5
 SHARED = SharedFile("https://store/file?Signature=secret")
@@ -103,14 +103,8 @@ class Run:
         self.away = ""
         self.refused = False
         retry = SiteRetry("sim", self.said.append, asyncio.get_running_loop().time)
-        self.importer = Importer(
-            site,
-            journal.files,
-            retry,
-            share=self._share,
-            notify=self.said.append,
-            meter=TransferMeter(),
-        )
+        workflow = context_of(journal, self.said.append)
+        self.importer = Importer(site, workflow, retry, self._share)
 
     async def _share(self, file: LocalFile) -> SharedFile | None:
         if file.stored == self.away:

@@ -1,11 +1,12 @@
 """A stager without the place that it belongs to."""
 
 from collections.abc import AsyncGenerator, Callable
+from typing import Any, cast
 
 from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
 from snakemake_executor_plugin_mantik.engine.stage import Stager
-from snakemake_executor_plugin_mantik.engine.transfer_meter import TransferMeter
-from snakemake_executor_plugin_mantik.engine.upload import Importer, Uploader
+from snakemake_executor_plugin_mantik.engine.upload import Uploader
+from snakemake_executor_plugin_mantik.engine.workflow_context import WorkflowContext
 from snakemake_executor_plugin_mantik.journal import Journal
 from snakemake_executor_plugin_mantik.sites.base import SharedFile, Site
 from snakemake_executor_plugin_mantik.staging.bundle import Fetch
@@ -26,6 +27,12 @@ async def unshared(file: LocalFile) -> SharedFile | None:
     return None
 
 
+def context_of(journal: Journal, notify: Callable[[str], None]) -> WorkflowContext:
+    """What the work at all places shares, for uploads: no try is given up."""
+    nobody = cast(Any, None)
+    return WorkflowContext(journal, journal.path.parent, journal.path.parent, notify, nobody)
+
+
 def make_stager(
     site: Site,
     journal: Journal,
@@ -34,11 +41,8 @@ def make_stager(
     fetch: Fetch = nowhere,
 ) -> Stager:
     """Make the stager of the place `sim`."""
-    importer = Importer(
-        site, journal.files, retry, share=unshared, notify=notify, meter=TransferMeter()
-    )
+    workflow = context_of(journal, notify)
     uploader = Uploader(
-        site, "sim", journal, retry,
-        notify=notify, meter=TransferMeter(), fetch=fetch, importer=importer, limit=UPLOAD_BYTES,
-    )  # fmt: skip
-    return Stager(site, "sim", journal, retry, uploader)
+        site, "sim", workflow, retry, fetch=fetch, share=unshared, limit=UPLOAD_BYTES
+    )
+    return Stager(site, "sim", workflow, retry, uploader)

@@ -19,16 +19,11 @@ from snakemake_executor_plugin_mantik.common.errors import (
     SiteRejected,
 )
 from snakemake_executor_plugin_mantik.common.humanize import humanize_count, humanize_duration
-from snakemake_executor_plugin_mantik.jobs.paths import (
-    PLACE,
-    TRIES,
-    TryPaths,
-    is_try_id,
-)
+from snakemake_executor_plugin_mantik.jobs.paths import PLACE, TRIES, TryPaths
 from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, TryState
 from snakemake_executor_plugin_mantik.sites.base import Entry, Site
 
-from .evidence import find_markers, list_claims, read_beginning, read_identity
+from .evidence import find_claims, find_markers, list_claims, read_beginning, read_identity
 from .site_retry import SiteRetry
 
 _SPARE = "spare."
@@ -84,9 +79,9 @@ class CatchingUp:
         for bucket in sorted(int(name) for name in buckets if name.isdecimal()):
             entries = await look(f"{TRIES}/{bucket}")
             markers = find_markers(entries)
-            started = {n for n, e in entries.items() if is_try_id(n) and not e.directory}
-            known = {record.id for record in self._journal.tries(started | markers.keys())}
-            for try_id in sorted((started | markers.keys()) - known):
+            started = find_claims(entries).keys() | markers.keys()
+            known = {record.id for record in self._journal.tries(started)}
+            for try_id in sorted(started - known):
                 found[TryPaths(bucket, try_id)] = markers.get(try_id, (None, None))[0]
         return found
 

@@ -79,10 +79,7 @@ async def look(
     paths = list(paths)
     suspects = frozenset(paths)
     for number in range(_LOOKS):
-        try:
-            entries = await retry.found(lambda: list_targets(site, directory, paths), at_once=True)
-        except SiteNotFound:
-            entries = {}
+        entries = await retry.listed(lambda: list_targets(site, directory, paths))
         missing = [path for path in paths if posixpath.basename(path) not in entries]
         if not dear or not missing:
             return Sight(entries, frozenset(missing))
@@ -127,9 +124,7 @@ def _deepest(path: str) -> tuple[int, str]:
 async def _is_there(site: Site, retry: SiteRetry, place: str) -> bool:
     """Return whether a workspace is the place, and not what shows in place of its file system."""
     try:
-        names = await retry.found(lambda: site.list(PLACE), at_once=True)
-    except SiteNotFound:
-        names = {}
+        names = await retry.listed(lambda: site.list(PLACE))
     except SiteRejected:
         return False
     places = {lease.place for name in names if (lease := Lease.of(name)) is not None}
@@ -185,7 +180,7 @@ class LateOutputs:
             return []
         by_directory: dict[str, list[FileRecord]] = {}
         for file in files:
-            by_directory.setdefault(directory_of(file.path), []).append(file)
+            by_directory.setdefault(posixpath.dirname(file.path), []).append(file)
         lost = []
         async with self._turn:
             for directory, here in by_directory.items():
@@ -223,11 +218,6 @@ def same_time(one: float, other: float) -> bool:
     an hour.
     """
     return min(abs(one - other), abs(abs(one - other) - _SUMMER_S)) < _TIMES_DIFFER_S
-
-
-def directory_of(path: str) -> str:
-    """Return the directory of a path in a workspace."""
-    return path.rpartition("/")[0]
 
 
 async def list_targets(site: Site, directory: str, paths: Iterable[str]) -> dict[str, Entry]:

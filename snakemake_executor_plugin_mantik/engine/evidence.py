@@ -19,7 +19,7 @@ from snakemake_executor_plugin_mantik.common.errors import (
     SiteUnreachable,
 )
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
-from snakemake_executor_plugin_mantik.jobs.paths import parse_marker_name
+from snakemake_executor_plugin_mantik.jobs.paths import is_try_id, parse_marker_name
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.journal import TryRecord, decode_identity
 from snakemake_executor_plugin_mantik.sites.base import Entry, JobState, Phase, Site
@@ -270,6 +270,11 @@ async def list_claims(site: Site, retry: SiteRetry, directory: str) -> dict[str,
             if not await retry.believed(error):
                 raise SiteUnreachable(error.what, where=error.where, do=error.do) from error
     return {}
+
+
+def find_claims(entries: Mapping[str, Entry]) -> dict[str, Entry]:
+    """Return the claims in a listing, by their tries; a try that was revoked has none."""
+    return {name: e for name, e in entries.items() if is_try_id(name) and not e.directory}
 
 
 def find_markers(entries: Mapping[str, Entry]) -> dict[str, tuple[int, Entry]]:

@@ -29,22 +29,17 @@ from dataclasses import dataclass, replace
 from snakemake_executor_plugin_mantik.common.errors import (
     PlaceTaken,
     SiteError,
-    SiteNotFound,
     SiteRejected,
     printable,
 )
 from snakemake_executor_plugin_mantik.common.humanize import humanize_duration
-from snakemake_executor_plugin_mantik.jobs.paths import (
-    PLACE,
-    TRIES,
-    is_try_id,
-)
+from snakemake_executor_plugin_mantik.jobs.paths import PLACE, TRIES
 from snakemake_executor_plugin_mantik.journal import Journal
 from snakemake_executor_plugin_mantik.sites.base import Entry, Site
 from snakemake_executor_plugin_mantik.staging.transfers import read_file
 
 from .catch_up import CatchingUp, number_of_spare
-from .evidence import find_markers
+from .evidence import find_claims, find_markers
 from .site_retry import SiteRetry
 
 ASK_PREFIX, HERE_PREFIX = "ask.", "here."
@@ -393,15 +388,10 @@ class Leases:
         """
         entries = await self._list(directory)
         over = find_markers(entries)
-        names = [
-            n for n, e in entries.items() if is_try_id(n) and not e.directory and n not in over
-        ]
-        known = {record.id for record in self._journal.tries(names) if record.may_run}
-        growing = False
-        for name in names:
-            size = entries[name].size
-            growing = growing or (name not in known and sizes.get(name, size) != size)
-            sizes[name] = size
+        now = {name: e.size for name, e in find_claims(entries).items() if name not in over}
+        known = {record.id for record in self._journal.tries(now) if record.may_run}
+        growing = any(sizes.get(name, now[name]) != now[name] for name in now.keys() - known)
+        sizes |= now
         return growing
 
     async def answer(self, asker: str, directory: str) -> None:
@@ -410,10 +400,7 @@ class Leases:
         await self._site.remove(f"{directory}/{ASK_PREFIX}{asker}")
 
     async def _list(self, directory: str) -> dict[str, Entry]:
-        try:
-            return await self._retry.found(lambda: self._site.list(directory), at_once=True)
-        except SiteNotFound:
-            return {}
+        return await self._retry.listed(lambda: self._site.list(directory))
 
     async def _write(self, lease: Lease) -> None:
         content = f"{self._about}\nseat={self._journal.seat}\n".encode()

@@ -3,7 +3,7 @@
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeVar
 
 from snakemake_executor_plugin_mantik.common.errors import (
@@ -17,6 +17,7 @@ from snakemake_executor_plugin_mantik.common.errors import (
     TransferError,
 )
 from snakemake_executor_plugin_mantik.config.settings import Timing
+from snakemake_executor_plugin_mantik.sites.base import Entry
 
 _T = TypeVar("_T")
 
@@ -122,6 +123,13 @@ class SiteRetry:
             if not proven:
                 await asyncio.sleep(wait)
                 waited, wait = waited + wait, min(2 * wait, LONGEST_MISSING_WAIT_S)
+
+    async def listed(self, act: Callable[[], Awaitable[Mapping[str, Entry]]]) -> dict[str, Entry]:
+        """Return the entries that `act` lists; none if there is no such directory."""
+        try:
+            return dict(await self.found(act, at_once=True))
+        except SiteNotFound:
+            return {}
 
     async def insist(self, act: Callable[[], Awaitable[_T]]) -> _T:
         """Call `found`, but believe a refusal or a damaged download only after `insist_s`.

@@ -26,7 +26,7 @@ from snakemake_executor_plugin_mantik.sites.base import Site, is_rest_safe
 from snakemake_executor_plugin_mantik.staging.bundle import pack
 from snakemake_executor_plugin_mantik.staging.local import LocalFile
 
-from .compare import Sight, directory_of, look
+from .compare import Sight, look
 from .messages import stays_message
 from .site_retry import SiteRetry
 from .upload import Uploader
@@ -141,7 +141,7 @@ class Stager(Holdings):
         """Require that each record of the manifest is compared with the site before it counts."""
         old = defaultdict(list)
         for file in self._ledger.remote_files(self._place):
-            old[directory_of(file.path)].append(file)
+            old[posixpath.dirname(file.path)].append(file)
         self._old = dict(old)
         self._comparisons = {}
 
@@ -451,7 +451,7 @@ class Stager(Holdings):
         Centres purge scratch. Records below directories whose names the file API cannot carry are
         dropped.
         """
-        named = dict.fromkeys(directory_of(file.path) for file in files)
+        named = dict.fromkeys(posixpath.dirname(file.path) for file in files)
         directories = [directory for directory in named if directory in self._old]
         for directory in directories:
             if directory not in self._comparisons:

@@ -9,6 +9,7 @@ import copy
 import hashlib
 import json
 import os
+import posixpath
 import random
 import shutil
 from collections import defaultdict
@@ -23,7 +24,7 @@ from unittest import mock
 from snakemake_executor_plugin_mantik.common.errors import MantikError
 from snakemake_executor_plugin_mantik.engine.adopt import name_of_maker
 from snakemake_executor_plugin_mantik.engine.cancel import CANCEL_WAIT_S
-from snakemake_executor_plugin_mantik.engine.compare import directory_of, look
+from snakemake_executor_plugin_mantik.engine.compare import look
 from snakemake_executor_plugin_mantik.engine.core import AT_ONCE_S, CLOSE_WAIT_S
 from snakemake_executor_plugin_mantik.engine.leases import Lease
 from snakemake_executor_plugin_mantik.engine.place import make_retry
@@ -490,7 +491,7 @@ class Play:
             [file] = output.files
             try:
                 sight = await look(
-                    session.sites[name], retry, output.place, directory_of(file.path),
+                    session.sites[name], retry, output.place, posixpath.dirname(file.path),
                     [file.path], dear=True,
                 )  # fmt: skip
             except MantikError:

@@ -2,7 +2,6 @@
 
 import os
 import posixpath
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
@@ -11,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.progress import Progress
 
 from snakemake_executor_plugin_mantik.common.errors import UserError, printable
 from snakemake_executor_plugin_mantik.common.humanize import (
@@ -31,7 +29,7 @@ from snakemake_executor_plugin_mantik.journal import (
 from snakemake_executor_plugin_mantik.sites.base import is_rest_safe
 from snakemake_executor_plugin_mantik.staging.transfers import move_beside
 from snakemake_executor_plugin_mantik.storage.catalog import Catalog
-from snakemake_executor_plugin_mantik.storage.copies import is_here, part_of, remove_path
+from snakemake_executor_plugin_mantik.storage.copies import is_here, remove_path
 from snakemake_executor_plugin_mantik.storage.paths import workspace_path
 
 from . import shared
@@ -159,10 +157,6 @@ def _move(part: Path, target: Path, force: bool) -> bool:
         part.replace(target)
         return True
     return move_beside(part, target)
-
-
-_SHOW_S = 0.2
-"""Seconds between two updates of the progress bar."""
 
 
 def get(
@@ -314,28 +308,8 @@ def _bring_one(catalog: Catalog, output: StoredOutput, target: Path) -> None:
     """Make `target` a copy of an output, with a progress bar if there is a terminal."""
     with make_progress() as progress:
         task = progress.add_task(printable(display_path(output.path)), total=output.size)
-        done = threading.Event()
-        watching = threading.Thread(
-            target=_watch, args=(progress, task, part_of(target), done), daemon=True
-        )
-        watching.start()
-        try:
-            catalog.bring(output, target)
-        finally:
-            done.set()
-            watching.join()
+        catalog.bring(output, target, partial(progress.advance, task))
         progress.update(task, completed=output.size)
-
-
-def _watch(progress: Progress, task: object, part: Path, done: threading.Event) -> None:
-    """Show how much of a file or directory has come, until `done`."""
-    while not done.wait(_SHOW_S):
-        size = sum(
-            file.stat().st_size
-            for file in ([part] if part.is_file() else part.rglob("*"))
-            if file.is_file()
-        )
-        progress.update(task, completed=size)  # type: ignore[arg-type]
 
 
 def ls(

@@ -75,11 +75,8 @@ class Access:
 
         async def entries() -> dict[str, Entry]:
             site = await self._at(place)
-            try:
-                retry = make_retry(site, self._notify)
-                return await retry.found(lambda: list_targets(site, directory, paths), at_once=True)
-            except SiteNotFound:
-                return {}
+            retry = make_retry(site, self._notify)
+            return await retry.listed(lambda: list_targets(site, directory, paths))
 
         return self._run(entries())
 
@@ -102,8 +99,15 @@ class Access:
 
         self._run(act())
 
-    def download(self, place: str, files: Iterable[tuple[str, Path, int, str]]) -> None:
+    def download(
+        self,
+        place: str,
+        files: Iterable[tuple[str, Path, int, str]],
+        came: Callable[[int], object],
+    ) -> None:
         """Download files: the path at the place, the local path, the size and the checksum of each.
+
+        `came` is called with the number of bytes that have come since the last call.
 
         Raises:
             MantikError: a file is not there any more, or another one.
@@ -115,8 +119,17 @@ class Access:
             repeat = make_retry(site, self._notify).insist
 
             async def one(path: str, target: Path, size: int, sha256: str) -> None:
+                here = 0
+
+                def arrived(now: int) -> None:
+                    nonlocal here
+                    came(now - here)
+                    here = now
+
                 try:
-                    await download_file(site, path, target, size=size, sha256=sha256, repeat=repeat)
+                    await download_file(
+                        site, path, target, size=size, sha256=sha256, repeat=repeat, arrived=arrived
+                    )
                 except SiteNotFound as error:
                     raise OutputsLost(
                         f"{display_path(path)} is no longer there",

@@ -19,6 +19,7 @@ from snakemake_executor_plugin_mantik.common.errors import (
     MantikError,
 )
 from snakemake_executor_plugin_mantik.common.state_directory import STATE
+from snakemake_executor_plugin_mantik.engine.messages import stays_message
 from snakemake_executor_plugin_mantik.jobs.paths import display_path, local_path, nearest
 from snakemake_executor_plugin_mantik.journal import (
     TIMESTAMP,
@@ -212,14 +213,18 @@ class Catalog:
 
     # Files
 
-    def bring(self, output: StoredOutput, target: Path) -> None:
+    def bring(
+        self, output: StoredOutput, target: Path, came: Callable[[int], object] = lambda _: None
+    ) -> None:
         """Make `target` a verified copy of a stored output, whole or not at all.
+
+        `came` is called with the number of bytes that have come since the last call.
 
         Raises:
             MantikError: it cannot be fetched.
             OSError: it cannot be written here.
         """
-        fetch_copy(self._access, output, target)
+        fetch_copy(self._access, output, target, came)
         self._blocked.discard(target)
 
     def drop_older(self, output: StoredOutput, copy: Path) -> None:
@@ -288,11 +293,7 @@ class Catalog:
                 except MantikError as error:  # no reason to end a run, and its jobs
                     self._notify(f"{display_path(path)} stays at {self.site(output)}: {error}")
             if users:
-                names = ", ".join(dict.fromkeys(user.name for user in users))
-                self._notify(
-                    f"{display_path(path)} stays at {self.site(output)} until a run after the end"
-                    f" of {names}, which uses it."
-                )
+                self._notify(f"{display_path(path)} {stays_message(self.site(output), users)}")
             self._known.pop(output.path, None)
             self._lost.add(output.path)
             self._record(lambda ledger: ledger.drop_stored(output, still_there=bool(users)))

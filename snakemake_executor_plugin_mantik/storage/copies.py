@@ -22,8 +22,12 @@ _SNAKEMAKE = ".snakemake"
 """Directory of Snakemake's own files."""
 
 
-def fetch_copy(access: Access, output: StoredOutput, target: Path) -> None:
+def fetch_copy(
+    access: Access, output: StoredOutput, target: Path, came: Callable[[int], object]
+) -> None:
     """Make `target` a verified copy of a stored output, whole or not at all.
+
+    `came` as for `Access.download`.
 
     Raises:
         MantikError: it cannot be fetched.
@@ -36,7 +40,7 @@ def fetch_copy(access: Access, output: StoredOutput, target: Path) -> None:
                 where=f"site {access.name(output.place)}, file {file.path!r}",
                 do="Let the rule pack its files, for example with tar",
             )
-    part = part_of(target)
+    part = target.with_name(f".{target.name}{_PART}")
     part.parent.mkdir(parents=True, exist_ok=True)
     if output.directory:
         part.mkdir(exist_ok=True)
@@ -50,7 +54,7 @@ def fetch_copy(access: Access, output: StoredOutput, target: Path) -> None:
         if not sha256:  # what came of it before may be another content
             local.unlink(missing_ok=True)
         wanted.append((file.path, local, file.size, sha256))
-    access.download(output.place, wanted)
+    access.download(output.place, wanted, came)
     modes = [file.mode for file in output.files if file.sha256]
     for mode, (_, local, *_) in zip(modes, wanted, strict=True):
         change_mode(local, mode & ~read_umask() | 0o400)
@@ -63,11 +67,6 @@ def fetch_copy(access: Access, output: StoredOutput, target: Path) -> None:
         (part / TIMESTAMP).touch()
     os.utime(part, (output.made, output.made))
     put_in_place(part, target)
-
-
-def part_of(target: Path) -> Path:
-    """Return where `fetch_copy` collects what comes for `target`."""
-    return target.with_name(f".{target.name}{_PART}")
 
 
 def link_copy(home: Path, target: Path, prefix: Path, keep: Callable[[Path], bool]) -> None:

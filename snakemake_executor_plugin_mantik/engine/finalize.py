@@ -3,7 +3,7 @@
 import hashlib
 import posixpath
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -438,8 +438,9 @@ class Finalizer:
     ) -> Outcome:
         stored = _stored_outputs(request, attempt.record, marker)
         self._report_unnamed(attempt.record, marker, [output.path for output in stored])
-        files = _with_times(files, stored)
-        empty = [file for output in stored for file in output.files if not file.sha256]
+        there = {file.path: file for output in stored for file in output.files}
+        files = tuple(there.get(file.path, file) for file in files)
+        empty = [file for file in there.values() if not file.sha256]
         self._stager.made([*files, *empty, *self._timestamps(attempt.record)])
         if stored:
             # Nothing else on this machine shows that they exist.
@@ -517,56 +518,36 @@ class Finalizer:
 
 def _stored_outputs(request: JobRequest, record: TryRecord, marker: Marker) -> list[StoredOutput]:
     """Return the outputs of a job that stay at its place."""
-    found = []
-    for output in request.outputs:
-        if output.stored:
-            files = tuple(
-                FileRecord(
-                    e.path, e.size, content_name(e.sha256, e.size, _modified(e)),
-                    modified=_modified(e), mode=e.mode,
-                )
-                for e in marker.files
-                if e.type == "f" and is_at(e.path, output.path) and is_utf8(e.path)
-            )  # fmt: skip
-            files += tuple(_empty_directories(output, marker))
-            links = tuple(
-                (e.path, e.target)
-                for e in marker.files
-                if e.type == "l" and is_at(e.path, output.path)
-            )
-            found.append(
-                StoredOutput(
-                    output.path,
-                    record.place,
-                    output.directory,
-                    time.time(),
-                    record.name,
-                    files,
-                    links,
-                )
-            )
-    return found
+    return [
+        _stored_output(output, record, [e for e in marker.files if is_at(e.path, output.path)])
+        for output in request.outputs
+        if output.stored
+    ]
 
 
-def _empty_directories(output: OutputFile, marker: Marker) -> Iterator[FileRecord]:
-    inside = [e for e in marker.files if is_at(e.path, output.path)]
-    filled = {posixpath.dirname(entry.path) for entry in inside}
-    for entry in inside:
-        if entry.type == "d" and entry.path not in filled:
-            yield FileRecord(entry.path, 0, "", modified=_modified(entry), mode=entry.mode)
+def _stored_output(
+    output: OutputFile, record: TryRecord, entries: Sequence[OutputEntry]
+) -> StoredOutput:
+    filled = {posixpath.dirname(e.path) for e in entries}
+    files = [e for e in entries if e.type == "f" and is_utf8(e.path)]
+    empty = [e for e in entries if e.type == "d" and e.path not in filled]
+    return StoredOutput(
+        output.path,
+        record.place,
+        output.directory,
+        time.time(),
+        record.name,
+        tuple(map(_stored_file, [*files, *empty])),
+        tuple((e.path, e.target) for e in entries if e.type == "l"),
+    )
 
 
-def _modified(entry: OutputEntry) -> float:
-    # 0 would mean that it is not stored.
-    return (entry.modified_ns or 1) / 1e9
-
-
-def _with_times(
-    files: Iterable[FileRecord], stored: Iterable[StoredOutput]
-) -> tuple[FileRecord, ...]:
-    """Return `files` with those of stored outputs as these have them."""
-    known = {file.path: file for output in stored for file in output.files}
-    return tuple(known.get(file.path, file) for file in files)
+def _stored_file(entry: OutputEntry) -> FileRecord:
+    modified = (entry.modified_ns or 1) / 1e9  # 0 would mean that it is not stored
+    size, name = 0, ""
+    if entry.type == "f":
+        size, name = entry.size, content_name(entry.sha256, entry.size, modified)
+    return FileRecord(entry.path, size, name, modified=modified, mode=entry.mode)
 
 
 def _updated(request: JobRequest, attempt: Attempt, marker: Marker) -> list[FileRecord]:

@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
@@ -54,22 +54,15 @@ class TransferView:
     site: str
     what: str
     size: int
-    moved: int
-    rate: float | None
+    moved: int = 0
+    rate: float | None = None
 
 
 class Transfer:
     """A transfer that is under way. Belongs to one thread."""
 
-    def __init__(
-        self,
-        direction: Direction,
-        site: str,
-        what: str,
-        size: int,
-        clock: Callable[[], float],
-    ) -> None:
-        self._direction, self._site, self._what, self._size = direction, site, what, size
+    def __init__(self, begun: TransferView, clock: Callable[[], float]) -> None:
+        self._begun = begun
         self._clock = clock
         self._samples: deque[tuple[float, int]] = deque()
 
@@ -90,9 +83,7 @@ class Transfer:
         rate = None
         if len(samples) > 1 and moved > samples[0][1]:
             rate = (moved - samples[0][1]) / max(self._clock() - samples[0][0], 1e-3)
-        return TransferView(
-            self._direction, self._site, self._what, self._size, min(moved, self._size), rate
-        )
+        return replace(self._begun, moved=min(moved, self._begun.size), rate=rate)
 
 
 class TransferMeter:
@@ -113,7 +104,7 @@ class TransferMeter:
         self, direction: Direction, site: str, what: str, size: int, moved: int = 0
     ) -> Iterator[Transfer]:
         """Measure a transfer of `size` bytes, `moved` of which have arrived already."""
-        transfer = Transfer(direction, site, what, size, self._clock)
+        transfer = Transfer(TransferView(direction, site, what, size), self._clock)
         transfer.arrived(moved)
         with self._lock:
             self._active[id(transfer)] = transfer

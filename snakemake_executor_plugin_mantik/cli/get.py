@@ -19,7 +19,7 @@ from snakemake_executor_plugin_mantik.common.humanize import (
 )
 from snakemake_executor_plugin_mantik.common.state_directory import STATE
 from snakemake_executor_plugin_mantik.engine.compare import same_time
-from snakemake_executor_plugin_mantik.jobs.paths import display_path, local_path
+from snakemake_executor_plugin_mantik.jobs.paths import display_path, is_at, local_path
 from snakemake_executor_plugin_mantik.journal import (
     StoredOutput,
     UndeclaredFile,
@@ -245,7 +245,7 @@ def _chosen(catalog: Catalog, paths: Sequence[str]) -> tuple[list[StoredOutput],
     others = []
     for name in map(posixpath.normpath, paths):
         path = workspace_path(name, catalog.home("."))
-        there = [o for o in known if f"{o.path}/".startswith(f"{path}/")]
+        there = [o for o in known if is_at(o.path, path)]
         if not there:
             others.append(name)
         wanted += [output for output in there if output not in wanted]

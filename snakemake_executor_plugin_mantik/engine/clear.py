@@ -18,6 +18,7 @@ from snakemake_executor_plugin_mantik.jobs.paths import (
     TRIES,
     UP,
     UPS,
+    is_at,
     way_down,
 )
 from snakemake_executor_plugin_mantik.journal import FileRecord, Journal
@@ -165,6 +166,6 @@ class Clearer:
 
 def _part(path: str) -> str:
     for directory, name in _PARTS.items():
-        if path == directory or path.startswith(f"{directory}/"):
+        if is_at(path, directory):
             return name
     return WORKFLOW_FILES

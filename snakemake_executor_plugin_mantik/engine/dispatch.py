@@ -447,7 +447,7 @@ class Dispatcher:
         """Record what must stay at the places until a try has ended."""
         inputs = dict.fromkeys(request.inputs)
         continuation = request.continuation
-        checkpoint = [p.rstrip("/") for p in continuation.checkpoint] if continuation else []
+        checkpoint = continuation.paths if continuation else ()
         paths = dict.fromkeys([*inputs, *(o.path for o in request.outputs), *checkpoint])
         paths |= dict.fromkeys(file.path for file in files if nearest(file.path, inputs) is None)
         moved = [f for f in files if f.stored not in ("", self._place.id)]

@@ -5,7 +5,6 @@ import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from pathlib import Path
 
 from snakemake_executor_plugin_mantik.common.errors import (
@@ -20,7 +19,7 @@ from snakemake_executor_plugin_mantik.jobs.markers import (
     OutputEntry,
     read_marker,
 )
-from snakemake_executor_plugin_mantik.jobs.paths import display_path
+from snakemake_executor_plugin_mantik.jobs.paths import display_path, is_at
 from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
 from snakemake_executor_plugin_mantik.journal import FileRecord, TryRecord
 from snakemake_executor_plugin_mantik.sites.base import Site, is_rest_safe
@@ -51,10 +50,10 @@ def _through_links(entries: Sequence[OutputEntry]) -> Iterator[FileRecord]:
         if link.type != "l" or not link.target or os.path.isabs(link.target):
             continue
         leads_to = os.path.normpath(os.path.join(os.path.dirname(link.path), link.target))
-        if f"{link.path}/".startswith(f"{leads_to}/"):
+        if is_at(link.path, leads_to):
             continue
         for path, file in files.items():
-            if path == leads_to or path.startswith(f"{leads_to}/"):
+            if is_at(path, leads_to):
                 yield FileRecord(link.path + path.removeprefix(leads_to), file.size, file.sha256)
 
 
@@ -146,8 +145,8 @@ class Fetcher:
         landing = OutputStaging(
             self._workdir, record.id, [o.path for o in declared if not o.stored]
         )
-        stored = [output.path for output in declared if output.stored]
-        whole, marker = marker, _without(marker, stored)
+        whole = marker
+        marker = whole.without(whole.at(*(o.path for o in declared if o.stored)))
         try:
             await self._collect(record, marker, landing)
             links = [(e.path, e.target) for e in marker.files if e.type == "l"]
@@ -246,15 +245,6 @@ class Fetcher:
             )
         except SiteNotFound:
             return b""
-
-
-def _without(marker: Marker, paths: Sequence[str]) -> Marker:
-    """Return a marker without what it says of the outputs at `paths`."""
-    if not paths:
-        return marker
-    below = tuple(f"{path}/" for path in paths)
-    files = tuple(e for e in marker.files if not f"{e.path}/".startswith(below))
-    return replace(marker, files=files)
 
 
 def _begin(landing: OutputStaging, marker: Marker) -> None:

@@ -17,7 +17,7 @@ from snakemake_executor_plugin_mantik.common.errors import (
 from snakemake_executor_plugin_mantik.common.files import read_end
 from snakemake_executor_plugin_mantik.common.humanize import humanize_count
 from snakemake_executor_plugin_mantik.jobs.markers import Marker, MarkerInvalid, OutputEntry
-from snakemake_executor_plugin_mantik.jobs.paths import display_path, is_at, local_path, nearest
+from snakemake_executor_plugin_mantik.jobs.paths import display_path, local_path, nearest
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.jobs.script import PREDECESSORS, STEPS
 from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
@@ -205,28 +205,22 @@ class Finalizer:
         if added is None or not added.directory:
             return await self._fetcher.outputs(record, marker, request.outputs)
         below = f"{added.directory}/"
-        marker = self._without_links(record, marker, below)
+        # A job's link could lead a reader of its logged files to any local file.
+        if links := [e for e in marker.at(added.directory) if e.type == "l"]:
+            self._notify(
+                f"{record.name}: not downloaded: {humanize_count(len(links), 'symbolic link')} in"
+                f" {below}, to which it logged."
+            )
+            marker = marker.without(links)
         try:
             fetched = await self._fetcher.outputs(record, marker, request.outputs)
         except (MantikError, OSError) as error:
-            own = [e for e in marker.files if not f"{e.path}/".startswith(below)]
-            if len(own) == len(marker.files):
+            if not (logged := marker.at(added.directory)):
                 raise
-            without = replace(marker, files=tuple(own))
-            fetched = await self._fetcher.outputs(record, without, request.outputs[:-1])
+            own = marker.without(logged)
+            fetched = await self._fetcher.outputs(record, own, request.outputs[:-1])
             self._notify(f"{record.name}: its files in {below} could not be fetched. {error}")
         return tuple(file for file in fetched if not file.path.startswith(below))
-
-    def _without_links(self, record: TryRecord, marker: Marker, below: str) -> Marker:
-        # A job's link could lead a reader of its logged files to any local file.
-        links = [e for e in marker.files if e.type == "l" and e.path.startswith(below)]
-        if not links:
-            return marker
-        self._notify(
-            f"{record.name}: not downloaded: {humanize_count(len(links), 'symbolic link')} in"
-            f" {below}, to which it logged."
-        )
-        return replace(marker, files=tuple(e for e in marker.files if e not in links))
 
     async def _fetch_present(self, request: JobRequest, record: TryRecord, marker: Marker) -> None:
         """Fetch the log files of a job that lacks outputs; also its other outputs, if requested."""
@@ -519,7 +513,7 @@ class Finalizer:
 def _stored_outputs(request: JobRequest, record: TryRecord, marker: Marker) -> list[StoredOutput]:
     """Return the outputs of a job that stay at its place."""
     return [
-        _stored_output(output, record, [e for e in marker.files if is_at(e.path, output.path)])
+        _stored_output(output, record, marker.at(output.path))
         for output in request.outputs
         if output.stored
     ]
@@ -553,9 +547,5 @@ def _stored_file(entry: OutputEntry) -> FileRecord:
 def _updated(request: JobRequest, attempt: Attempt, marker: Marker) -> list[FileRecord]:
     """Return the records of the files that the job updated, as they are in the workspace."""
     added = attempt.extras.directory if attempt.extras is not None else None
-    below = tuple(f"{output.path}/" for output in request.updated if output.path != added)
-    return [
-        FileRecord(entry.path, entry.size, entry.sha256)
-        for entry in marker.files
-        if entry.type == "f" and f"{entry.path}/".startswith(below)
-    ]
+    entries = marker.at(*(o.path for o in request.updated if o.path != added))
+    return [FileRecord(e.path, e.size, e.sha256) for e in entries if e.type == "f"]

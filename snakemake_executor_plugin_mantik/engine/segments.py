@@ -85,13 +85,10 @@ def without_checkpoint(
     continuation: Continuation, marker: Marker
 ) -> tuple[Marker, list[FileRecord]]:
     """Split the files of a marker into those to fetch and the checkpoint."""
-    kept = [
-        entry
-        for entry in marker.files
-        if any(is_at(entry.path, path.rstrip("/")) for path in continuation.checkpoint)
+    kept = marker.at(*continuation.paths)
+    return marker.without(kept), [
+        FileRecord(e.path, e.size, e.sha256) for e in kept if e.type == "f"
     ]
-    files = [FileRecord(e.path, e.size, e.sha256) for e in kept if e.type == "f"]
-    return replace(marker, files=tuple(e for e in marker.files if e not in kept)), files
 
 
 def lost_checkpoint(
@@ -100,8 +97,7 @@ def lost_checkpoint(
     """Return the failure of a segment that did not find its checkpoint; None for any other end."""
     if continuation is None or not record.follows:
         return None
-    paths = [path.rstrip("/") for path in continuation.checkpoint]
-    gone = [path for path in marker.missing_inputs if _overlaps(path, paths)]
+    gone = [path for path in marker.missing_inputs if _overlaps(path, continuation.paths)]
     if not gone:
         return None
     return SegmentEnd(
@@ -146,7 +142,7 @@ def plan_segment(
     if continuation is None:
         return None, request.outputs, ()
     runtime_s = continuation.check_walltime(runtime_s)
-    paths = [path.rstrip("/") for path in continuation.checkpoint]
+    paths = continuation.paths
     updated = {output.path for output in request.updated}
     outputs = [
         replace(o, keep=True)

@@ -15,7 +15,7 @@ import hashlib
 import io
 import re
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal, cast, get_args
 
@@ -139,6 +139,16 @@ class Marker:
     go_on: str = ""
     changed: bool = False
     _small: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+
+    def at(self, *paths: str) -> tuple[OutputEntry, ...]:
+        """Return the entries of `files` at these paths, or below them."""
+        below = tuple(f"{path}/" for path in paths)
+        return tuple(e for e in self.files if f"{e.path}/".startswith(below))
+
+    def without(self, entries: Iterable[OutputEntry]) -> "Marker":
+        """Return the marker without some of its `files`."""
+        gone = frozenset(entries)
+        return replace(self, files=tuple(e for e in self.files if e not in gone))
 
     def small_outputs(self) -> Iterator[tuple[OutputEntry, bytes]]:
         """Yield the outputs that the marker holds, with their content."""

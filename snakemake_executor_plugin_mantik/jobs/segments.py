@@ -50,6 +50,11 @@ class Continuation:
     on: frozenset[Reason] = frozenset({Reason.TIME_LIMIT})
     warn_s: int | None = None
 
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The paths of the checkpoint, without the slash that marks a directory."""
+        return tuple(path.rstrip("/") for path in self.checkpoint)
+
     def warning_s(self, runtime_s: int) -> float:
         """Return the seconds before the end of a walltime at which the job is warned."""
         return min(_WARN_S, runtime_s / 10) if self.warn_s is None else self.warn_s

@@ -27,7 +27,7 @@ from snakemake_executor_plugin_mantik.common.state_directory import STATE
 from snakemake_executor_plugin_mantik.connections.connect import find_config, open_site_again
 from snakemake_executor_plugin_mantik.engine.compare import Sight, list_targets, look, same_time
 from snakemake_executor_plugin_mantik.engine.place import make_retry
-from snakemake_executor_plugin_mantik.jobs.paths import OURS, display_path
+from snakemake_executor_plugin_mantik.jobs.paths import OURS, display_path, is_at
 from snakemake_executor_plugin_mantik.journal import (
     FileRecord,
     SiteRecord,
@@ -370,7 +370,7 @@ class Comparison:
         return [
             f"{directory}/{name}"
             for (place, directory), names in sorted(self._unnamed.items())
-            if place == output.place and f"{directory}/".startswith(f"{output.path}/")
+            if place == output.place and is_at(directory, output.path)
             for name in names
         ]
 

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -32,7 +32,8 @@ from snakemake_executor_plugin_mantik.staging.transfers import (
 
 from .evidence import Evidence
 from .site_retry import FIRST_WAIT_S, LONGEST_MISSING_WAIT_S, SiteRetry
-from .transfer_meter import Direction, Transfer, TransferMeter
+from .transfer_meter import Direction, Transfer
+from .workflow_context import WorkflowContext
 
 _LOG_ALONE_BYTES = 64 << 20
 """Largest log that is downloaded whole. Of a larger one only the end in the marker is kept; without
@@ -70,22 +71,15 @@ class Fetcher:
         self,
         site: Site,
         retry: SiteRetry,
-        workdir: Path,
+        workflow: WorkflowContext,
         scratch: Path,
-        *,
-        on_links: Callable[[Sequence[tuple[str, str]]], None],
-        meter: TransferMeter,
     ) -> None:
-        """Make a fetcher.
-
-        `scratch` is a local directory for archives. `on_links` is called with the links that a job
-        made, as (path, target), before they are made here.
-        """
+        """Make a fetcher; `scratch` is a local directory for archives."""
         self._site = site
-        self._on_links = on_links
-        self._meter = meter
+        self._ledger = workflow.journal.files
+        self._meter = workflow.meter
         self._retry = retry
-        self._workdir = workdir
+        self._workdir = workflow.workdir
         self._scratch = scratch
 
     async def marker(self, record: TryRecord, end: Evidence) -> Marker:
@@ -150,8 +144,8 @@ class Fetcher:
         try:
             await self._collect(record, marker, landing)
             links = [(e.path, e.target) for e in marker.files if e.type == "l"]
-            if links:
-                self._on_links(links)
+            if links:  # recorded before they are made here
+                self._ledger.set_links(links)
             await asyncio.to_thread(landing.settle, marker.files)
         except SiteNotFound as error:
             raise OutputsLost(

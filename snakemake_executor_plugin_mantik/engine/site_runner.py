@@ -94,10 +94,7 @@ class SiteRunner:
         )  # fmt: skip
         place.lead.on_deposed(self.watcher.fail)
         self._submitter = Submitter(site, journal, retry)
-        fetcher = Fetcher(
-            site, retry, workdir, place.scratch,
-            on_links=journal.files.set_links, meter=workflow.meter,
-        )  # fmt: skip
+        fetcher = Fetcher(site, retry, workflow, place.scratch)
         self.canceller = Canceller(
             site, workflow, self.watcher, fetcher, place.leftovers,
             settings=settings, retry=retry, observer=self._observer,

@@ -60,7 +60,7 @@ class Access:
         """
         self.workdir = workdir
         self._environ = environ
-        self._notify = notify
+        self.notify = notify
         self._known_sites: dict[str, SiteRecord] = {}
         self._opening: dict[str, asyncio.Task[Site]] = {}
         self._loop = asyncio.new_event_loop()
@@ -75,7 +75,7 @@ class Access:
 
         async def entries() -> dict[str, Entry]:
             site = await self._at(place)
-            retry = make_retry(site, self._notify)
+            retry = make_retry(site, self.notify)
             return await retry.listed(lambda: list_targets(site, directory, paths))
 
         return self._run(entries())
@@ -85,7 +85,7 @@ class Access:
 
         async def act() -> Sight:
             site = await self._at(place)
-            retry = make_retry(site, self._notify)
+            retry = make_retry(site, self.notify)
             return await look(site, retry, place, directory, paths, dear=True)
 
         return self._run(act())
@@ -95,7 +95,7 @@ class Access:
 
         async def act() -> None:
             site = await self._at(place)
-            await make_retry(site, self._notify)(lambda: site.remove(path))
+            await make_retry(site, self.notify)(lambda: site.remove(path))
 
         self._run(act())
 
@@ -116,7 +116,7 @@ class Access:
 
         async def act() -> None:
             site = await self._at(place)
-            repeat = make_retry(site, self._notify).insist
+            repeat = make_retry(site, self.notify).insist
 
             async def one(path: str, target: Path, size: int, sha256: str) -> None:
                 here = 0
@@ -231,10 +231,9 @@ class Finding:
 class Datasets:
     """Looks up datasets: one listing per directory."""
 
-    def __init__(self, access: Access, notify: Callable[[str], None]) -> None:
-        """Make it; `notify` writes a line to the user's log."""
+    def __init__(self, access: Access) -> None:
         self._access = access
-        self._notify = notify
+        self._notify = access.notify
         self._away: set[str] = set()
         self._listed: dict[tuple[str, str], Mapping[str, Entry] | None] = {}
 
@@ -341,12 +340,10 @@ class Comparison:
     What was last known counts if a site does not answer.
     """
 
-    def __init__(
-        self, access: Access, notify: Callable[[str], None], outputs: Iterable[StoredOutput]
-    ) -> None:
+    def __init__(self, access: Access, outputs: Iterable[StoredOutput]) -> None:
         """Make it; `outputs` are all that the journal knows."""
         self._access = access
-        self._notify = notify
+        self._notify = access.notify
         self._compared: set[tuple[str, str]] = set()
         # Paths of outputs of which all directories were compared. They stay so: `made` adds both.
         self._settled: set[str] = set()

@@ -68,8 +68,8 @@ class Catalog:
         self._lost = set(found.lost)
         self._known = {output.path: output for output in found.outputs}
         self._access = Access(workdir, environ, notify)
-        self._datasets = Datasets(self._access, notify)
-        self._comparison = Comparison(self._access, notify, found.outputs)
+        self._datasets = Datasets(self._access)
+        self._comparison = Comparison(self._access, found.outputs)
         self._linked: set[str] = set()
         self._blocked: set[Path] = set()
         self._changes: list[Write] = []

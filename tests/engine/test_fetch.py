@@ -8,7 +8,8 @@ import tarfile
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -22,7 +23,7 @@ from snakemake_executor_plugin_mantik.common.errors import (
 from snakemake_executor_plugin_mantik.engine.evidence import Evidence, Finding
 from snakemake_executor_plugin_mantik.engine.fetch import Fetcher
 from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
-from snakemake_executor_plugin_mantik.engine.transfer_meter import TransferMeter
+from snakemake_executor_plugin_mantik.engine.workflow_context import WorkflowContext
 from snakemake_executor_plugin_mantik.jobs.markers import OutputEntry
 from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
 from snakemake_executor_plugin_mantik.journal import FileRecord, TryRecord, TryState
@@ -66,14 +67,10 @@ class Bench:
         """Fetch what a try has made, with other values in its marker."""
 
         async def fetched() -> tuple[FileRecord, ...]:
-            fetcher = Fetcher(
-                self.site,
-                SiteRetry("sim", lambda _: None, asyncio.get_running_loop().time),
-                self.workdir,
-                self.scratch,
-                on_links=self.links.extend,
-                meter=TransferMeter(),
-            )
+            retry = SiteRetry("sim", lambda _: None, asyncio.get_running_loop().time)
+            journal = cast(Any, SimpleNamespace(files=SimpleNamespace(set_links=self.links.extend)))
+            workflow = WorkflowContext(journal, self.workdir, self.workdir, print, journal)
+            fetcher = Fetcher(self.site, retry, workflow, self.scratch)
             marker = await fetcher.marker(record, Evidence(Finding.MARKER, 0))
             return await fetcher.outputs(record, replace(marker, **marked), self.declared)
 

@@ -15,7 +15,6 @@ from snakemake_executor_plugin_mantik.engine.fetch import Fetcher
 from snakemake_executor_plugin_mantik.engine.finalize import Finalizer
 from snakemake_executor_plugin_mantik.engine.observer import JobExtras, Observer
 from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
-from snakemake_executor_plugin_mantik.engine.transfer_meter import TransferMeter
 from snakemake_executor_plugin_mantik.engine.workflow_context import WorkflowContext
 from snakemake_executor_plugin_mantik.jobs.live_packs import PackDamaged, read_packs
 from snakemake_executor_plugin_mantik.jobs.paths import MAX_PATH_DEPTH
@@ -44,16 +43,10 @@ def concluded(trial: Trial, workdir: Path, command: str) -> tuple[list[str], lis
         spec.paths.try_id, "sim", spec.paths.bucket, "j", "r", "r", "f", TryState.SUBMITTED
     )
     site, said = SimulatedSite(world), list[str]()
-    fetcher = Fetcher(
-        site,
-        SiteRetry("sim", print),
-        workdir,
-        workdir / ".scratch",
-        on_links=lambda _: None,
-        meter=TransferMeter(),
-    )
     nothing = cast(Any, None)
-    workflow = WorkflowContext(nothing, workdir, workdir, said.append, nothing)
+    journal = cast(Any, SimpleNamespace(files=SimpleNamespace(set_links=list)))
+    workflow = WorkflowContext(journal, workdir, workdir, said.append, nothing)
+    fetcher = Fetcher(site, SiteRetry("sim", print), workflow, workdir / ".scratch")
     finalizer = Finalizer(
         workflow, stager=nothing, submitter=nothing, fetcher=fetcher, canceller=nothing,
         classifier=nothing, late=nothing, observer=Observer(),

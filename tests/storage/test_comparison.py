@@ -19,6 +19,8 @@ OUTPUT = StoredOutput("out/model", "place", False, MADE_AT, "train", (FILE,))
 class Looking:
     """Access to a place of which one directory was looked at."""
 
+    notify = staticmethod(print)
+
     def __init__(self, *entries: Entry) -> None:
         self._entries = {entry.name: entry for entry in entries}
 
@@ -30,7 +32,7 @@ class Looking:
 
 def compared(*entries: Entry) -> list[Change]:
     access = cast("Access", Looking(*entries))
-    return [*Comparison(access, print, [OUTPUT]).compare(OUTPUT, {OUTPUT.path: OUTPUT})]
+    return [*Comparison(access, [OUTPUT]).compare(OUTPUT, {OUTPUT.path: OUTPUT})]
 
 
 @pytest.mark.parametrize("seconds", [0.0, 1.5, 3600.0, -3600.5])

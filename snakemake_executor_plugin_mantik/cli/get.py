@@ -18,7 +18,7 @@ from snakemake_executor_plugin_mantik.common.humanize import (
     humanize_size,
 )
 from snakemake_executor_plugin_mantik.common.state_directory import STATE
-from snakemake_executor_plugin_mantik.engine.compare import same_time
+from snakemake_executor_plugin_mantik.engine.compare import is_same_file
 from snakemake_executor_plugin_mantik.jobs.paths import display_path, is_at, local_path
 from snakemake_executor_plugin_mantik.journal import (
     StoredOutput,
@@ -79,7 +79,11 @@ def find_undeclared(
     here = [f for f in found.values() if os.path.lexists(local_path(f.path, directory))]
     if force:
         return list(found.values()), 0
-    if others := [f for f in here if f.path in exact and not _is_same(f, directory)]:
+    if others := [
+        f
+        for f in here
+        if f.path in exact and not is_same_file(local_path(f.path, directory), f.size, f.made)
+    ]:
         raise UserError(
             f"there are other files here: {', '.join(display_path(f.path) for f in others[:5])}",
             where=str(directory),
@@ -93,15 +97,6 @@ def _listed(directory: Path, catalog: Catalog, site: str) -> Iterable[str]:
     places = catalog.places(site)
     known = read_undeclared(directory.resolve() / STATE)
     return dict.fromkeys(display_path(file.path) for file in known if file.place in places)
-
-
-def _is_same(file: StoredOutput, directory: Path) -> bool:
-    """Return whether a file here has the size and the time of the one at the site."""
-    path = local_path(file.path, directory)
-    if not path.is_file():
-        return False
-    status = path.stat()
-    return status.st_size == file.size and same_time(status.st_mtime, file.made)
 
 
 def bring_undeclared(

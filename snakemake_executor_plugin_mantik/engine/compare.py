@@ -2,8 +2,10 @@
 
 import asyncio
 import posixpath
+import stat
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from snakemake_executor_plugin_mantik.common.errors import SiteError, SiteNotFound, SiteRejected
@@ -218,6 +220,16 @@ def same_time(one: float, other: float) -> bool:
     an hour.
     """
     return min(abs(one - other), abs(abs(one - other) - _SUMMER_S)) < _TIMES_DIFFER_S
+
+
+def is_same_file(path: Path, size: int, modified: float) -> bool:
+    """Return whether a file on this machine has the size and the time of one at a site."""
+    try:
+        status = path.stat()
+    except OSError:
+        return False
+    alike = stat.S_ISREG(status.st_mode) and status.st_size == size
+    return alike and same_time(status.st_mtime, modified)
 
 
 async def list_targets(site: Site, directory: str, paths: Iterable[str]) -> dict[str, Entry]:

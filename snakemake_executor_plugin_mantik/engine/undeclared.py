@@ -10,7 +10,7 @@ from snakemake_executor_plugin_mantik.jobs.markers import MOST_NEW, Marker, Outp
 from snakemake_executor_plugin_mantik.jobs.paths import nearest
 from snakemake_executor_plugin_mantik.journal import TryRecord, UndeclaredFile, is_utf8
 
-from .compare import same_time
+from .compare import is_same_file
 from .request import JobRequest
 from .workflow_context import WorkflowContext
 
@@ -95,19 +95,9 @@ def list_brought(workdir: Path, files: Iterable[UndeclaredFile]) -> frozenset[st
 
     They are no sources: a job that makes one again would replace its own input.
     """
-    return frozenset(file.path for file in files if _is_brought(workdir / file.path, file))
-
-
-def _is_brought(path: Path, file: UndeclaredFile) -> bool:
-    try:
-        status = path.stat()
-        return (
-            path.is_file()
-            and status.st_size == file.size
-            and same_time(status.st_mtime, file.modified)
-        )
-    except OSError:
-        return False
+    return frozenset(
+        file.path for file in files if is_same_file(workdir / file.path, file.size, file.modified)
+    )
 
 
 def _look_at(path: Path, entry: OutputEntry) -> str:
@@ -117,17 +107,8 @@ def _look_at(path: Path, entry: OutputEntry) -> str:
     """
     if not os.path.lexists(path):
         return ""
-    try:
-        status = path.stat()
-        same = (
-            path.is_file()
-            and not path.is_symlink()
-            and status.st_size == entry.size
-            and same_time(status.st_mtime, (entry.modified_ns or 0) / 1e9)
-        )
-    except OSError:
-        same = False
-    return "same" if same else "other"
+    same = is_same_file(path, entry.size, (entry.modified_ns or 0) / 1e9)
+    return "same" if same and not path.is_symlink() else "other"
 
 
 def _names(entries: Sequence[OutputEntry], *, more: bool = False) -> str:

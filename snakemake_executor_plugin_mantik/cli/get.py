@@ -28,6 +28,7 @@ from snakemake_executor_plugin_mantik.journal import (
 )
 from snakemake_executor_plugin_mantik.sites.base import is_rest_safe
 from snakemake_executor_plugin_mantik.staging.transfers import move_beside
+from snakemake_executor_plugin_mantik.storage.access import find_workspace_files
 from snakemake_executor_plugin_mantik.storage.catalog import Catalog
 from snakemake_executor_plugin_mantik.storage.copies import is_here, remove_path
 from snakemake_executor_plugin_mantik.storage.paths import workspace_path
@@ -53,7 +54,7 @@ def find_undeclared(
     found: dict[str, StoredOutput] = {}
     exact = {workspace_path(name, directory) for name in names}
     for name in names or _listed(directory, catalog, site):
-        there = catalog.files_at(name, site)
+        there = find_workspace_files(catalog.access, name, site)
         if names and not there:
             raise UserError(
                 f"there is no file {name} at a site",
@@ -94,7 +95,7 @@ def find_undeclared(
 
 def _listed(directory: Path, catalog: Catalog, site: str) -> Iterable[str]:
     """Yield the paths that the journal lists, of one site if it is named."""
-    places = catalog.places(site)
+    places = catalog.access.places(site)
     known = read_undeclared(directory.resolve() / STATE)
     return dict.fromkeys(display_path(file.path) for file in known if file.place in places)
 

@@ -267,8 +267,8 @@ _MOST_DIRECTORIES = 200
 """Most directories of a place that are listed to find files."""
 
 
-def find_workspace_files(access: Access, places: Iterable[str], name: str) -> list[StoredOutput]:
-    """Return the files at `name`, or in the directory `name`, in the workspaces at `places`.
+def find_workspace_files(access: Access, name: str, site: str = "") -> list[StoredOutput]:
+    """Return the files at `name`, or in the directory `name`, in all workspaces or one site's.
 
     The last part of `name` may be a pattern of the shell. Each file is returned in the form of an
     output without a checksum.
@@ -284,7 +284,7 @@ def find_workspace_files(access: Access, places: Iterable[str], name: str) -> li
             f"{name} is no file of the workflow", where="smk-mantik get",
             do="Name files below the working directory, relative to it",
         )  # fmt: skip
-    return [file for place in places for file in _find_at(access, place, path)]
+    return [file for place in access.places(site) for file in _find_at(access, place, path)]
 
 
 def _find_at(access: Access, place: str, path: str) -> Iterator[StoredOutput]:

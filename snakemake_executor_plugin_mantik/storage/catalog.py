@@ -7,7 +7,7 @@ import stat
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
@@ -40,7 +40,6 @@ from .access import (
     Datasets,
     Finding,
     as_output,
-    find_workspace_files,
 )
 from .copies import copy_by_link, fetch_copy, link_copy, put_in_place, remove_path
 from .paths import Dataset
@@ -56,6 +55,9 @@ class Catalog:
     """What is stored where. Read from the journal once, compared with the places when asked.
 
     All paths are those in a workspace.
+
+    Attributes:
+        access: the places.
     """
 
     def __init__(
@@ -67,9 +69,9 @@ class Catalog:
         found = _read(workdir / STATE, notify)
         self._lost = set(found.lost)
         self._known = {output.path: output for output in found.outputs}
-        self._access = Access(workdir, environ, notify)
-        self._datasets = Datasets(self._access)
-        self._comparison = Comparison(self._access, found.outputs)
+        self.access = Access(workdir, environ, notify)
+        self._datasets = Datasets(self.access)
+        self._comparison = Comparison(self.access, found.outputs)
         self._linked: set[str] = set()
         self._blocked: set[Path] = set()
         self._changes: list[Write] = []
@@ -122,25 +124,14 @@ class Catalog:
         with self._lock:
             return [self._known[path] for path in sorted(self._known)]
 
-    def files_at(self, name: str, site: str = "") -> list[StoredOutput]:
-        """Return the files at a path in workspaces, as outputs; see `find_workspace_files`.
-
-        With `site` only those of one site.
-        """
-        return find_workspace_files(self._access, self._access.places(site), name)
-
-    def places(self, site: str = "") -> Sequence[str]:
-        """Return the places that runs have used, or that of one site."""
-        return self._access.places(site)
-
     def changed_files(self, files: Iterable[StoredOutput]) -> list[StoredOutput]:
-        """Return those files that are not as `files_at` has found them any more."""
+        """Return those files that are not as `find_workspace_files` has found them any more."""
         now: dict[tuple[str, str], Mapping[str, Entry]] = {}
         changed = []
         for file in files:
             folder, name = posixpath.split(file.path)
             if (file.place, folder) not in now:
-                now[file.place, folder] = self._access.list(file.place, folder or ".")
+                now[file.place, folder] = self.access.list(file.place, folder or ".")
             entry = now[file.place, folder].get(name)
             if entry is None or file != as_output(folder, entry, file.place):
                 changed.append(file)
@@ -148,7 +139,7 @@ class Catalog:
 
     def site(self, output: StoredOutput) -> str:
         """Return the name of the site where an output is stored; empty for this machine."""
-        return self._access.name(output.place) if not output.here else ""
+        return self.access.name(output.place) if not output.here else ""
 
     # Changes
 
@@ -224,7 +215,7 @@ class Catalog:
             MantikError: it cannot be fetched.
             OSError: it cannot be written here.
         """
-        fetch_copy(self._access, output, target, came)
+        fetch_copy(self.access, output, target, came)
         self._blocked.discard(target)
 
     def drop_older(self, output: StoredOutput, copy: Path) -> None:
@@ -289,7 +280,7 @@ class Catalog:
                 try:
                     users = read_uses(self._workdir / STATE, output.place, path)
                     if not users:
-                        self._access.remove(output.place, path)
+                        self.access.remove(output.place, path)
                 except MantikError as error:  # no reason to end a run, and its jobs
                     self._notify(f"{display_path(path)} stays at {self.site(output)}: {error}")
             if users:
@@ -374,7 +365,7 @@ class Catalog:
             pass  # another run is using the journal, and compares for itself
         except MantikError as error:
             self._notify(str(error))
-        self._access.close()
+        self.access.close()
 
 
 @cache

@@ -186,7 +186,8 @@ class Project:
             suppress(sqlite3.OperationalError),  # there is none yet, or no table
             closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True)) as db,
         ):
-            self._workflow = db.execute("SELECT home, id FROM workflow").fetchone()
+            found = db.execute("SELECT home, id FROM workflow WHERE home <> ''")  # two writes
+            self._workflow = found.fetchone()
         return self._workflow is not None
 
     @property

@@ -1,5 +1,8 @@
 """Rules with so many files that no scheduler takes a script with all of their names."""
 
+import pytest
+
+from tests.support.places import REAL
 from tests.support.workflows import Project
 
 FOLDER = "/".join(["few files are enough as their names are so long" * 5] * 6)
@@ -7,6 +10,9 @@ FILES = 3000
 """Their names have 4.3 MB; Slurm takes scripts of 4 MiB."""
 
 
+@pytest.mark.parametrize(
+    "place", [pytest.param("firecrest", marks=pytest.mark.nightly), *REAL], indirect=True
+)
 def test_names_that_no_script_could_hold(both: Project) -> None:
     both.write(
         "Snakefile",

@@ -51,7 +51,7 @@ test: $(STAMP)
 SCHEDULES ?= 240
 REAL_SCHEDULES ?= 8
 test-faults: $(STAMP)
-	MANTIK_SCHEDULES=$(SCHEDULES) MANTIK_REAL_SCHEDULES=$(REAL_SCHEDULES) $(BIN)/python -m pytest -n $$(( 6 * $(CORES) )) --dist worksteal -m 'not nightly' tests/faults $(PYTEST_ARGS)
+	MANTIK_SCHEDULES=$(SCHEDULES) MANTIK_REAL_SCHEDULES=$(REAL_SCHEDULES) $(BIN)/python -m pytest -n $$(( 4 * $(CORES) )) --dist worksteal -m 'not nightly' tests/faults $(PYTEST_ARGS)
 
 # The real servers, and the tools that tests use beside them.
 servers: $(STAMP)

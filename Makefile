@@ -59,7 +59,7 @@ servers: $(STAMP)
 
 # Much of it is waiting for the servers.
 test-real: servers
-	$(BIN)/python -m pytest -m 'software and not nightly' -n $$(( 4 * $(CORES) )) --dist loadgroup $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m 'software and not nightly' -n $$(( 3 * $(CORES) )) --dist loadgroup $(PYTEST_ARGS)
 
 # What a newcomer types is one after the other, and much of it is installing.
 test-newcomer: $(STAMP)

@@ -126,9 +126,9 @@ def test_a_job_at_a_real_site_fetches(firecrest_centre_place: Place, tmp_path: P
 @pytest.mark.parametrize("trusting", [True, pytest.param(False, marks=pytest.mark.nightly)])
 def test_real_servers_import_from_each_other(tmp_path: Path, trusting: bool) -> None:
     with own_unicorex(tmp_path / "a", 1) as source, own_unicorex(tmp_path / "b", 1) as target:
-        for one, another in ((source, target), (target, source)) if trusting else ():
-            one.stop()
-            trust(one, another)
+        for one, another in (source, target), (target, source):
+            if trusting:
+                trust(one, another)
             one.start()
         other = replace(unicorex_place(target), name="other")
         project = between(unicorex_place(source), other, tmp_path)

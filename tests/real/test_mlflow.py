@@ -1,7 +1,6 @@
 """MLflow's tracking server on a real database, with artifacts in a real S3 storage of its own.
 
-What a job logs, as with another server; and what this one holds in the end, as seen where it keeps
-it.
+What it holds in the end, as seen where it keeps it.
 """
 
 import sys
@@ -16,11 +15,11 @@ from tests.support.needs import require
 from tests.support.ports import free_port
 from tests.support.s3 import S3, rclone
 from tests.support.sandbox import wait_for
+from tests.tracking import test_life
 from tests.tracking.conftest import Tracked, TrackingServer, sandbox, tracked
 from tests.tracking.rules import HEAD, rule
-from tests.tracking.test_life import test_what_a_job_logs
 
-__all__ = ["sandbox", "test_what_a_job_logs", "tracked"]
+__all__ = ["sandbox", "tracked"]
 
 pytestmark = pytest.mark.software("MLflow")
 
@@ -69,6 +68,11 @@ def tracking_server(
     server.start()
     yield server
     server.stop()
+
+
+@pytest.mark.nightly
+def test_what_a_job_logs(tracked: Tracked) -> None:
+    test_life.test_what_a_job_logs(tracked)
 
 
 CODE = """

@@ -92,6 +92,7 @@ def each_once(seen: Path, jobs: int) -> bool:
 def crowded(tmp_path: Path) -> Iterator[UnicoreX]:
     """A server for many jobs: other tests' would wait behind them at the one that all share."""
     with own_unicorex(tmp_path / "unicorex", SLOTS) as server:
+        server.start()
         yield server
 
 

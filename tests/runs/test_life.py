@@ -85,6 +85,7 @@ def test_a_run(runs: Runs, sandbox: Sandbox) -> None:
     assert runs.json("list") == []
 
 
+@pytest.mark.nightly
 def test_a_run_goes_on_past_its_walltime(runs: Runs) -> None:
     config = runs.project.config
     kept = config.read_text()

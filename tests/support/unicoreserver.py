@@ -204,7 +204,7 @@ def write_configuration(server: UnicoreX, mode: str, idb: Path, login: str) -> N
 def trust(server: UnicoreX, other: UnicoreX) -> None:
     """Let a server accept another one's certificate, and what that one asks for its users.
 
-    It must be started again.
+    It must be started, or started again, afterwards.
     """
     configuration = server.directory / "main.config"
     lines = (

@@ -75,13 +75,12 @@ def narrow_unicorex(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Unicor
 
 @contextmanager
 def own_unicorex(directory: Path, slots: int) -> Iterator[OwnUnicoreX]:
-    """A server of one test, in a new directory."""
+    """A server of one test, in a new directory, which the test starts."""
     require(lacking(), SOFTWARE)
     directory.mkdir()
     server = OwnUnicoreX(directory, free_port(), directory / "scratch")
     _configure(server, slots)
     try:
-        server.start()
         yield server
     finally:
         server.stop()
@@ -91,4 +90,5 @@ def own_unicorex(directory: Path, slots: int) -> Iterator[OwnUnicoreX]:
 def unicorex_to_stop(tmp_path: Path) -> Iterator[OwnUnicoreX]:
     """A server for one test that stops it."""
     with own_unicorex(tmp_path / "unicorex", OWN_SLOTS) as server:
+        server.start()
         yield server

@@ -421,7 +421,6 @@ class NextSegments:
         ids = [await self._ahead.scheduler_id(job_id) for job_id in before.ids]
         attempt = Attempt.of(self._dispatcher.next_segment(before.record))
         whole, own = await self._dispatcher.observe(request, attempt, waits=True)
-
         makes = request.continuation.paths
 
         async def submit() -> None:

@@ -259,6 +259,6 @@ def ahead_message(records: Sequence[TryRecord]) -> str:
 
 
 def stays_message(site: str, users: Iterable[TryRecord]) -> str:
-    """Return how long a file that is to be removed stays at a site, because tries use it."""
+    """Return that a removed file stays at a site while tries use it, to follow the file's path."""
     names = ", ".join(dict.fromkeys(user.name for user in users))
     return f"stays at {site} until a run after the end of {names}, which uses it."

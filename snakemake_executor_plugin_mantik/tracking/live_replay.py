@@ -35,13 +35,13 @@ class LiveReplay(Replay):
         if not self.store.is_dir():
             return
         # If this fails, it is unknown how much MLflow has received.
-        self.told.doubt = True
+        self.published.doubt = True
         self._described()
         while self._metrics():
             pass
-        for run in self.told.source.runs:
+        for run in self.published.source.runs:
             self.upload(run)
-        self.told.doubt = False
+        self.published.doubt = False
 
     def _described(self) -> None:
         """Publish runs, models and their descriptions, if any of them has changed."""
@@ -51,7 +51,7 @@ class LiveReplay(Replay):
             if path.is_file() and _describes(path, self.store)
         ]
         now = tuple(sorted((str(p), p.stat().st_size, p.stat().st_mtime_ns) for p in files))
-        if now == self.told.descriptions:
+        if now == self.published.descriptions:
             return
         view = self.store.parent / "view"
         try:
@@ -60,10 +60,10 @@ class LiveReplay(Replay):
             return  # the end of the job reads all of it
         finally:
             shutil.rmtree(view, ignore_errors=True)
-        self.told.source = source
+        self.published.source = source
         self.describe(source, self._later())
         self.end(source)
-        self.told.descriptions = now
+        self.published.descriptions = now
 
     def _view(self, view: Path, files: list[Path]) -> RecordedStore:
         """Read the descriptions with MLflow, from links or copies that do not change."""
@@ -98,7 +98,7 @@ class LiveReplay(Replay):
         left = _METRICS_BYTES
         for file in metric_files(self.store):
             path = file.relative_to(self.store).as_posix()
-            begun = self.told.lines.get(path, Lines())
+            begun = self.published.lines.get(path, Lines())
             if left <= 0 or file.stat().st_size <= begun.size or not self._is_made(path):
                 continue
             with file.open("rb") as lines:
@@ -117,15 +117,15 @@ class LiveReplay(Replay):
         for run_id, values in logged.items():
             self.log(values, run_id)
         for path, content in read.items():
-            self.told.lines.setdefault(path, Lines()).add(content)
+            self.published.lines.setdefault(path, Lines()).add(content)
         return bool(read)
 
     def _is_made(self, path: str) -> bool:
         """Return whether the run or model of a file of metrics exists in MLflow."""
         parts = path.split("/")
         if parts[1] == "models":
-            return parts[2] in self.told.models
-        return parts[1] in self.told.runs
+            return parts[2] in self.published.models
+        return parts[1] in self.published.runs
 
 
 def _describes(path: Path, store: Path) -> bool:

@@ -201,7 +201,7 @@ class Carrier:
         client: for the run's server.
         store: the store's local directory.
         to: the run that it belongs to.
-        told: what was published before; kept up to date.
+        published: what was published before; kept up to date.
         notify: called with what is left out, and why.
         live: whether the job still writes to the store.
     """
@@ -209,12 +209,12 @@ class Carrier:
     client: MlflowClient
     store: Path
     to: Destination
-    told: Published
+    published: Published
     notify: Callable[[str], None]
     live: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        self._again = self.told.doubt
+        self._again = self.published.doubt
 
     def send_files(
         self,
@@ -247,17 +247,17 @@ class Carrier:
             shutil.rmtree(beside, ignore_errors=True)
         for path, file in seen.items():
             name = path.relative_to(self.store).as_posix()
-            self.told.files[name], self.told.stamps[name] = file, stamps[path]
+            self.published.files[name], self.published.stamps[name] = file, stamps[path]
 
     def _known(self, path: Path) -> bool:
         name = path.relative_to(self.store).as_posix()
-        sent = self.told.files.get(name)
+        sent = self.published.files.get(name)
         if sent is None:
             return False
         now = path.stat()
         if now.st_size != sent.size:
             return False
-        return self.told.stamps.get(name) == now.st_mtime_ns or UploadedFile.of(path) == sent
+        return self.published.stamps.get(name) == now.st_mtime_ns or UploadedFile.of(path) == sent
 
 
 def _link(path: Path, place: Path) -> Path:

@@ -256,15 +256,15 @@ class Publisher:
             self._end(at, ended, retried=retried)
             return True
         if live:
-            told = self._told_of(at)
+            published = self._published_of(at)
             self._cursor.set(at.run.id, live=True)
             copy = self._workdir / copy_directory(at.run.id) / COPY_TREE
             to = self._destination(at)
-            replay = LiveReplay(at.client, copy, to, told, lambda text: self._say(at, text))
+            replay = LiveReplay(at.client, copy, to, published, lambda text: self._say(at, text))
             self._accepted(at, replay.run)
         return False
 
-    def _told_of(self, at: _At) -> Published:
+    def _published_of(self, at: _At) -> Published:
         """Return what was published of a job's store; another process may have published it."""
         if at.run.head != at.run.id and at.own.steps is None:
             # Up to which step earlier segments have logged each metric.
@@ -357,10 +357,12 @@ class Publisher:
     def _logged(self, at: _At, data: Mapping[str, Any], *, doubt: bool) -> None:
         store = self._workdir / store_directory(at.run.id)
         if store.is_dir():
-            told = self._told_of(at)
-            told.doubt = told.doubt or doubt
+            published = self._published_of(at)
+            published.doubt = published.doubt or doubt
             to = self._destination(at)
-            replay = Replay(at.client, store, to, told, notify=lambda text: self._say(at, text))
+            replay = Replay(
+                at.client, store, to, published, notify=lambda text: self._say(at, text)
+            )
             replay.whole(data["status"] or "KILLED")
 
     def _ended(self, at: _At, data: Mapping[str, Any], *, retried: bool) -> None:

@@ -116,7 +116,7 @@ class Models(Carrier):
             before = {key: each for key, each in known.items() if each is not original}
             return self._origin(original, before, source) if original is not None else None
         model = version.model_id or version.source.removeprefix("models:/")
-        if model_id := self.told.models.get(model):
+        if model_id := self.published.models.get(model):
             there = self.client.get_logged_model(model_id)
             run_id, uri = there.source_run_id or self.to.run_id, f"models:/{model_id}"
             # The registry in a database looks for the model at MLflow's own tracking URI.
@@ -124,7 +124,7 @@ class Models(Carrier):
             found = own.startswith("http") or own == mlflow.get_tracking_uri()
             return _Origin(uri, uri if found else there.artifact_location, run_id, model_id)
         for run in source.runs:
-            run_id = self.told.runs.get(run.info.run_id, "")
+            run_id = self.published.runs.get(run.info.run_id, "")
             path = self._artifact(run, version.source)
             if run_id and path:
                 root = self.client.get_run(run_id).info.artifact_uri
@@ -147,7 +147,7 @@ class Models(Carrier):
     def _register(self, version: _Version, origin: _Origin) -> None:
         self._describe_model(version.name)
         mark = f"{self.to.try_id}/{version.name}/{version.number}"
-        made = self._find(origin.run_id, mark) if self.told.doubt else None
+        made = self._find(origin.run_id, mark) if self.published.doubt else None
         if made is None:
             made = self.client.create_model_version(
                 version.name, origin.source, origin.run_id, model_id=origin.model_id,
@@ -198,14 +198,14 @@ class Models(Carrier):
         Raises:
             Exception: the server does not answer, answers with an error, or refuses.
         """
-        known = self.told.models.get(model.model_id)
+        known = self.published.models.get(model.model_id)
         over = model.status in (LoggedModelStatus.READY, LoggedModelStatus.FAILED)
         place = self.store / model.experiment_id / "models" / model.model_id
         below = place.relative_to(self.store).as_posix()
         # A model that still changes is of no use, and MLflow cannot change its first values later.
-        if self.live and (not (over and none_below(later, below)) or known in self.told.over):
+        if self.live and (not (over and none_below(later, below)) or known in self.published.over):
             return
-        run_id = self.told.runs.get(model.source_run_id or "", self.to.run_id)
+        run_id = self.published.runs.get(model.source_run_id or "", self.to.run_id)
         model_id, location = self._model(model, run_id)
         files = place / "artifacts"
         names = {
@@ -217,17 +217,17 @@ class Models(Carrier):
             lambda directory: self.client.log_model_artifacts(model_id, str(directory)),
             lambda directory: _rename(directory / "MLmodel", names),
         )
-        if over and model_id not in self.told.over:
+        if over and model_id not in self.published.over:
             self.client.finalize_logged_model(model_id, model.status)
-            self.told.over.add(model_id)
+            self.published.over.add(model_id)
 
     def _model(self, model: LoggedModel, run_id: str) -> tuple[str, str]:
         """Return the id and the artifact location of a model in MLflow; create it if needed."""
-        experiment = self.told.experiments.get(model.experiment_id, self.to.experiment_id)
+        experiment = self.published.experiments.get(model.experiment_id, self.to.experiment_id)
         name = f"{self.to.try_id}/{model.model_id}"
         known = None
-        if model.model_id in self.told.models:
-            known = self.client.get_logged_model(self.told.models[model.model_id])
+        if model.model_id in self.published.models:
+            known = self.client.get_logged_model(self.published.models[model.model_id])
         elif self._again:
             known = self._find_model(experiment, name)
         if known is None:
@@ -237,7 +237,7 @@ class Models(Carrier):
                 tags={**tags, _SOURCE_MODEL: name},
                 params=dict(model.params or {}), model_type=model.model_type,
             )  # fmt: skip
-        self.told.models[model.model_id] = known.model_id
+        self.published.models[model.model_id] = known.model_id
         return known.model_id, known.artifact_location
 
     def _find_model(self, experiment: str, source: str) -> LoggedModel | None:

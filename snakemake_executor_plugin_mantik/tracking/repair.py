@@ -206,7 +206,7 @@ def prepare_store(
     run_id: str,
     experiment_id: str,
     notify: Callable[[str], None],
-    told: Mapping[str, Lines] | None = None,
+    published: Mapping[str, Lines] | None = None,
 ) -> Iterator[LoggedMetric]:
     """Make a store readable, and return the unpublished metrics of all its runs, models' first.
 
@@ -215,7 +215,7 @@ def prepare_store(
         run_id: the job's own run, whose description is rewritten if it is damaged.
         experiment_id: its experiment in the store.
         notify: called with what is dropped because it cannot be read.
-        told: the published beginnings of files of metrics, by path in the store.
+        published: the published beginnings of files of metrics, by path in the store.
 
     Raises:
         OSError: the files cannot be read or written.
@@ -227,7 +227,7 @@ def prepare_store(
             shutil.rmtree(moved)
         new = store / f".{METRICS}"
         with new.open("w", encoding="utf-8") as lines:
-            for value in _all_metrics(store, notify, told or {}):
+            for value in _all_metrics(store, notify, published or {}):
                 lines.write(json.dumps(vars(value)) + "\n")
         new.rename(moved)
     for told_of in metric_files(store):
@@ -335,13 +335,13 @@ def _run(run_id: str, experiment_id: str) -> str:
 
 
 def _all_metrics(
-    store: Path, notify: Callable[[str], None], told: Mapping[str, Lines]
+    store: Path, notify: Callable[[str], None], published: Mapping[str, Lines]
 ) -> Iterator[LoggedMetric]:
     for path in metric_files(store):
         name = path.relative_to(store).as_posix()
         dropped = 0
         with path.open("rb") as file:
-            if name not in told or not told[name].begin(file):
+            if name not in published or not published[name].begin(file):
                 file.seek(0)
             for value in parse_metrics(name, read_lines(file)):
                 if value is not None:

@@ -56,8 +56,8 @@ class Replay(Models):
         self._order: dict[str, int] = {}
         self._for_models: dict[str, set[tuple[object, ...]]] = {}
         self._made_before = {to.source_id: to.run_id, **to.members}
-        self.told.runs |= self._made_before
-        self.told.experiments[to.source_experiment_id] = to.experiment_id
+        self.published.runs |= self._made_before
+        self.published.experiments[to.source_experiment_id] = to.experiment_id
 
     def whole(self, status: str) -> None:
         """Publish all of the store.
@@ -69,7 +69,7 @@ class Replay(Models):
         """
         metrics = prepare_store(
             self.store, self.to.source_id, self.to.source_experiment_id, self.notify,
-            self.told.lines,
+            self.published.lines,
         )  # fmt: skip
         source = self._read()
         if self.to.source_id not in {run.info.run_id for run in source.runs}:
@@ -111,12 +111,12 @@ class Replay(Models):
         """
         self._order = {run.info.run_id: number for number, run in enumerate(source.runs)}
         for run in source.runs:
-            if run.info.run_id not in self.told.runs:
+            if run.info.run_id not in self.published.runs:
                 self._make_run(source, run)
         for model in source.models:
             self._piece(f"the model {model.name}", partial(self.carry_model, model, later))
         for run in source.runs:
-            if (run_id := self.told.runs.get(run.info.run_id)) is not None:
+            if (run_id := self.published.runs.get(run.info.run_id)) is not None:
                 self._params(run, run_id)
                 self._tags(run, run_id)
                 self._inputs(run, run_id)
@@ -124,7 +124,7 @@ class Replay(Models):
 
     def upload(self, run: Run) -> None:
         """Upload the artifacts of a run, if the run exists in MLflow."""
-        run_id = self.told.runs.get(run.info.run_id)
+        run_id = self.published.runs.get(run.info.run_id)
         artifacts = self.store / run.info.experiment_id / run.info.run_id / "artifacts"
         if run_id is not None and artifacts.is_dir():
             self._piece(
@@ -137,14 +137,14 @@ class Replay(Models):
     def end(self, source: RecordedStore, status: str = "") -> None:
         """End the runs that are over; with `status`, also all others that the job began."""
         for run in source.runs:
-            run_id = self.told.runs.get(run.info.run_id)
+            run_id = self.published.runs.get(run.info.run_id)
             made_before = run.info.run_id in self._made_before
-            if made_before or run_id is None or run_id in self.told.over:
+            if made_before or run_id is None or run_id in self.published.over:
                 continue
             if run.info.end_time or status:
                 ended = run.info.status if run.info.end_time else status
                 self.client.set_terminated(run_id, ended, run.info.end_time or None)
-                self.told.over.add(run_id)
+                self.published.over.add(run_id)
 
     def _piece(self, what: str, act: Callable[[], _T]) -> _T | None:
         """Call `act`; if MLflow refuses, report that and return None."""
@@ -167,7 +167,7 @@ class Replay(Models):
         if experiment is None:
             return
         if self._again and (known := self._find_run(experiment, name)):
-            self.told.runs[info.run_id] = known
+            self.published.runs[info.run_id] = known
             return
         tags = {tag: self._meant(run, tag) for tag in _others(run.data.tags)}
         made = self._piece(
@@ -180,8 +180,8 @@ class Replay(Models):
             ),
         )
         if made is not None:
-            self.told.runs[info.run_id] = made.info.run_id
-            self.told.tags |= {
+            self.published.runs[info.run_id] = made.info.run_id
+            self.published.tags |= {
                 (made.info.run_id, tag): value for tag, value in run.data.tags.items()
             }
 
@@ -190,13 +190,13 @@ class Replay(Models):
         return found[0].info.run_id if found else None
 
     def _experiment(self, source: RecordedStore, source_id: str) -> str:
-        if source_id not in self.told.experiments:
+        if source_id not in self.published.experiments:
             name = source.experiments[source_id].name
             known = self.client.get_experiment_by_name(name)
-            self.told.experiments[source_id] = (
+            self.published.experiments[source_id] = (
                 known.experiment_id if known else self.client.create_experiment(name)
             )
-        return self.told.experiments[source_id]
+        return self.published.experiments[source_id]
 
     def _there(self, run_id: str) -> Run:
         """Return a run from MLflow; each is fetched once."""
@@ -205,8 +205,8 @@ class Replay(Models):
         return self._fetched[run_id]
 
     def _params(self, run: Run, run_id: str) -> None:
-        told = self.told.params
-        params = {n: v for n, v in run.data.params.items() if (run_id, n) not in told}
+        published = self.published.params
+        params = {n: v for n, v in run.data.params.items() if (run_id, n) not in published}
         new = []
         for name, value in params.items():
             there = self._there(run_id).data.params.get(name)
@@ -217,20 +217,20 @@ class Replay(Models):
                     f"the parameter {name} is already {there!r} in MLflow; the job logged {value!r}"
                 )
         self._batches("parameters", new, lambda some: {"params": some}, run_id)
-        told |= {(run_id, name) for name in params}
+        published |= {(run_id, name) for name in params}
 
     def _tags(self, run: Run, run_id: str) -> None:
         own = run.info.run_id in self._made_before
-        told = self.told.tags
+        published = self.published.tags
         new = {
             name: value
             for name, value in _others(run.data.tags).items()
             if not (own and self._is_ours(name, value))
-            if told.get((run_id, name)) != value
+            if published.get((run_id, name)) != value
         }
         tags = [RunTag(name, self._meant(run, name)) for name in new]
         self._batches("tags", tags, lambda some: {"tags": some}, run_id)
-        told |= {(run_id, name): value for name, value in new.items()}
+        published |= {(run_id, name): value for name, value in new.items()}
 
     def _is_ours(self, name: str, value: str) -> bool:
         """Return whether a tag of a run that was made before the job must not replace ours."""
@@ -251,7 +251,7 @@ class Replay(Models):
         if tag != PARENT_TAG:
             return value
         above = order.get(value, len(order)) < order[run.info.run_id]
-        return self.told.runs.get(value, self.to.run_id) if above else self.to.run_id
+        return self.published.runs.get(value, self.to.run_id) if above else self.to.run_id
 
     def log(self, logged: Sequence[LoggedMetric], source_run: str) -> None:
         """Publish metrics of a run, each with the model that it was logged for.
@@ -259,22 +259,22 @@ class Replay(Models):
         `logged` holds values from the run's own files and from its models'. `source_run` is the
         run's id in the store; nothing is published if the run does not exist in MLflow.
         """
-        run_id = self.told.runs.get(source_run)
+        run_id = self.published.runs.get(source_run)
         if source_run == self.to.source_id:
             logged = without_repeated(logged, self.to.steps)
         if run_id is None or not logged:
             return
         # A run's own file does not name the model of each value.
         of_model = {metric_identity(m): m.model_id for m in logged if m.model_id is not None}
-        told_for_models = self._for_models.setdefault(run_id, set())
-        logged = [m for m in logged if m.model_id or metric_identity(m) not in told_for_models]
+        published_for_models = self._for_models.setdefault(run_id, set())
+        logged = [m for m in logged if m.model_id or metric_identity(m) not in published_for_models]
         there: set[tuple[object, ...]] = set()
         if self._again:
             there = self._history(run_id, {m.key for m in logged})
             # The run may have the value without its model, which did not exist then.
-            models = {model for model in of_model.values() if model in self.told.models}
-            told = set().union(*map(self._of_model, models))
-            there -= {key for key, model in of_model.items() if model in models} - told
+            models = {model for model in of_model.values() if model in self.published.models}
+            published = set().union(*map(self._of_model, models))
+            there -= {key for key, model in of_model.items() if model in models} - published
         unique = {
             metric_identity(m): m for m in sorted(logged, key=lambda m: (m.timestamp, m.step))
         }
@@ -286,7 +286,7 @@ class Replay(Models):
         self._batches(
             "metrics", metrics, lambda some: {"metrics": some}, run_id, size=_METRICS_BATCH
         )
-        told_for_models |= of_model.keys()
+        published_for_models |= of_model.keys()
 
     def _history(self, run_id: str, names: Collection[str]) -> set[tuple[object, ...]]:
         """Return all values of some metrics that a run has in MLflow."""
@@ -295,11 +295,11 @@ class Replay(Models):
 
     def _of_model(self, model: str) -> set[tuple[object, ...]]:
         """Return the last values of metrics that a model of the store has in MLflow."""
-        known = self.client.get_logged_model(self.told.models[model]).metrics or []
+        known = self.client.get_logged_model(self.published.models[model]).metrics or []
         return {metric_identity(metric) for metric in known}
 
     def _moved(self, logged: LoggedMetric, model: str | None, run_id: str) -> Metric:
-        model_id = self.told.models.get(model) if model is not None else None
+        model_id = self.published.models.get(model) if model is not None else None
         if model_id is None:
             return Metric(logged.key, logged.value, logged.timestamp, logged.step)
         return Metric(
@@ -337,7 +337,7 @@ class Replay(Models):
             there = {(d.dataset.name, d.dataset.digest) for d in _inputs_of(self._there(run_id))}
             sets = [d for d in sets if (d.dataset.name, d.dataset.digest) not in there]
         used = [
-            LoggedModelInput(self.told.models.get(m.model_id, m.model_id))
+            LoggedModelInput(self.published.models.get(m.model_id, m.model_id))
             for m in getattr(run.inputs, "model_inputs", None) or []
         ]
         if sets or used:
@@ -348,9 +348,9 @@ class Replay(Models):
 
     def _outputs(self, run: Run, run_id: str) -> None:
         made = [
-            LoggedModelOutput(self.told.models[m.model_id], m.step)
+            LoggedModelOutput(self.published.models[m.model_id], m.step)
             for m in getattr(run.outputs, "model_outputs", None) or []
-            if m.model_id in self.told.models
+            if m.model_id in self.published.models
         ]
         if made:
             known = getattr(self._there(run_id).outputs, "model_outputs", None) or []

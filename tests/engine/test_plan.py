@@ -1,5 +1,7 @@
 """What a job asks for is compared with what its site's scheduler can be told, before it is sent."""
 
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,9 @@ from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
 from snakemake_executor_plugin_mantik.engine.plan import Planner, unchecked_resources
 from snakemake_executor_plugin_mantik.jobs.spec import Resources
+from snakemake_executor_plugin_mantik.journal import FileRecord, Journal, StoredOutput
 from snakemake_executor_plugin_mantik.sites.base import QueueLimits, SiteFacts
+from tests.support.controller import request
 
 
 def planner(scheduler: str) -> Planner:
@@ -95,3 +99,23 @@ def test_what_cannot_be_checked_is_named() -> None:
     asked = Resources(queue="batch", runtime_s=60, nodes=2, qos="short", reservation="mine")
     assert unchecked_resources(asked, LIMITS) == ["nodes", "reservation"]
     assert unchecked_resources(asked, QueueLimits()) == ["runtime", "nodes", "QoS", "reservation"]
+
+
+def test_an_input_that_is_nowhere_is_reported_before_its_job_is_submitted(tmp_path: Path) -> None:
+    plan = replace(planner("slurm"), project=tmp_path)
+    job = replace(request(1, "a"), storable=frozenset({"a"}))
+    with closing(Journal(tmp_path / "state")) as journal:
+        with pytest.raises(UserError, match="neither here nor at a site any more"):
+            plan.needed_files(job, journal.files, "p")
+
+        (tmp_path / "a").write_text("of before\n")
+        assert plan.needed_files(job, journal.files, "p")[0][0] == ("a", None)
+
+        files = (FileRecord("a", 1, "c", modified=1.0),)
+        output = StoredOutput("a", "p", False, 1.0, "make", files)
+        journal.files.set_remote_files("p", files)
+        journal.files.set_stored([output])
+        assert [f.path for f in plan.needed_files(job, journal.files, "q")[1]] == ["a"]
+        journal.files.drop_stored(output)
+        with pytest.raises(UserError, match="not at the site any more where it was made"):
+            plan.needed_files(job, journal.files, "p")

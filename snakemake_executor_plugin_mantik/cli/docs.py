@@ -55,16 +55,12 @@ def docs(
 
 
 def documentation_pages() -> dict[str, Traversable]:
-    """Return the pages by name, such as `credentials` and `decisions/claims`."""
+    """Return the pages by name, such as `credentials`."""
     root: Traversable = files(_PACKAGE) / _DIRECTORY
     if not root.is_dir():  # installed from a clone, for those who change it
         root = Path(__file__).parents[2] / _DIRECTORY
-    found = {}
-    for directory, prefix in ((root, ""), (root / "decisions", "decisions/")):
-        for file in directory.iterdir():
-            if file.name.endswith(".md"):
-                found[f"{prefix}{file.name.removesuffix('.md')}"] = file
-    return found
+    found = [file for file in root.iterdir() if file.name.endswith(".md")]
+    return {file.name.removesuffix(".md"): file for file in found}
 
 
 def _title(file: Traversable) -> str:

@@ -1,7 +1,7 @@
 """docs/tutorial.md: its files are written and its commands typed as they are printed, in order.
 
 The commands typed here are indented on the page. Those in fenced blocks are not: they install what
-this Python has, or need a real site.
+this Python has, or need a real site. What is marked as text is shown by a command.
 """
 
 import os
@@ -27,7 +27,7 @@ def typed() -> Iterator[str]:
         if commands:
             yield re.sub("^    ", "", commands, flags=re.M)
             yield "set -e\n" if "-- bash" in commands else ""
-        elif language != "bash":
+        elif language not in {"bash", "text"}:
             name = text.splitlines()[0].removeprefix("# ")
             yield f"mkdir -p $(dirname {name})\ncat > {name} <<'END OF FILE'\n{text}END OF FILE\n"
 
@@ -44,7 +44,9 @@ def test_each_command_works(tmp_path: Path) -> None:
     directory = tmp_path / "tutorial"
     blocks = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE, re.M | re.S)
     first, second = [text for language, text in blocks if not language]
+    (plan,) = [text for language, text in blocks if language == "text"]
     assert first in said
+    assert plan in re.sub(" +$", "", said, flags=re.M)
     assert (directory / "best.txt").read_text() == second
     tells(said, "hpc2: 2 jobs, at most 0.3 core hours", "prepare: done at hpc1", "hpc2: removed.")
     assert said.count("train rate=0.1: done at hpc2") == said.count("train rate=1.0: done at") == 1

@@ -1,5 +1,6 @@
 """The documentation as a site."""
 
+import json
 import os
 import re
 import subprocess
@@ -28,7 +29,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_pages_load_nothing_from_elsewhere(site: Path) -> None:
     pages = list(site.rglob("*.html"))
-    assert len(pages) > 30
+    assert len(pages) > 25
     for page in pages:
         loaded = re.findall(
             r"<(?:link|script|img|iframe)\b[^>]*(?:href|src)=\"?([^\"> ]+)", page.read_text()
@@ -37,6 +38,13 @@ def test_pages_load_nothing_from_elsewhere(site: Path) -> None:
         assert [address for address in loaded if "//" in address] == [], page.name
     styles = "".join(file.read_text() for file in site.rglob("*.css"))
     assert re.findall(r"url\(['\"]?https?:", styles) == []
+
+
+def test_pages_for_those_who_change_the_code_are_not_found_by_a_search(site: Path) -> None:
+    found = {entry["location"] for entry in json.loads(
+        (site / "search/search_index.json").read_text())["docs"]}  # fmt: skip
+    assert "troubleshooting.html" in found
+    assert not {page for page in found if page.startswith(("architecture", "decisions"))}
 
 
 def test_links_of_the_catalogue_s_pages_stay_in_the_site(site: Path) -> None:

@@ -64,8 +64,8 @@ def bootstrap(
     """Install a Snakemake at a site, for the rules that need one there.
 
     A job at the site makes a virtual environment in the workflow's workspace, with the version of
-    Snakemake that is installed here. Full jobs use it if the environment in the backend config has
-    no Snakemake.
+    Snakemake that is installed here. Rules that need one use it if the environment in the backend
+    config has no Snakemake.
     """
     from snakemake import __version__
 

@@ -129,7 +129,7 @@ def _cells(job: Forecast) -> Iterator[str]:
         times = f"{job.segments} × " if job.segments > 1 else ""
         yield f"{times}{humanize_duration(given.runtime_s)}" if given.runtime_s else ""
     known = job.command is not None
-    yield ("full" if job.full else "thin") if known else ""
+    yield ("Snakemake" if job.full else "script") if known else ""
     yield _uploads(job.inputs, short=True) if known else ""
     yield "cannot be submitted, see below" if job.mistake else _note(job)
 

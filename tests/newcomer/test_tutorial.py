@@ -33,7 +33,7 @@ def typed() -> Iterator[str]:
 
 
 def unsized(text: str) -> str:
-    """Return a text without blanks at ends of lines and sizes, which depend on a directory's name."""
+    """Return a text without blanks at ends of lines and sizes, which depend on a path."""
     return re.sub(r" +$", "", re.sub(r"\d\.\d KiB", "", text), flags=re.M)
 
 

@@ -199,7 +199,6 @@ class Told:
         return self.answers[path.strip("/").split("/")[-1] or kind]
 
 
-@pytest.mark.anyio
 async def test_what_unicore_tells_of_itself() -> None:
     """Forms of its source: `IDBContentRendering.budgetToMap`, `Storages`, `Base`."""
     budget = {"remaining": "1200", "units": "core-h", "rel": "40"}

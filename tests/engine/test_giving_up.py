@@ -1,7 +1,6 @@
 """A job at a simulated site that nobody wants any more: it ends, or never runs."""
 
 import asyncio
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -50,29 +49,27 @@ def test_given_up_when_the_site_says_so_and_it_is_silent(tmp_path: Path) -> None
     assert world.runs[1].begun - begun < 200.0
 
 
-def test_a_marker_that_is_seen_only_after_a_write_counts_when_a_job_is_cancelled(
-    tmp_path: Path,
+async def test_a_marker_that_is_seen_only_after_a_write_counts_when_a_job_is_cancelled(
+    controller: Controller,
+    world: World,
 ) -> None:
     """An NFS client shows an old directory until it has written to it: the job had succeeded."""
+    world.duration = lambda spec: 10.0
+    job = asyncio.ensure_future(controller.job(request(1)))
+    while not controller.world.runs:
+        await asyncio.sleep(1.0)
+    job.cancel()
+    shown, [record] = controller.site.list, controller.journal.all_open_tries()
 
-    async def play(controller: Controller) -> list[TryRecord]:
-        job = asyncio.ensure_future(controller.job(request(1)))
-        while not controller.world.runs:
-            await asyncio.sleep(1.0)
-        job.cancel()
-        shown, [record] = controller.site.list, controller.journal.all_open_tries()
+    async def old(path: str) -> dict[str, Entry]:
+        entries = await shown(path)
+        written = f"{record.paths.tries}/{LOOK}" in controller.world.files
+        return {n: e for n, e in entries.items() if written or parse_marker_name(n) is None}
 
-        async def old(path: str) -> dict[str, Entry]:
-            entries = await shown(path)
-            written = f"{record.paths.tries}/{LOOK}" in controller.world.files
-            return {n: e for n, e in entries.items() if written or parse_marker_name(n) is None}
-
-        controller.site.list = old  # type: ignore[method-assign]
-        await asyncio.sleep(30.0)
-        assert await controller.work.canceller.cancel([record]) == []
-        return controller.journal.tries([record.id])
-
-    [record] = simulate(tmp_path, World(duration=lambda spec: 10.0), play)
+    controller.site.list = old  # type: ignore[method-assign]
+    await asyncio.sleep(30.0)
+    assert await controller.work.canceller.cancel([record]) == []
+    [record] = controller.journal.tries([record.id])
     assert (record.outcome, record.state) == ("", TryState.SUBMITTED), "the next run fetches it"
 
 
@@ -84,20 +81,17 @@ def secrets_at(world: World) -> list[str]:
 SECRET = replace(request(1), secrets={"MYSECRET": "VALUE-987"})
 
 
-def test_secrets_lie_in_a_closed_directory_that_is_made_once(tmp_path: Path) -> None:
-    world = World()
+async def test_secrets_lie_in_a_closed_directory_that_is_made_once(
+    controller: Controller, world: World
+) -> None:
     jobs = [replace(request(n), secrets=SECRET.secrets) for n in range(3)]
-
-    async def play(controller: Controller) -> list[int]:
-        made = []
-        for some in (jobs[:1], jobs[1:]):
-            before = controller.site.calls["make_directory"]
-            outcomes = await asyncio.gather(*map(controller.job, some))
-            assert all(outcome.succeeded for outcome in outcomes)
-            made.append(controller.site.calls["make_directory"] - before)
-        return made
-
-    assert simulate(tmp_path, world, play) == [2, 0]  # beside the one for the claims
+    made = []
+    for some in (jobs[:1], jobs[1:]):
+        before = controller.site.calls["make_directory"]
+        outcomes = await asyncio.gather(*map(controller.job, some))
+        assert all(outcome.succeeded for outcome in outcomes)
+        made.append(controller.site.calls["make_directory"] - before)
+    assert made == [2, 0]  # beside the one for the claims
     assert world.exposed == []
 
 
@@ -133,27 +127,22 @@ def test_secrets_of_a_submission_that_was_never_answered_are_removed(
     assert simulate(tmp_path, world, play) == []
 
 
-def test_secrets_of_a_rejected_submission_are_removed(tmp_path: Path) -> None:
-    world = World(lambda spec: Fate())
-
-    async def play(controller: Controller) -> list[str]:
-        controller.site.fault = lambda method, about: "rejected" if method == "submit" else ""
-        with pytest.raises(SiteRejected):
-            await controller.job(SECRET)
-        return secrets_at(world)
-
-    assert simulate(tmp_path, world, play) == []
+async def test_secrets_of_a_rejected_submission_are_removed(
+    controller: Controller, world: World
+) -> None:
+    controller.site.fault = lambda method, about: "rejected" if method == "submit" else ""
+    with pytest.raises(SiteRejected):
+        await controller.job(SECRET)
+    assert secrets_at(world) == []
 
 
 @pytest.mark.parametrize("reason", [Reason.CANCELLED, Reason.OUT_OF_MEMORY])
-def test_secrets_of_a_job_that_left_no_marker_are_removed(tmp_path: Path, reason: Reason) -> None:
-    world = World(lambda spec: Fate(killed_after=0.0, reason=reason, warned=False))
-
-    async def play(controller: Controller) -> list[str]:
-        assert not (await controller.job(SECRET)).succeeded
-        return secrets_at(world)
-
-    assert simulate(tmp_path, world, play) == []
+async def test_secrets_of_a_job_that_left_no_marker_are_removed(
+    controller: Controller, world: World, reason: Reason
+) -> None:
+    world.fate = lambda spec: Fate(killed_after=0.0, reason=reason, warned=False)
+    assert not (await controller.job(SECRET)).succeeded
+    assert secrets_at(world) == []
 
 
 def test_secrets_that_the_site_does_not_remove_now_are_removed_later(tmp_path: Path) -> None:
@@ -182,87 +171,71 @@ def sent_and_unsent(controller: Controller, sent: int, unsent: int) -> list[TryR
     return journal.all_open_tries()
 
 
-def test_many_are_cancelled_with_two_requests_each(tmp_path: Path) -> None:
+async def test_many_are_cancelled_with_two_requests_each(controller: Controller) -> None:
     """Those that wait in the queue; of those that were never sent the site is told nothing."""
-
-    async def play(controller: Controller) -> tuple[list[TryRecord], Counter[str]]:
-        records = sent_and_unsent(controller, 600, 700)
-        before = controller.site.calls.copy()
-        left = await controller.work.canceller.cancel(records)
-        return left, controller.site.calls - before
-
-    left, calls = simulate(tmp_path, World(), play)
+    records = sent_and_unsent(controller, 600, 700)
+    before = controller.site.calls.copy()
+    left = await controller.work.canceller.cancel(records)
+    calls = controller.site.calls - before
     assert left == []
     assert (calls["make_directory"], calls["cancel"]) == (600, 600)
     assert calls["list"] <= 3, "one for each bucket"
     assert calls.total() <= 2 * 600 + 3
 
 
-def test_what_was_never_sent_is_over_though_the_site_does_not_answer(tmp_path: Path) -> None:
-    async def play(controller: Controller) -> tuple[list[TryRecord], list[TryRecord]]:
-        records = sent_and_unsent(controller, 3, 50)
-        controller.site.fault = lambda method, about: "unreachable"
-        return records, await controller.work.canceller.cancel(records)
-
-    records, left = simulate(tmp_path, World(), play)
+async def test_what_was_never_sent_is_over_though_the_site_does_not_answer(
+    controller: Controller,
+) -> None:
+    records = sent_and_unsent(controller, 3, 50)
+    controller.site.fault = lambda method, about: "unreachable"
+    left = await controller.work.canceller.cancel(records)
     assert {r.id for r in left} == {r.id for r in records if r.site_jobs}
     assert len(left) == 3
 
 
-def test_when_the_time_is_over_as_many_as_possible_are_known_to_have_ended(
-    tmp_path: Path,
+async def test_when_the_time_is_over_as_many_as_possible_are_known_to_have_ended(
+    controller: Controller,
 ) -> None:
     """The site takes 600 requests and then no more: about 300 jobs are over, not none."""
+    records = sent_and_unsent(controller, 500, 0)
+    left = 600
 
-    async def play(controller: Controller) -> list[TryRecord]:
-        records = sent_and_unsent(controller, 500, 0)
-        left = 600
+    def fault(method: str, about: str) -> Fault:
+        nonlocal left
+        left -= 1
+        return "" if left > 0 else "unreachable"
 
-        def fault(method: str, about: str) -> Fault:
-            nonlocal left
-            left -= 1
-            return "" if left > 0 else "unreachable"
-
-        controller.site.fault = fault
-        return await controller.work.canceller.cancel(records)
-
-    assert len(simulate(tmp_path, World(), play)) <= 500 - 300 + ENDED_AT_ONCE
+    controller.site.fault = fault
+    assert len(await controller.work.canceller.cancel(records)) <= 500 - 300 + ENDED_AT_ONCE
 
 
-def test_the_time_to_cancel_grows_with_the_number(tmp_path: Path) -> None:
+async def test_the_time_to_cancel_grows_with_the_number(controller: Controller) -> None:
     """A site that takes a second for each: more are cancelled than in the time for one."""
+    records = sent_and_unsent(controller, 500, 0)
+    lock = asyncio.Lock()
+    make = controller.site.make_directory
 
-    async def play(controller: Controller) -> list[TryRecord]:
-        records = sent_and_unsent(controller, 500, 0)
-        lock = asyncio.Lock()
-        make = controller.site.make_directory
+    async def slow(path: str, *, private: bool = False) -> None:
+        async with lock:
+            await asyncio.sleep(0.5)
+        await make(path, private=private)
 
-        async def slow(path: str, *, private: bool = False) -> None:
-            async with lock:
-                await asyncio.sleep(0.5)
-            await make(path, private=private)
-
-        controller.site.make_directory = slow  # type: ignore[method-assign]
-        return await controller.work.canceller.cancel(records)
-
-    assert simulate(tmp_path, World(), play) == []
+    controller.site.make_directory = slow  # type: ignore[method-assign]
+    assert await controller.work.canceller.cancel(records) == []
 
 
-def test_jobs_that_run_are_looked_for_together(tmp_path: Path) -> None:
+async def test_jobs_that_run_are_looked_for_together(controller: Controller, world: World) -> None:
     """One listing a second and bucket, however many are waited for."""
-
-    async def play(controller: Controller) -> tuple[float, int]:
-        jobs = [asyncio.ensure_future(controller.job(request(n))) for n in range(40)]
-        while len(controller.world.runs) < 40:
-            await asyncio.sleep(1.0)
-        for job in jobs:
-            job.cancel()
-        await asyncio.gather(*jobs, return_exceptions=True)
-        records = controller.journal.all_open_tries()
-        loop, before = asyncio.get_running_loop(), controller.site.calls["list"]
-        begun = loop.time()
-        assert await controller.work.canceller.cancel(records) == []
-        return loop.time() - begun, controller.site.calls["list"] - before
-
-    took, listed = simulate(tmp_path, World(duration=lambda spec: 1000.0), play)
+    world.duration = lambda spec: 1000.0
+    jobs = [asyncio.ensure_future(controller.job(request(n))) for n in range(40)]
+    while len(controller.world.runs) < 40:
+        await asyncio.sleep(1.0)
+    for job in jobs:
+        job.cancel()
+    await asyncio.gather(*jobs, return_exceptions=True)
+    records = controller.journal.all_open_tries()
+    loop, before = asyncio.get_running_loop(), controller.site.calls["list"]
+    begun = loop.time()
+    assert await controller.work.canceller.cancel(records) == []
+    took, listed = loop.time() - begun, controller.site.calls["list"] - before
     assert listed <= took + 3

@@ -2,7 +2,7 @@
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import ANY
@@ -24,7 +24,6 @@ from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.journal import FileRecord, Journal
 from snakemake_executor_plugin_mantik.sites.base import Entry, JobState, Phase, SharedFile
 from snakemake_executor_plugin_mantik.staging.local import LocalFile
-from tests.support import virtualtime
 from tests.support.simulated import SimulatedSite, World
 from tests.support.stagers import context_of
 
@@ -96,15 +95,24 @@ class Run:
         said: the lines in the user's log.
     """
 
-    def __init__(self, site: Importing, journal: Journal) -> None:
-        self.site, self.journal = site, journal
+    journal: Journal
+
+    def __init__(self, site: Importing, state: Path) -> None:
+        self.site, self.state = site, state
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin a run, or another one with the same journal and site."""
+        if hasattr(self, "journal"):
+            self.journal.close()
+        self.journal = Journal(self.state)
         self.said: list[str] = []
         self.shared: SharedFile | None = SHARED
         self.away = ""
         self.refused = False
         retry = SiteRetry("sim", self.said.append, asyncio.get_running_loop().time)
-        workflow = context_of(journal, self.said.append)
-        self.importer = Importer(site, workflow, retry, self._share)
+        workflow = context_of(self.journal, self.said.append)
+        self.importer = Importer(self.site, workflow, retry, self._share)
 
     async def _share(self, file: LocalFile) -> SharedFile | None:
         if file.stored == self.away:
@@ -126,81 +134,53 @@ def stored(path: str = "set.tar", size: int = SIZE) -> LocalFile:
     return LocalFile.at("elsewhere", FileRecord(path, size, digest, mode=0o644))
 
 
-Play = Callable[[Run], Awaitable[None]]
-Player = Callable[[Play], None]
-
-
 @pytest.fixture
 def site() -> Importing:
     return Importing()
 
 
 @pytest.fixture
-def play(site: Importing, tmp_path: Path) -> Player:
-    """Plays a scenario; each is a run of its own with the same journal and site."""
-
-    def run(scenario: Play) -> None:
-        async def with_run() -> None:
-            journal = Journal(tmp_path / ".snakemake/mantik")
-            try:
-                await scenario(Run(site, journal))
-            finally:
-                journal.close()
-
-        virtualtime.run(with_run())
-
-    return run
+async def run(site: Importing, tmp_path: Path) -> AsyncIterator[Run]:
+    run = Run(site, tmp_path / ".snakemake/mantik")
+    yield run
+    run.journal.close()
 
 
-def test_only_large_ones_are_imported(play: Player) -> None:
-    async def scenario(run: Run) -> None:
-        assert await run.bring(stored(), stored("small", IMPORT_BYTES - 1)) == ["set.tar"]
-        assert run.said == ["Moving set.tar (16.0 MiB) to site sim, from server to server."]
-        assert run.journal.files.find_import("1/b", "set.tar", "sim") is not None
+async def stop(run: Run, after: float) -> None:
+    """Let a run that waits for an import end, and begin the next one."""
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(after):
+            await run.bring(stored())
+    run.begin()
 
-    play(scenario)
+
+async def test_only_large_ones_are_imported(run: Run) -> None:
+    assert await run.bring(stored(), stored("small", IMPORT_BYTES - 1)) == ["set.tar"]
+    assert run.said == ["Moving set.tar (16.0 MiB) to site sim, from server to server."]
+    assert run.journal.files.find_import("1/b", "set.tar", "sim") is not None
 
 
-def test_the_next_run_waits_for_the_same_import(play: Player, site: Importing) -> None:
-    site.import_states = [RUNNING]
-    site.sizes = list(range(0, SIZE, 1000))
-
-    async def stopped(run: Run) -> None:
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(60):
-                await run.bring(stored())
-
-    async def again(run: Run) -> None:
-        site.import_states, site.sizes = [RUNNING, DONE], [SIZE // 2, SIZE]
-        assert await run.bring(stored()) == ["set.tar"]
-        assert run.said[0].endswith("from server to server; 50% of it is there already.")
-
-    play(stopped)
-    play(again)
+async def test_the_next_run_waits_for_the_same_import(run: Run, site: Importing) -> None:
+    site.import_states, site.sizes = [RUNNING], list(range(0, SIZE, 1000))
+    await stop(run, 60)
+    site.import_states, site.sizes = [RUNNING, DONE], [SIZE // 2, SIZE]
+    assert await run.bring(stored()) == ["set.tar"]
+    assert run.said[0].endswith("from server to server; 50% of it is there already.")
     assert len(site.begun) == 1
 
 
-def test_an_import_that_ended_while_nobody_looked(play: Player, site: Importing) -> None:
+async def test_an_import_that_ended_while_nobody_looked(run: Run, site: Importing) -> None:
     """A site forgets imports after a day; what counts is whether all of the file is there."""
     site.import_states = [RUNNING]
-
-    async def stopped(run: Run) -> None:
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(1):
-                await run.bring(stored())
-
-    async def again(run: Run) -> None:
-        site.import_states = [UNKNOWN]
-        assert await run.bring(stored()) == ["set.tar"]
-
-    play(stopped)
-    play(again)
+    await stop(run, 1)
+    site.import_states = [UNKNOWN]
+    assert await run.bring(stored()) == ["set.tar"]
     assert len(site.begun) == 1
 
 
 @pytest.mark.parametrize("how", ["failed", "stalled", "silent", "short", "forgotten", "refused"])
-def test_what_is_not_imported_is_left_to_another_way(
-    play: Player, site: Importing, how: str
+async def test_what_is_not_imported_is_left_to_another_way(
+    run: Run, site: Importing, how: str
 ) -> None:
     reasons = {
         "failed": FAILED.detail,
@@ -220,158 +200,116 @@ def test_what_is_not_imported_is_left_to_another_way(
     site.sizes = [0] if how in ("stalled", "failed") else [SIZE - 1]
     if how == "refused":
         site.error = SiteRejected("no imports")
-
-    async def scenario(run: Run) -> None:
-        assert await run.bring(stored()) == []
-        assert run.said[-1] == (
-            "Site sim cannot fetch set.tar from the other site's server; it comes through this"
-            f" machine. {reasons[how]}."
-        )
-        assert site.removed == site.begun, "half a file takes no room"
-        assert run.journal.files.find_import("1/b", "set.tar", "sim") is None
-        if how not in ("stalled", "silent"):  # one file alone does not condemn the way
-            assert await run.bring(stored("other.tar")) == []
-        said = len(run.said)
-        assert await run.bring(stored("last.tar")) == [], "not tried for ever"
-        assert len(run.said) == said
-
-    play(scenario)
+    assert await run.bring(stored()) == []
+    assert run.said[-1] == (
+        "Site sim cannot fetch set.tar from the other site's server; it comes through this"
+        f" machine. {reasons[how]}."
+    )
+    assert site.removed == site.begun, "half a file takes no room"
+    assert run.journal.files.find_import("1/b", "set.tar", "sim") is None
+    if how not in ("stalled", "silent"):  # one file alone does not condemn the way
+        assert await run.bring(stored("other.tar")) == []
+    said = len(run.said)
+    assert await run.bring(stored("last.tar")) == [], "not tried for ever"
+    assert len(run.said) == said
 
 
-def test_failures_that_have_nothing_to_do_with_the_way(play: Player, site: Importing) -> None:
+async def test_failures_that_have_nothing_to_do_with_the_way(run: Run, site: Importing) -> None:
     """A file that is not there, one failure between others, a directory that cannot be made."""
-
-    async def scenario(run: Run) -> None:
-        run.refused = True
-        for n in range(3):
-            assert await run.bring(stored(f"gone-{n}")) == []
-        assert "it is not there" in run.said[-1]
-        run.refused = False
-        for n in range(3):
-            site.import_states, site.sizes = [FAILED], [0]
-            assert await run.bring(stored(f"bad-{n}")) == []
-            site.import_states, site.sizes = [DONE], [SIZE]
-            assert await run.bring(stored(f"good-{n}")) == [f"good-{n}"]
-
-    play(scenario)
+    run.refused = True
+    for n in range(3):
+        assert await run.bring(stored(f"gone-{n}")) == []
+    assert "it is not there" in run.said[-1]
+    run.refused = False
+    for n in range(3):
+        site.import_states, site.sizes = [FAILED], [0]
+        assert await run.bring(stored(f"bad-{n}")) == []
+        site.import_states, site.sizes = [DONE], [SIZE]
+        assert await run.bring(stored(f"good-{n}")) == [f"good-{n}"]
 
 
-def test_one_odd_answer_ends_no_import(play: Player, site: Importing) -> None:
+async def test_one_odd_answer_ends_no_import(run: Run, site: Importing) -> None:
     """A scheduler may not know a job that was just submitted."""
     site.import_states = [UNKNOWN, SILENT, RUNNING, UNKNOWN, DONE]
-
-    async def scenario(run: Run) -> None:
-        assert await run.bring(stored()) == ["set.tar"]
-
-    play(scenario)
+    assert await run.bring(stored()) == ["set.tar"]
 
 
-def test_a_place_that_is_away_holds_up_no_other(play: Player) -> None:
-    async def scenario(run: Run) -> None:
-        away = [replace(stored(f"{n}"), stored="away") for n in range(8)]
-        run.away = "away"
-        waiting = asyncio.create_task(run.importer.bring("1/a", away))
-        await asyncio.sleep(1)
-        assert await run.bring(stored()) == ["set.tar"]
-        waiting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
-
-    play(scenario)
+async def test_a_place_that_is_away_holds_up_no_other(run: Run) -> None:
+    away = [replace(stored(f"{n}"), stored="away") for n in range(8)]
+    run.away = "away"
+    waiting = asyncio.create_task(run.importer.bring("1/a", away))
+    await asyncio.sleep(1)
+    assert await run.bring(stored()) == ["set.tar"]
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
 
 
 @pytest.mark.parametrize("comes", [True, False])
 @pytest.mark.parametrize("killed", [True, False])
-def test_an_answer_that_is_lost(play: Player, site: Importing, comes: bool, killed: bool) -> None:
+async def test_an_answer_that_is_lost(run: Run, site: Importing, comes: bool, killed: bool) -> None:
     """What has begun is waited for, and not begun again beside it, also by the next run."""
     site.error = SiteUnreachable("no answer")
     site.sizes = [0, SIZE // 2]
-
-    async def stopped(run: Run) -> None:
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(1):
-                await run.bring(stored())
-
-    async def scenario(run: Run) -> None:
-        site.sizes = [0, SIZE // 2, SIZE] if comes else [0]
-        names = await run.importer.bring("1/b", [stored()])
-        assert names == ({"set.tar": ANY} if comes else {})
-        assert site.asked == 1
-        site.error, site.sizes = None, [SIZE]
-        site.removed.clear()
-        assert await run.bring(stored("other.tar")) == ["other.tar"]
-        assert site.ended == ["import-1"], "the other one has no id"
-
     if killed:
-        play(stopped)
-    play(scenario)
+        await stop(run, 1)
+    site.sizes = [0, SIZE // 2, SIZE] if comes else [0]
+    names = await run.importer.bring("1/b", [stored()])
+    assert names == ({"set.tar": ANY} if comes else {})
+    assert site.asked == 1
+    site.error, site.sizes = None, [SIZE]
+    site.removed.clear()
+    assert await run.bring(stored("other.tar")) == ["other.tar"]
+    assert site.ended == ["import-1"], "the other one has no id"
 
 
 @pytest.mark.parametrize("error", [SiteBusy("busy"), SiteUnauthorized("an old token")])
-def test_what_a_site_did_not_do_is_asked_again(
-    play: Player, site: Importing, error: SiteError
+async def test_what_a_site_did_not_do_is_asked_again(
+    run: Run, site: Importing, error: SiteError
 ) -> None:
     site.error = error
-
-    async def scenario(run: Run) -> None:
-        waiting = asyncio.create_task(run.bring(stored()))
-        await asyncio.sleep(10)
-        site.error = None
-        assert await waiting == ["set.tar"]
-
-    play(scenario)
+    waiting = asyncio.create_task(run.bring(stored()))
+    await asyncio.sleep(10)
+    site.error = None
+    assert await waiting == ["set.tar"]
 
 
-def test_no_way_is_no_failure(play: Player) -> None:
-    async def scenario(run: Run) -> None:
-        run.shared = None
-        assert await run.bring(stored()) == []
-        assert run.said == []
-
-    play(scenario)
+async def test_no_way_is_no_failure(run: Run) -> None:
+    run.shared = None
+    assert await run.bring(stored()) == []
+    assert run.said == []
 
 
-def test_the_same_again(play: Player) -> None:
+async def test_the_same_again(run: Run) -> None:
     """It is imported again, unless a job has found it to be another content.
 
     It streams then, and is compared on the way: that shows where it changed.
     """
-
-    async def scenario(run: Run) -> None:
-        assert await run.bring(stored()) == ["set.tar"]
-        run.journal.files.forget_upload("1/b")
-        assert await run.bring(stored()) == ["set.tar"], "the bundle was lost"
-        run.importer.doubt(["set.tar", "other.tar"])
-        run.journal.files.forget_upload("1/b")
-        assert await run.bring(stored()) == []
-        assert await run.bring(stored("other.tar")) == ["other.tar"]
-
-    play(scenario)
+    assert await run.bring(stored()) == ["set.tar"]
+    run.journal.files.forget_upload("1/b")
+    assert await run.bring(stored()) == ["set.tar"], "the bundle was lost"
+    run.importer.doubt(["set.tar", "other.tar"])
+    run.journal.files.forget_upload("1/b")
+    assert await run.bring(stored()) == []
+    assert await run.bring(stored("other.tar")) == ["other.tar"]
 
 
-def test_an_import_of_another_site_of_the_place_is_left_alone(
-    play: Player, site: Importing
+async def test_an_import_of_another_site_of_the_place_is_left_alone(
+    run: Run, site: Importing
 ) -> None:
     """Its id may mean another job there, which must not be ended."""
-
-    async def scenario(run: Run) -> None:
-        run.journal.files.set_import("1/b", "set.tar", "name", "twin", "import-7")
-        assert await run.bring(stored()) == ["set.tar"]
-        assert len(site.begun) == 1
-        await run.importer.end("1/b")
-        assert "import-7" not in site.ended
-
-    play(scenario)
+    run.journal.files.set_import("1/b", "set.tar", "name", "twin", "import-7")
+    assert await run.bring(stored()) == ["set.tar"]
+    assert len(site.begun) == 1
+    await run.importer.end("1/b")
+    assert "import-7" not in site.ended
 
 
 def test_what_grants_access_is_not_shown() -> None:
     assert "secret" not in repr(SHARED)
 
 
-def test_each_file_has_a_name_of_its_own(play: Player, site: Importing) -> None:
-    async def scenario(run: Run) -> None:
-        assert await run.bring(stored("a"), stored("b")) == ["a", "b"]
-        assert len(set(site.begun)) == 2
-        assert all(path.startswith(imported_path("1/b", "")) for path in site.begun)
-
-    play(scenario)
+async def test_each_file_has_a_name_of_its_own(run: Run, site: Importing) -> None:
+    assert await run.bring(stored("a"), stored("b")) == ["a", "b"]
+    assert len(set(site.begun)) == 2
+    assert all(path.startswith(imported_path("1/b", "")) for path in site.begun)

@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import math
 import shutil
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
@@ -31,13 +31,11 @@ from snakemake_executor_plugin_mantik.journal import (
     database,
 )
 from snakemake_executor_plugin_mantik.sites.base import Entry
-from tests.support import virtualtime
 from tests.support.controller import CONFIG, request
 from tests.support.laptop import Session, no_sources
 from tests.support.simulated import Fate, Fault, SimulatedPlanner, SimulatedSite, World
 
 LONG_S = 5000.0
-Scene = Callable[[Callable[..., "Seat"]], Awaitable[None]]
 
 
 class Seat:
@@ -85,31 +83,24 @@ class Seat:
         self.journal.close()
 
 
+Seats = Callable[..., Seat]
+
+
 @pytest.fixture
-def play(tmp_path: Path) -> Callable[[Scene, World], None]:
-    """Plays a scene with as many controllers as it wants, in one time."""
+def seat(tmp_path: Path, world: World) -> Iterator[Seats]:
+    """Makes as many controllers as a test wants; one takes the seat of another in its folder."""
+    seats: dict[str, Seat] = {}
+    with ExitStack() as stack:
 
-    def run(scene: Scene, world: World) -> None:
-        async def with_seats() -> None:
-            with ExitStack() as stack:
-                seats: dict[str, Seat] = {}
+        def sit(folder: str, **values: str) -> Seat:
+            (tmp_path / folder).mkdir(exist_ok=True)
+            if folder in seats:
+                seats[folder].die()
+            made = seats[folder] = Seat(world, tmp_path / folder, **values)
+            stack.callback(made.die)
+            return made
 
-                def seat(folder: str, **values: str) -> Seat:
-                    (tmp_path / folder).mkdir(exist_ok=True)
-                    if folder in seats:
-                        seats[folder].die()
-                    made = seats[folder] = Seat(world, tmp_path / folder, **values)
-                    stack.callback(made.die)
-                    return made
-
-                await scene(seat)
-
-        virtualtime.run(with_seats())
-
-    return run
-
-
-Play = Callable[[Scene, World], None]
+        yield sit
 
 
 def copied(workdir: Path, name: str) -> None:
@@ -132,51 +123,44 @@ def leases(world: World) -> list[str]:
     return [path for path in world.files if path.startswith(f"{PLACE}/")]
 
 
-def test_another_workflow_is_refused_before_anything_is_sent(play: Play) -> None:
-    async def scene(seat: Callable[..., Seat]) -> None:
-        await seat("first").lead()
-        before = dict(seat("first-look").world.files)
-        second = seat("second")
-        with pytest.raises(PlaceTaken, match="another workflow owns") as error:
-            await second.lead()
-        assert "/first on " in str(error.value), "its name"
-        assert "Site: Workspace" in str(error.value), "what to do"
-        assert second.world.files == before
-        assert set(second.site.calls) <= {"open", "list", "get"}
-
-    play(scene, World())
+async def test_another_workflow_is_refused_before_anything_is_sent(seat: Seats) -> None:
+    await seat("first").lead()
+    before = dict(seat("first-look").world.files)
+    second = seat("second")
+    with pytest.raises(PlaceTaken, match="another workflow owns") as error:
+        await second.lead()
+    assert "/first on " in str(error.value), "its name"
+    assert "Site: Workspace" in str(error.value), "what to do"
+    assert second.world.files == before
+    assert set(second.site.calls) <= {"open", "list", "get"}
 
 
 @pytest.mark.parametrize("copies", [False, True])
-def test_of_two_that_come_at_once_one_at_most_leads(
-    play: Play, copies: bool, tmp_path: Path
+async def test_of_two_that_come_at_once_one_at_most_leads(
+    seat: Seats, copies: bool, tmp_path: Path
 ) -> None:
     """Whatever the moments at which each writes and looks."""
+    for step in range(12):
+        names = [f"{step}-{n}" for n in "ab"]
+        if copies:
+            (tmp_path / names[0]).mkdir()
+            with closing(Journal(tmp_path / names[0] / ".snakemake/mantik")):
+                pass
+            copied(tmp_path / names[0], names[1])
+        seats = [seat(name) for name in names]
 
-    async def scene(seat: Callable[..., Seat]) -> None:
-        for step in range(12):
-            names = [f"{step}-{n}" for n in "ab"]
-            if copies:
-                (tmp_path / names[0]).mkdir()
-                with closing(Journal(tmp_path / names[0] / ".snakemake/mantik")):
-                    pass
-                copied(tmp_path / names[0], names[1])
-            seats = [seat(name) for name in names]
+        async def come(one: Seat, after: float) -> Place:
+            await asyncio.sleep(after)
+            return await one.lead()
 
-            async def come(one: Seat, after: float) -> Place:
-                await asyncio.sleep(after)
-                return await one.lead()
-
-            led = await asyncio.gather(
-                come(seats[0], 0.0), come(seats[1], 0.025 * step), return_exceptions=True
-            )
-            assert sum(isinstance(one, Place) for one in led) <= 1, (step, led)
-            assert all(isinstance(one, Place | PlaceTaken) for one in led), led
-            for one in seats:
-                one.die()
-            seats[0].world.files.clear()
-
-    play(scene, World())
+        led = await asyncio.gather(
+            come(seats[0], 0.0), come(seats[1], 0.025 * step), return_exceptions=True
+        )
+        assert sum(isinstance(one, Place) for one in led) <= 1, (step, led)
+        assert all(isinstance(one, Place | PlaceTaken) for one in led), led
+        for one in seats:
+            one.die()
+        seats[0].world.files.clear()
 
 
 class LateSite(SimulatedSite):
@@ -195,71 +179,57 @@ class LateSite(SimulatedSite):
         return [found for at, found in history[path] if at <= asked - self.lag_s][-1]
 
 
-def test_two_that_come_at_once_where_files_show_late(play: Play) -> None:
+async def test_two_that_come_at_once_where_files_show_late(seat: Seats) -> None:
     """Neither leads before a listing has shown its lease, and so the other one's."""
-
-    async def scene(seat: Callable[..., Seat]) -> None:
-        seats = [seat(name) for name in "ab"]
-        sites = [LateSite(one.world) for one in seats]
-        for site in sites:
-            site.lag_s = 30.0
-        led = await asyncio.gather(
-            *(one.lead(site) for one, site in zip(seats, sites, strict=True)),
-            return_exceptions=True,
-        )
-        assert sum(isinstance(one, Place) for one in led) <= 1, led
-        assert all(isinstance(one, Place | PlaceTaken) for one in led), led
-
-    play(scene, World())
+    seats = [seat(name) for name in "ab"]
+    sites = [LateSite(one.world) for one in seats]
+    for site in sites:
+        site.lag_s = 30.0
+    led = await asyncio.gather(
+        *(one.lead(site) for one, site in zip(seats, sites, strict=True)),
+        return_exceptions=True,
+    )
+    assert sum(isinstance(one, Place) for one in led) <= 1, led
+    assert all(isinstance(one, Place | PlaceTaken) for one in led), led
 
 
-def test_nobody_leads_where_no_listing_shows_a_lease(play: Play) -> None:
-    async def scene(seat: Callable[..., Seat]) -> None:
-        one = seat("a")
-        site = LateSite(one.world)
-        site.lag_s = LONG_S
-        with pytest.raises(SiteRejected, match="has not listed them for 2 min"):
-            await one.lead(site)
-
-    play(scene, World())
+async def test_nobody_leads_where_no_listing_shows_a_lease(seat: Seats) -> None:
+    one = seat("a")
+    site = LateSite(one.world)
+    site.lag_s = LONG_S
+    with pytest.raises(SiteRejected, match="has not listed them for 2 min"):
+        await one.lead(site)
 
 
-def test_next_run_takes_the_next_number(play: Play) -> None:
-    async def scene(seat: Callable[..., Seat]) -> None:
-        first = seat("flow")
-        place = await first.lead()
-        first.die()
-        again = seat("flow")
-        assert (await again.lead()).id == place.id
-        assert again.site.calls == {"open": 1, "list": 3, "put": 1, "remove": 1}
-
-    play(scene, World())
+async def test_next_run_takes_the_next_number(seat: Seats) -> None:
+    first = seat("flow")
+    place = await first.lead()
+    first.die()
+    again = seat("flow")
+    assert (await again.lead()).id == place.id
+    assert again.site.calls == {"open": 1, "list": 3, "put": 1, "remove": 1}
 
 
 @pytest.mark.parametrize(("method", "wrong"), [("list", "empty"), ("put", "damaged")])
 @pytest.mark.parametrize("second", [False, True])
-def test_a_wrong_listing_and_a_lost_lease_give_a_place_no_second_one(
-    play: Play, method: str, wrong: Fault, second: bool
+async def test_a_wrong_listing_and_a_lost_lease_give_a_place_no_second_one(
+    seat: Seats, method: str, wrong: Fault, second: bool
 ) -> None:
     """Nor at a site of another name that sees the same place, in the same run."""
-
-    async def scene(seat: Callable[..., Seat]) -> None:
-        first = seat("flow")
-        place = await first.lead()
-        again = seat("flow")
-        other = SimulatedSite(first.world, "other")
-        faulty = other if second else again.site
-        faults: Iterator[Fault] = iter([wrong])
-        faulty.fault = lambda called, about: next(faults, "") if called == method else ""
-        assert (await again.lead()).lead.lease.place == place.id
-        assert (await again.lead(other)).id == place.id
-        await asyncio.sleep(LONG_S)
-        [lease] = [o for path in first.world.files if (o := Lease.of(path.rpartition("/")[2]))]
-        assert lease == again.work.place.lead.lease
-        assert lease.term == 1
-        await again.work.place.lead.assure()
-
-    play(scene, World())
+    first = seat("flow")
+    place = await first.lead()
+    again = seat("flow")
+    other = SimulatedSite(first.world, "other")
+    faulty = other if second else again.site
+    faults: Iterator[Fault] = iter([wrong])
+    faulty.fault = lambda called, about: next(faults, "") if called == method else ""
+    assert (await again.lead()).lead.lease.place == place.id
+    assert (await again.lead(other)).id == place.id
+    await asyncio.sleep(LONG_S)
+    [lease] = [o for path in first.world.files if (o := Lease.of(path.rpartition("/")[2]))]
+    assert lease == again.work.place.lead.lease
+    assert lease.term == 1
+    await again.work.place.lead.assure()
 
 
 def spoil(workdir: Path) -> None:
@@ -270,55 +240,44 @@ def spoil(workdir: Path) -> None:
         path.write_bytes(b"no journal" * 1000)
 
 
-def test_a_journal_made_anew_leads_the_next_term_without_asking(play: Play) -> None:
+async def test_a_journal_made_anew_leads_the_next_term_without_asking(seat: Seats) -> None:
     """It does not know which numbers of contents the damaged one has given."""
-
-    async def scene(seat: Callable[..., Seat]) -> None:
-        first = seat("flow")
-        place = await first.lead()
-        assert place.lead.term == 1
-        first.die()
-        spoil(first.workdir)
-        again = seat("flow")
-        begun = asyncio.get_running_loop().time()
-        found = await again.lead()
-        assert (found.id, found.lead.term) == (place.id, 2)
-        assert asyncio.get_running_loop().time() - begun < 1, "nobody was waited for"
-        assert again.said == []
-
-    play(scene, World())
+    first = seat("flow")
+    place = await first.lead()
+    assert place.lead.term == 1
+    first.die()
+    spoil(first.workdir)
+    again = seat("flow")
+    begun = asyncio.get_running_loop().time()
+    found = await again.lead()
+    assert (found.id, found.lead.term) == (place.id, 2)
+    assert asyncio.get_running_loop().time() - begun < 1, "nobody was waited for"
+    assert again.said == []
 
 
-def test_a_copy_whose_journal_is_made_anew_asks_the_one_it_is_a_copy_of(
-    play: Play, tmp_path: Path
+async def test_a_copy_whose_journal_is_made_anew_asks_the_one_it_is_a_copy_of(
+    seat: Seats, tmp_path: Path
 ) -> None:
-    async def scene(seat: Callable[..., Seat]) -> None:
-        first = seat("flow")
-        await first.lead()
-        copied(tmp_path / "flow", "copy")
-        spoil(tmp_path / "copy")
-        with pytest.raises(PlaceTaken, match="another controller of this workflow leads"):
-            await seat("copy").lead()
-
-    play(scene, World())
+    first = seat("flow")
+    await first.lead()
+    copied(tmp_path / "flow", "copy")
+    spoil(tmp_path / "copy")
+    with pytest.raises(PlaceTaken, match="another controller of this workflow leads"):
+        await seat("copy").lead()
 
 
-def test_two_servers_at_one_directory_are_one_place(play: Play) -> None:
+async def test_two_servers_at_one_directory_are_one_place(seat: Seats) -> None:
     """What one has sent, or its job has made, the other one reads without a transfer."""
-
-    async def scene(seat: Callable[..., Seat]) -> None:
-        flow = seat("flow", name="juwels")
-        (flow.workdir / "data").write_text("seven")
-        first = await flow.lead()
-        assert (await flow.job(1, "data")).succeeded
-        other = SimulatedSite(flow.world, "jureca")
-        second = await flow.lead(other)
-        assert second is first
-        assert (await flow.job(2, "data", "out/1")).succeeded
-        sent = [spec for spec in flow.world.specs.values() if spec.inline]
-        assert [spec.name for spec in sent] == ["job-1"]
-
-    play(scene, World())
+    flow = seat("flow", name="juwels")
+    (flow.workdir / "data").write_text("seven")
+    first = await flow.lead()
+    assert (await flow.job(1, "data")).succeeded
+    other = SimulatedSite(flow.world, "jureca")
+    second = await flow.lead(other)
+    assert second is first
+    assert (await flow.job(2, "data", "out/1")).succeeded
+    sent = [spec for spec in flow.world.specs.values() if spec.inline]
+    assert [spec.name for spec in sent] == ["job-1"]
 
 
 @pytest.mark.parametrize("names", [("sim",), ("sim", "other")])
@@ -337,68 +296,64 @@ def test_names_of_one_place_look_after_it_together(tmp_path: Path, names: Sequen
 
 
 @pytest.mark.parametrize("busy", [False, True])
-def test_a_copy_is_refused_while_the_first_one_lives(
-    play: Play, tmp_path: Path, busy: bool
+async def test_a_copy_is_refused_while_the_first_one_lives(
+    seat: Seats, world: World, tmp_path: Path, busy: bool
 ) -> None:
-    async def scene(seat: Callable[..., Seat]) -> None:
-        flow = seat("flow")
-        await flow.lead()
-        flow.die()
-        copied(tmp_path / "flow", "copy")
-        flow = seat("flow")
-        place = await flow.lead()
-        job = asyncio.create_task(flow.job(1)) if busy else None
-        await asyncio.sleep(100.0)
-        copy = seat("copy")
-        with pytest.raises(PlaceTaken, match="another controller of this workflow leads") as error:
-            await copy.lead()
-        assert "/flow on " in str(error.value)
-        assert place.lead.deposed is None
-        assert not [path for path in flow.world.files if "/ask." in path or "/here." in path]
-        assert copy.site.calls["submit"] == 0
-        if job is not None:
-            assert (await job).succeeded
-        assert len(flow.world.runs) == busy
-
-    play(scene, World(duration=lambda spec: LONG_S))
+    world.duration = lambda spec: LONG_S
+    flow = seat("flow")
+    await flow.lead()
+    flow.die()
+    copied(tmp_path / "flow", "copy")
+    flow = seat("flow")
+    place = await flow.lead()
+    job = asyncio.create_task(flow.job(1)) if busy else None
+    await asyncio.sleep(100.0)
+    copy = seat("copy")
+    with pytest.raises(PlaceTaken, match="another controller of this workflow leads") as error:
+        await copy.lead()
+    assert "/flow on " in str(error.value)
+    assert place.lead.deposed is None
+    assert not [path for path in flow.world.files if "/ask." in path or "/here." in path]
+    assert copy.site.calls["submit"] == 0
+    if job is not None:
+        assert (await job).succeeded
+    assert len(flow.world.runs) == busy
 
 
 @pytest.mark.parametrize("given_up", [False, True])
 @pytest.mark.parametrize("runs", [False, True])
-def test_what_two_copies_have_planned_belongs_to_the_one_that_submits_it(
-    play: Play, tmp_path: Path, runs: bool, given_up: bool
+async def test_what_two_copies_have_planned_belongs_to_the_one_that_submits_it(
+    seat: Seats, world: World, tmp_path: Path, runs: bool, given_up: bool
 ) -> None:
     """To the other one it is a job that it does not know, whatever became of it there."""
-
-    async def scene(seat: Callable[..., Seat]) -> None:
-        flow = seat("flow")
-        await flow.lead()
-        await planned(flow, 1)
-        copied(tmp_path / "flow", "copy")
-        copy = seat("copy")
-        if given_up:
-            [record] = copy.journal.all_open_tries()
-            copy.journal.abandoned(record.id, "cancelled")
-        job = asyncio.create_task(flow.job(1))
-        await asyncio.sleep(100.0 if runs else 0.5)
-        assert len(flow.world.jobs) == 1
-        job.cancel()
-        flow.die()
-        if runs:
-            with pytest.raises(PlaceTaken, match="jobs run there that another controller"):
-                await copy.lead()
-            return
-        await copy.lead()
-        await asyncio.sleep(LONG_S)
-        assert not copy.world.runs
-
+    world.fate = lambda spec: fate
+    world.duration = lambda spec: LONG_S
     fate = Fate(starts=(10.0 if runs else 1000.0,))
-    play(scene, World(lambda spec: fate, lambda spec: LONG_S))
+    flow = seat("flow")
+    await flow.lead()
+    await planned(flow, 1)
+    copied(tmp_path / "flow", "copy")
+    copy = seat("copy")
+    if given_up:
+        [record] = copy.journal.all_open_tries()
+        copy.journal.abandoned(record.id, "cancelled")
+    job = asyncio.create_task(flow.job(1))
+    await asyncio.sleep(100.0 if runs else 0.5)
+    assert len(flow.world.jobs) == 1
+    job.cancel()
+    flow.die()
+    if runs:
+        with pytest.raises(PlaceTaken, match="jobs run there that another controller"):
+            await copy.lead()
+        return
+    await copy.lead()
+    await asyncio.sleep(LONG_S)
+    assert not copy.world.runs
 
 
 @pytest.mark.parametrize("slow", [False, True])
-def test_a_copy_does_not_take_over_from_jobs_that_it_does_not_know(
-    play: Play, tmp_path: Path, slow: bool
+async def test_a_copy_does_not_take_over_from_jobs_that_it_does_not_know(
+    seat: Seats, world: World, tmp_path: Path, slow: bool
 ) -> None:
     looks = itertools.count()
 
@@ -407,175 +362,151 @@ def test_a_copy_does_not_take_over_from_jobs_that_it_does_not_know(
             "hang" if slow and (method, about) == ("list", PLACE) and next(looks) in (1, 2) else ""
         )
 
-    async def scene(seat: Callable[..., Seat]) -> None:
-        flow = seat("flow")
-        await flow.lead()
-        copied(tmp_path / "flow", "copy")
-        job = asyncio.create_task(flow.job(1))
-        await asyncio.sleep(50.0)
-        job.cancel()
-        flow.die()
-        copy = seat("copy")
-        copy.site.fault = fault
-        with pytest.raises(PlaceTaken, match="jobs run there that another controller"):
-            await copy.lead()
-        await asyncio.sleep(LONG_S)
-        await seat("copy").lead()
-
-    play(scene, World(duration=lambda spec: LONG_S / 2))
-
-
-def test_tidying_leaves_what_another_journal_made(play: Play, tmp_path: Path) -> None:
-    async def scene(seat: Callable[..., Seat]) -> None:
-        flow = seat("flow")
-        place = await flow.lead()
-        flow.world.write(f"{TRIES}/17/{'0' * 36}", b"owner=x\n")
-        assert (await flow.job(1)).succeeded
-        await place.tidy()
-        left = [p for p in flow.world.files if p.startswith(f"{TRIES}/")]
-        assert left == [f"{TRIES}/17", f"{TRIES}/17/{'0' * 36}"]
-
-    play(scene, World())
-
-
-def test_claims_of_a_lost_journal_are_not_written_over(play: Play) -> None:
-    async def scene(seat: Callable[..., Seat]) -> None:
-        flow = seat("flow")
-        flow.world.write(f"{TRIES}/0/{'0' * 36}", b"owner=x\n")
-        with pytest.raises(PlaceTaken, match="whose journal"):
-            await flow.lead()
-        assert not leases(flow.world)
-
-    play(scene, World())
-
-
-def test_what_another_controller_has_numbered_is_older_after_a_takeover(
-    play: Play, tmp_path: Path
-) -> None:
-    async def scene(seat: Callable[..., Seat]) -> None:
-        flow = seat("flow")
-        (flow.workdir / "data").write_text("mine")
-        await flow.lead()
-        assert (await flow.job(1, "data")).succeeded
-        flow.die()
-        copied(tmp_path / "flow", "copy")
-        copy = seat("copy")
+    world.duration = lambda spec: LONG_S / 2
+    flow = seat("flow")
+    await flow.lead()
+    copied(tmp_path / "flow", "copy")
+    job = asyncio.create_task(flow.job(1))
+    await asyncio.sleep(50.0)
+    job.cancel()
+    flow.die()
+    copy = seat("copy")
+    copy.site.fault = fault
+    with pytest.raises(PlaceTaken, match="jobs run there that another controller"):
         await copy.lead()
-        copy.die()
-        copy.world.write("data", b"other")
-        copy.world.write(f"{NEWER}/data.n", b"7\n")
-        flow = seat("flow")
+    await asyncio.sleep(LONG_S)
+    await seat("copy").lead()
+
+
+async def test_tidying_leaves_what_another_journal_made(seat: Seats, tmp_path: Path) -> None:
+    flow = seat("flow")
+    place = await flow.lead()
+    flow.world.write(f"{TRIES}/17/{'0' * 36}", b"owner=x\n")
+    assert (await flow.job(1)).succeeded
+    await place.tidy()
+    left = [p for p in flow.world.files if p.startswith(f"{TRIES}/")]
+    assert left == [f"{TRIES}/17", f"{TRIES}/17/{'0' * 36}"]
+
+
+async def test_claims_of_a_lost_journal_are_not_written_over(seat: Seats) -> None:
+    flow = seat("flow")
+    flow.world.write(f"{TRIES}/0/{'0' * 36}", b"owner=x\n")
+    with pytest.raises(PlaceTaken, match="whose journal"):
         await flow.lead()
-        assert (await flow.job(2, "data")).succeeded
-        assert flow.world.files["data"] == b"mine"
-
-    play(scene, World())
+    assert not leases(flow.world)
 
 
-def test_a_lease_that_was_swept_is_written_again(play: Play) -> None:
-    async def scene(seat: Callable[..., Seat]) -> None:
-        flow = seat("flow")
-        place = await flow.lead()
-        [lease] = leases(flow.world)
-        flow.world.remove(PLACE)
-        await asyncio.sleep(CONFIG.site.poll_s + 100.0)
-        assert leases(flow.world) == [lease]
-        assert place.lead.deposed is None
-
-    play(scene, World())
-
-
-def test_a_controller_finds_out_that_another_workflow_came_to_the_swept_place(play: Play) -> None:
-    async def scene(seat: Callable[..., Seat]) -> None:
-        flow = seat("flow")
-        place = await flow.lead()
-        flow.world.purge()
-        other = seat("other")
-        await other.lead()
-        await asyncio.sleep(100.0)
-        with pytest.raises(PlaceTaken, match="another workflow owns") as error:
-            await flow.job(1)
-        assert "/other on " in str(error.value)
-        assert place.lead.deposed is error.value
-        assert (await other.job(2)).succeeded
-        assert [run.job for run in flow.world.runs] == ["job-2"]
-
-    play(scene, World())
+async def test_what_another_controller_has_numbered_is_older_after_a_takeover(
+    seat: Seats, tmp_path: Path
+) -> None:
+    flow = seat("flow")
+    (flow.workdir / "data").write_text("mine")
+    await flow.lead()
+    assert (await flow.job(1, "data")).succeeded
+    flow.die()
+    copied(tmp_path / "flow", "copy")
+    copy = seat("copy")
+    await copy.lead()
+    copy.die()
+    copy.world.write("data", b"other")
+    copy.world.write(f"{NEWER}/data.n", b"7\n")
+    flow = seat("flow")
+    await flow.lead()
+    assert (await flow.job(2, "data")).succeeded
+    assert flow.world.files["data"] == b"mine"
 
 
-def test_a_copy_asks_where_the_lease_was_swept_and_claims_were_not(
-    play: Play, tmp_path: Path
+async def test_a_lease_that_was_swept_is_written_again(seat: Seats) -> None:
+    flow = seat("flow")
+    place = await flow.lead()
+    [lease] = leases(flow.world)
+    flow.world.remove(PLACE)
+    await asyncio.sleep(CONFIG.site.poll_s + 100.0)
+    assert leases(flow.world) == [lease]
+    assert place.lead.deposed is None
+
+
+async def test_a_controller_finds_out_that_another_workflow_came_to_the_swept_place(
+    seat: Seats,
+) -> None:
+    flow = seat("flow")
+    place = await flow.lead()
+    flow.world.purge()
+    other = seat("other")
+    await other.lead()
+    await asyncio.sleep(100.0)
+    with pytest.raises(PlaceTaken, match="another workflow owns") as error:
+        await flow.job(1)
+    assert "/other on " in str(error.value)
+    assert place.lead.deposed is error.value
+    assert (await other.job(2)).succeeded
+    assert [run.job for run in flow.world.runs] == ["job-2"]
+
+
+async def test_a_copy_asks_where_the_lease_was_swept_and_claims_were_not(
+    seat: Seats, world: World, tmp_path: Path
 ) -> None:
     """What lies there since the run began is older than what grows."""
-
-    async def scene(seat: Callable[..., Seat]) -> None:
-        flow = seat("flow")
-        await flow.lead()
-        flow.die()
-        copied(tmp_path / "flow", "copy")
-        flow = seat("flow")
-        place = await flow.lead()
-        job = asyncio.create_task(flow.job(1))
-        await asyncio.sleep(100.0)
-        flow.world.remove(PLACE)
-        with pytest.raises(PlaceTaken, match="another controller of this workflow leads"):
-            await seat("copy").lead()
-        assert place.lead.deposed is None
-        assert (await job).succeeded
-
-    play(scene, World(duration=lambda spec: LONG_S))
+    world.duration = lambda spec: LONG_S
+    flow = seat("flow")
+    await flow.lead()
+    flow.die()
+    copied(tmp_path / "flow", "copy")
+    flow = seat("flow")
+    place = await flow.lead()
+    job = asyncio.create_task(flow.job(1))
+    await asyncio.sleep(100.0)
+    flow.world.remove(PLACE)
+    with pytest.raises(PlaceTaken, match="another controller of this workflow leads"):
+        await seat("copy").lead()
+    assert place.lead.deposed is None
+    assert (await job).succeeded
 
 
-def test_a_place_is_found_by_any_of_its_sites(play: Play) -> None:
-    async def scene(seat: Callable[..., Seat]) -> None:
-        flow = seat("flow")
-        place = await flow.lead()
-        flow.journal.set_site("aaa", "url", "/ws", place.id)
-        flow.journal.set_site("zzz", "url", "/ws", place.id)
-        tried: list[str] = []
-        down: set[str] = {"aaa", "sim"}
+async def test_a_place_is_found_by_any_of_its_sites(seat: Seats) -> None:
+    flow = seat("flow")
+    place = await flow.lead()
+    flow.journal.set_site("aaa", "url", "/ws", place.id)
+    flow.journal.set_site("zzz", "url", "/ws", place.id)
+    tried: list[str] = []
+    down: set[str] = {"aaa", "sim"}
 
-        async def open_site(name: str) -> None:
-            tried.append(name)
-            if name in down:
-                raise SiteUnreachable(f"{name} has not answered")
-            found._known[place.id] = place
+    async def open_site(name: str) -> None:
+        tried.append(name)
+        if name in down:
+            raise SiteUnreachable(f"{name} has not answered")
+        found._known[place.id] = place
 
-        found = Places(flow.places.workflow, open_site)
-        assert await found._find(place.id) is place
-        assert await found._find(place.id) is place
-        assert tried.count("zzz") == 1
-        down.add("zzz")
-        found = Places(flow.places.workflow, open_site)
-        with pytest.raises(SiteUnreachable, match="has not answered"):
-            await found._find(place.id)
-
-    play(scene, World())
+    found = Places(flow.places.workflow, open_site)
+    assert await found._find(place.id) is place
+    assert await found._find(place.id) is place
+    assert tried.count("zzz") == 1
+    down.add("zzz")
+    found = Places(flow.places.workflow, open_site)
+    with pytest.raises(SiteUnreachable, match="has not answered"):
+        await found._find(place.id)
 
 
 STATE = ".snakemake/mantik"
 
 
-def test_a_run_whose_journal_was_removed_under_it_finds_out_that_another_one_leads(
-    play: Play, tmp_path: Path
+async def test_a_run_whose_journal_was_removed_under_it_finds_out_that_another_one_leads(
+    seat: Seats, world: World, tmp_path: Path
 ) -> None:
     """Where directories cannot be locked, nothing else tells it."""
-
-    async def scene(seat: Callable[..., Seat]) -> None:
-        flow = seat("flow")
-        await flow.lead()
-        job = asyncio.create_task(flow.job(1))
-        await asyncio.sleep(50.0)
-        (tmp_path / "flow" / STATE).rename(tmp_path / "lost")
-        with mock.patch.object(database, "_take_directory", return_value=True):
-            other = Seat(flow.world, tmp_path / "flow")
-        await other.lead()
-        assert (await other.job(1)).succeeded
-        with pytest.raises(PlaceTaken):
-            await job
-        with pytest.raises(PlaceTaken):
-            await flow.job(2)
-        other.die()
-        assert [run.job for run in flow.world.runs] == ["job-1"]
-
-    play(scene, World(duration=lambda spec: LONG_S))
+    world.duration = lambda spec: LONG_S
+    flow = seat("flow")
+    await flow.lead()
+    job = asyncio.create_task(flow.job(1))
+    await asyncio.sleep(50.0)
+    (tmp_path / "flow" / STATE).rename(tmp_path / "lost")
+    with mock.patch.object(database, "_take_directory", return_value=True):
+        other = Seat(flow.world, tmp_path / "flow")
+    await other.lead()
+    assert (await other.job(1)).succeeded
+    with pytest.raises(PlaceTaken):
+        await job
+    with pytest.raises(PlaceTaken):
+        await flow.job(2)
+    other.die()
+    assert [run.job for run in flow.world.runs] == ["job-1"]

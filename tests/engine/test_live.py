@@ -3,10 +3,10 @@
 import asyncio
 import os
 import shutil
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
@@ -105,85 +105,65 @@ class Bench:
 
 
 @pytest.fixture
-def workdir(tmp_path: Path) -> Path:
-    return tmp_path
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
 
 
-def run(work: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(work)
+async def test_a_copy_grows_and_is_gone_on_with(bench: Bench) -> None:
+    bench.site.add(packed({"part/0/metrics/a": b"1 2\n3", "./p": b"x", "later": b"big\0"}))
+    size = bench.site.add(packed({"part/5/metrics/a": b" 4\n"}))
+    cut = bench.site.add(packed({"./p": b"yy", "./big": b"small"})[:-1])
+
+    await bench.look(cut)
+    # There is no use to ask again before there is more.
+    await bench.look(cut)
+
+    assert bench.files == {"meta": b"from the start", "metrics/a": b"1 2\n3 4\n", "p": b"x"}
+    assert (bench.workdir / "copy" / LIVE_LATER).read_text() == "big"
+    assert bench.site.requests == ["0", "0"]
+    bench.start()
+    whole = packed({"./p": b"yy", "./big": b"small"})
+    bench.site.pieces = {RECORD.paths.piece(0): b"?" * size + whole}
+    await bench.look(size + len(whole))
+    assert bench.files["p"] == b"yy"
+    assert (bench.workdir / "copy" / LIVE_LATER).read_text() == ""
+    assert bench.listener.heard == 2
+    assert bench.said == []
 
 
-def test_a_copy_grows_and_is_gone_on_with(workdir: Path) -> None:
-    async def work() -> None:
-        bench = Bench(workdir)
-        bench.site.add(packed({"part/0/metrics/a": b"1 2\n3", "./p": b"x", "later": b"big\0"}))
-        size = bench.site.add(packed({"part/5/metrics/a": b" 4\n"}))
-        cut = bench.site.add(packed({"./p": b"yy", "./big": b"small"})[:-1])
-
-        await bench.look(cut)
-        # There is no use to ask again before there is more.
-        await bench.look(cut)
-
-        assert bench.files == {"meta": b"from the start", "metrics/a": b"1 2\n3 4\n", "p": b"x"}
-        assert (workdir / "copy" / LIVE_LATER).read_text() == "big"
-        assert bench.site.requests == ["0", "0"]
-        bench.start()
-        whole = packed({"./p": b"yy", "./big": b"small"})
-        bench.site.pieces = {RECORD.paths.piece(0): b"?" * size + whole}
-        await bench.look(size + len(whole))
-        assert bench.files["p"] == b"yy"
-        assert (workdir / "copy" / LIVE_LATER).read_text() == ""
-        assert bench.listener.heard == 2
-        assert bench.said == []
-
-    run(work())
+async def test_a_file_that_the_job_begins_anew_is_no_longer_than_there(bench: Bench) -> None:
+    await bench.look(bench.site.add(packed({"part/0/metrics/a": b"1 2\n3 4\n"})))
+    await bench.look(bench.site.add(packed({"part/0/metrics/a": b"5 6\n"})))
+    assert bench.files["metrics/a"] == b"5 6\n"
+    await bench.look(bench.site.add(packed({"part/4/metrics/a": b"7 8\n"})))
+    assert bench.files["metrics/a"] == b"5 6\n7 8\n"
+    assert bench.said == []
 
 
-def test_a_file_that_the_job_begins_anew_is_no_longer_than_there(workdir: Path) -> None:
-    async def work() -> None:
-        bench = Bench(workdir)
-        await bench.look(bench.site.add(packed({"part/0/metrics/a": b"1 2\n3 4\n"})))
-        await bench.look(bench.site.add(packed({"part/0/metrics/a": b"5 6\n"})))
-        assert bench.files["metrics/a"] == b"5 6\n"
-        await bench.look(bench.site.add(packed({"part/4/metrics/a": b"7 8\n"})))
-        assert bench.files["metrics/a"] == b"5 6\n7 8\n"
-        assert bench.said == []
+async def test_a_site_that_does_not_answer_is_asked_at_the_next_look(bench: Bench) -> None:
+    bench.site.trouble = [SiteUnreachable("away"), SiteNotFound("not yet shown")]
+    size = bench.site.add(packed({"./p": b"x"}))
 
-    run(work())
-
-
-def test_a_site_that_does_not_answer_is_asked_at_the_next_look(workdir: Path) -> None:
-    async def work() -> None:
-        bench = Bench(workdir)
-        bench.site.trouble = [SiteUnreachable("away"), SiteNotFound("not yet shown")]
-        size = bench.site.add(packed({"./p": b"x"}))
-
-        for _ in range(4):
-            await bench.look(size)
-
-        assert bench.files["p"] == b"x"
-        assert len(bench.site.requests) == 3
-        assert bench.listener.heard == 1
-
-    run(work())
-
-
-def test_pieces_are_asked_for_one_after_the_other(workdir: Path) -> None:
-    async def work() -> None:
-        bench = Bench(workdir)
-        content = os.urandom(20_000)  # packing does not make it smaller
-        size = 0
-        while size < PIECE_BYTES:
-            size = bench.site.add(packed({f"./{size}": content}))
-        more = bench.site.add(packed({"./more": b"x"}), size)
-
+    for _ in range(4):
         await bench.look(size)
-        await bench.look(more)
 
-        assert bench.files["more"] == b"x"
-        assert bench.site.requests == ["0", str(size)]
+    assert bench.files["p"] == b"x"
+    assert len(bench.site.requests) == 3
+    assert bench.listener.heard == 1
 
-    run(work())
+
+async def test_pieces_are_asked_for_one_after_the_other(bench: Bench) -> None:
+    content = os.urandom(20_000)  # packing does not make it smaller
+    size = 0
+    while size < PIECE_BYTES:
+        size = bench.site.add(packed({f"./{size}": content}))
+    more = bench.site.add(packed({"./more": b"x"}), size)
+
+    await bench.look(size)
+    await bench.look(more)
+
+    assert bench.files["more"] == b"x"
+    assert bench.site.requests == ["0", str(size)]
 
 
 @pytest.mark.parametrize(
@@ -191,54 +171,44 @@ def test_pieces_are_asked_for_one_after_the_other(workdir: Path) -> None:
     [b"nonsense", packed({"part/7/metrics/a": b"x"}), packed({"./meta/x": b"x"})],
     ids=["no pack", "gap", "below a file"],
 )
-def test_what_makes_no_sense_is_told_once_and_left_to_the_end(workdir: Path, pack: bytes) -> None:
-    async def work() -> None:
-        bench = Bench(workdir)
-        size = bench.site.add(pack)
+async def test_what_makes_no_sense_is_told_once_and_left_to_the_end(
+    bench: Bench, pack: bytes
+) -> None:
+    size = bench.site.add(pack)
 
-        await bench.look(size)
-        await bench.look(size + 1)
+    await bench.look(size)
+    await bench.look(size + 1)
 
-        assert len(bench.said) == 1
-        assert "fetched when it is over" in bench.said[0]
-        assert len(bench.site.requests) == 1
-        assert bench.files["meta"] == b"from the start"
-
-    run(work())
+    assert len(bench.said) == 1
+    assert "fetched when it is over" in bench.said[0]
+    assert len(bench.site.requests) == 1
+    assert bench.files["meta"] == b"from the start"
 
 
-def test_a_copy_that_somebody_has_removed_is_not_begun_anew(workdir: Path) -> None:
-    async def work() -> None:
-        bench = Bench(workdir)
-        await bench.look(bench.site.add(packed({"./a": b"x"})))
-        shutil.rmtree(workdir / "copy")
+async def test_a_copy_that_somebody_has_removed_is_not_begun_anew(bench: Bench) -> None:
+    await bench.look(bench.site.add(packed({"./a": b"x"})))
+    shutil.rmtree(bench.workdir / "copy")
 
-        await bench.look(bench.site.add(packed({"./b": b"x"})))
+    await bench.look(bench.site.add(packed({"./b": b"x"})))
 
-        assert len(bench.said) == 1
-        assert bench.files == {}
-
-    run(work())
+    assert len(bench.said) == 1
+    assert bench.files == {}
 
 
-def test_a_copy_takes_no_more_room_than_it_may(
-    workdir: Path, monkeypatch: pytest.MonkeyPatch
+async def test_a_copy_takes_no_more_room_than_it_may(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(live_copies, "MAX_LIVE_BYTES", 1000)
 
-    async def work() -> None:
-        bench = Bench(workdir)
-        await bench.look(bench.site.add(packed({"./a": bytes(600)})))
-        await bench.look(bench.site.add(packed({"./a": bytes(600)})))
-        await bench.look(bench.site.add(packed({"./a": bytes(600)})))
+    await bench.look(bench.site.add(packed({"./a": bytes(600)})))
+    await bench.look(bench.site.add(packed({"./a": bytes(600)})))
+    await bench.look(bench.site.add(packed({"./a": bytes(600)})))
 
-        assert len(bench.said) == 1
-        assert len(bench.site.requests) == 2
-
-    run(work())
+    assert len(bench.said) == 1
+    assert len(bench.site.requests) == 2
 
 
-def test_a_file_that_does_not_end_is_read_as_far_as_was_told(workdir: Path) -> None:
+async def test_a_file_that_does_not_end_is_read_as_far_as_was_told(bench: Bench) -> None:
     class Endless(Pieces):
         async def get(
             self, path: str, *, offset: int = 0, size: int | None = None
@@ -249,19 +219,15 @@ def test_a_file_that_does_not_end_is_read_as_far_as_was_told(workdir: Path) -> N
                 await asyncio.sleep(0)
                 yield b"?"
 
-    async def work() -> None:
-        bench = Bench(workdir)
-        bench.site = Endless()
-        bench.start()
+    bench.site = Endless()
+    bench.start()
 
-        await bench.look(bench.site.add(packed({"./a": b"x"})))
+    await bench.look(bench.site.add(packed({"./a": b"x"})))
 
-        assert bench.files["a"] == b"x"
-
-    run(work())
+    assert bench.files["a"] == b"x"
 
 
-def test_few_are_asked_for_at_the_same_time(workdir: Path) -> None:
+async def test_few_are_asked_for_at_the_same_time(bench: Bench) -> None:
     class Slow(Pieces):
         now = most = 0
 
@@ -276,38 +242,33 @@ def test_few_are_asked_for_at_the_same_time(workdir: Path) -> None:
             raise SiteUnreachable("away")
             yield b""
 
+    bench.site = Slow()
+    bench.start()
+    records = [replace(RECORD, id=f"{n}{RECORD.id[1:]}") for n in range(6)]
+    for record in records:
+        bench.copies.follow(record, ADDITION)
+        bench.copies.grown(record, 1)
+
+    while bench.site.now or not bench.site.most:
+        await asyncio.sleep(0.001)
+
+    assert bench.site.most == REQUESTS
+    for record in records:
+        await bench.copies.stop(record)
+
+
+def test_nothing_is_written_after_it_was_stopped(bench: Bench) -> None:
+    """Whatever a thread has begun to write: in real time, as virtual time has no threads."""
+
     async def work() -> None:
-        bench = Bench(workdir)
-        bench.site = Slow()
-        bench.start()
-        records = [replace(RECORD, id=f"{n}{RECORD.id[1:]}") for n in range(6)]
-        for record in records:
-            bench.copies.follow(record, ADDITION)
-            bench.copies.grown(record, 1)
-
-        while bench.site.now or not bench.site.most:
-            await asyncio.sleep(0.001)
-
-        assert bench.site.most == REQUESTS
-        for record in records:
-            await bench.copies.stop(record)
-
-    run(work())
-
-
-def test_nothing_is_written_after_it_was_stopped(workdir: Path) -> None:
-    async def work() -> None:
-        bench = Bench(workdir)
         for number in range(50):
             size = bench.site.add(packed({f"./{number}": bytes(5000)}))
         bench.copies.grown(RECORD, size)
         await asyncio.sleep(0.01)
-
         await bench.copies.stop(RECORD)
-
-        before = bench.files if (workdir / "copy" / LIVE_TREE).exists() else {}
+        before = bench.files
         bench.copies.grown(RECORD, size)
         await asyncio.sleep(0.1)
-        assert (bench.files if (workdir / "copy" / LIVE_TREE).exists() else {}) == before
+        assert bench.files == before
 
-    run(work())
+    asyncio.run(work())

@@ -22,31 +22,22 @@ from tests.support.controller import (
 from tests.support.simulated import Fate, Fault, World
 
 
-def test_each_reason_why_a_job_cannot_start_is_told_once(tmp_path: Path) -> None:
+async def test_each_reason_why_a_job_cannot_start_is_told_once(
+    controller: Controller, world: World
+) -> None:
     """Some come and go with each round of the scheduler; an explanation comes with them."""
-    world = World(lambda spec: Fate(starts=(5000.0,)))
+    world.fate = lambda spec: Fate(starts=(5000.0,))
+    for at, reason in enumerate(["ReqNodeNotAvail", "", "ReqNodeNotAvail", "PartitionDown"]):
 
-    async def play(controller: Controller) -> Outcome:
-        for at, reason in enumerate(["ReqNodeNotAvail", "", "ReqNodeNotAvail", "PartitionDown"]):
+        def change(reason: str = reason) -> None:
+            [job] = world.jobs.values()
+            job.fate = replace(job.fate, waits=(reason, False))
 
-            def change(reason: str = reason) -> None:
-                [job] = world.jobs.values()
-                job.fate = replace(job.fate, waits=(reason, False))
-
-            world.after(300 + 1000 * at, change)
-        return await controller.job(request(1))
-
-    said: list[str] = []
-
-    async def heard(controller: Controller) -> None:
-        assert (await play(controller)).succeeded
-        said.extend(line for line in controller.said if "cannot start" in line)
-
-    simulate(tmp_path, world, heard)
-    assert [re.sub(r".*cannot start: (\w+) \(.*", r"\1", line) for line in said] == [
-        "ReqNodeNotAvail",
-        "PartitionDown",
-    ]
+        world.after(300 + 1000 * at, change)
+    assert (await controller.job(request(1))).succeeded
+    said = [line for line in controller.said if "cannot start" in line]
+    found = [re.sub(r".*cannot start: (\w+) \(.*", r"\1", line) for line in said]
+    assert found == ["ReqNodeNotAvail", "PartitionDown"]
     assert "nodes that it needs are down, or reserved" in said[0]
 
 
@@ -76,13 +67,10 @@ def test_command_that_replaces_its_own_input_is_refused(tmp_path: Path) -> None:
     assert len(world.runs) == 3
 
 
-def test_refused_submission_fails_at_once(tmp_path: Path) -> None:
-    async def play(controller: Controller) -> None:
-        controller.site.fault = lambda method, about: "rejected" if method == "submit" else ""
-        await controller.job(request(1))
-
+async def test_refused_submission_fails_at_once(controller: Controller, tmp_path: Path) -> None:
+    controller.site.fault = lambda method, about: "rejected" if method == "submit" else ""
     with pytest.raises(SiteRejected):
-        simulate(tmp_path, World(), play)
+        await controller.job(request(1))
     assert states(tmp_path) == [TryState.ABANDONED]
 
 
@@ -115,83 +103,73 @@ def test_repeated_submission_is_refused(tmp_path: Path, runs_after_all: bool) ->
 
 
 @pytest.mark.parametrize("fault", ["busy", "unauthorized", "not found"])
-def test_submission_waits_and_says_why(tmp_path: Path, fault: Fault) -> None:
-    async def play(controller: Controller) -> Outcome:
-        def trouble(method: str, about: str) -> Fault:
-            return fault if method == "submit" and controller.world.now < 3000 else ""
+async def test_submission_waits_and_says_why(
+    controller: Controller, world: World, fault: Fault
+) -> None:
+    def trouble(method: str, about: str) -> Fault:
+        return fault if method == "submit" and controller.world.now < 3000 else ""
 
-        controller.site.fault = trouble
-        # Another one runs, so that the site does answer meanwhile.
-        running = asyncio.ensure_future(controller.job(request(2)))
-        outcome = await controller.job(request(1))
-        await running
-        told = "has (failed a request|not answered|not accepted the credentials) for"
-        assert any(re.search(told, line) for line in controller.said)
-        assert len(controller.said) < 40, "no chatter"
-        return outcome
-
-    assert simulate(tmp_path, World(), play).succeeded
-
-
-def test_marker_that_stays_damaged_fails_the_try_and_not_the_next_one(tmp_path: Path) -> None:
-    world = World()
-
-    async def play(controller: Controller) -> None:
-        def damage() -> None:
-            for path in [p for p in world.files if p.endswith(".0") and "tries" in p]:
-                world.files[path] = b"damaged"
-
-        controller.site.called = damage
-        first = await controller.job(request(1))
-        assert not first.succeeded
-        assert "exit code 0" in first.message
-        controller.site.called = None
-        assert (await controller.job(request(1))).succeeded
-
-    simulate(tmp_path, world, play)
+    controller.site.fault = trouble
+    # Another one runs, so that the site does answer meanwhile.
+    running = asyncio.ensure_future(controller.job(request(2)))
+    outcome = await controller.job(request(1))
+    await running
+    told = "has (failed a request|not answered|not accepted the credentials) for"
+    assert any(re.search(told, line) for line in controller.said)
+    assert len(controller.said) < 40, "no chatter"
+    assert outcome.succeeded
 
 
-def test_marker_of_a_failed_job_is_asked_for_as_long_as_outputs_are(tmp_path: Path) -> None:
+async def test_marker_that_stays_damaged_fails_the_try_and_not_the_next_one(
+    controller: Controller, world: World
+) -> None:
+    def damage() -> None:
+        for path in [p for p in world.files if p.endswith(".0") and "tries" in p]:
+            world.files[path] = b"damaged"
+
+    controller.site.called = damage
+    first = await controller.job(request(1))
+    assert not first.succeeded
+    assert "exit code 0" in first.message
+    controller.site.called = None
+    assert (await controller.job(request(1))).succeeded
+
+
+async def test_marker_of_a_failed_job_is_asked_for_as_long_as_outputs_are(
+    controller: Controller, world: World
+) -> None:
     """It may say that the inputs had changed, which is no failure of the job's."""
-    world = World(code=lambda spec: 3)
+    world.code = lambda spec: 3
 
-    async def play(controller: Controller) -> Outcome:
-        def fault(method: str, about: str) -> Fault:
-            return "rejected" if method == "get" and ".3" in about and world.now < 300 else ""
+    def fault(method: str, about: str) -> Fault:
+        return "rejected" if method == "get" and ".3" in about and world.now < 300 else ""
 
-        controller.site.fault = fault
-        return await controller.job(request(1))
-
-    outcome = simulate(tmp_path, world, play)
+    controller.site.fault = fault
+    outcome = await controller.job(request(1))
     assert outcome.reason is Reason.EXIT_CODE
     assert world.now >= 300
 
 
-def test_failed_job_stays_failed_whatever_becomes_of_its_log(tmp_path: Path) -> None:
-    world = World(code=lambda spec: 3)
-
-    async def play(controller: Controller) -> Outcome:
-        controller.site.fault = lambda m, about: "rejected" if about.endswith("/log") else ""
-        return await controller.job(request(1))
-
-    outcome = simulate(tmp_path, world, play)
-
+async def test_failed_job_stays_failed_whatever_becomes_of_its_log(
+    controller: Controller, world: World
+) -> None:
+    world.code = lambda spec: 3
+    controller.site.fault = lambda m, about: "rejected" if about.endswith("/log") else ""
+    outcome = await controller.job(request(1))
     assert "exit code 3" in outcome.message
 
 
-def test_full_queue_is_waited_for(tmp_path: Path) -> None:
+async def test_full_queue_is_waited_for(
+    controller: Controller, world: World, tmp_path: Path
+) -> None:
     """UNICORE takes every job; the scheduler behind it refuses what is one too many."""
-    world = World(lambda spec: Fate(refused=world.now < 5000, full=True))
-
-    async def play(controller: Controller) -> Outcome:
-        outcome = await controller.job(request(1))
-        told = [line for line in controller.said if "no more jobs just now" in line]
-        assert len(told) == 1, "once"
-        assert "AssocMaxSubmitJobLimit" in told[0]
-        assert controller.site.calls["submit"] < 20, "ever more seldom"
-        return outcome
-
-    assert simulate(tmp_path, world, play).succeeded
+    world.fate = lambda spec: Fate(refused=world.now < 5000, full=True)
+    outcome = await controller.job(request(1))
+    told = [line for line in controller.said if "no more jobs just now" in line]
+    assert len(told) == 1, "once"
+    assert "AssocMaxSubmitJobLimit" in told[0]
+    assert controller.site.calls["submit"] < 20, "ever more seldom"
+    assert outcome.succeeded
     assert len(world.runs) == 1
     assert [record.state for record in read_history(tmp_path / ".snakemake/mantik")][
         -1

@@ -3,10 +3,9 @@
 import asyncio
 import hashlib
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
 
 import pytest
 
@@ -18,25 +17,32 @@ from snakemake_executor_plugin_mantik.jobs.paths import bundle_done_path
 from snakemake_executor_plugin_mantik.jobs.spec import JobSpec
 from snakemake_executor_plugin_mantik.journal import FileRecord, Journal
 from snakemake_executor_plugin_mantik.staging.local import LocalFile, LocalFiles
-from tests.support import virtualtime
 from tests.support.simulated import Fault, SimulatedSite, World
 from tests.support.stagers import make_stager
 from tests.support.world import EPOCH_S
 
-T = TypeVar("T")
 LIMIT = 2000
 
 
 class Bench:
     """A stager as it is in one run of a workflow."""
 
-    def __init__(self, world: World, workdir: Path, journal: Journal) -> None:
+    journal: Journal
+
+    def __init__(self, world: World, workdir: Path) -> None:
         self.world, self.workdir = world, workdir
-        self.site = SimulatedSite(world)
-        self.journal = journal
+        world.make_directory(".mantik")
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin a run, or another one with the same journal and site."""
+        if hasattr(self, "journal"):
+            self.journal.close()
+        self.journal = Journal(self.workdir / ".snakemake/mantik")
+        self.site = SimulatedSite(self.world)
         retry = SiteRetry("sim", lambda _: None, asyncio.get_running_loop().time)
-        self.stager = make_stager(self.site, journal, retry)
-        self.local = LocalFiles(workdir, journal.files)
+        self.stager = make_stager(self.site, self.journal, retry)
+        self.local = LocalFiles(self.workdir, self.journal.files)
 
     def write(self, path: str, content: bytes) -> str:
         place = self.workdir / path
@@ -66,67 +72,43 @@ class Bench:
         return staged
 
 
-Play = Callable[[Bench], Awaitable[T]]
-Player = Callable[[Play[T]], T]
-
-
 @pytest.fixture
-def play(tmp_path: Path) -> Player[None]:
-    """Plays a scenario; each is a run of its own with the same journal and site."""
-    world = World()
-    world.make_directory(".mantik")
-
-    def run(scenario: Play[None]) -> None:
-        async def with_bench() -> None:
-            journal = Journal(tmp_path / ".snakemake/mantik")
-            try:
-                await scenario(Bench(world, tmp_path, journal))
-            finally:
-                journal.close()
-
-        virtualtime.run(with_bench())
-
-    return run
+async def bench(world: World, tmp_path: Path) -> AsyncIterator[Bench]:
+    bench = Bench(world, tmp_path)
+    yield bench
+    bench.journal.close()
 
 
-def test_what_one_try_alone_needs_travels_each_time_and_is_not_remembered(
-    play: Player[None],
+async def test_what_one_try_alone_needs_travels_each_time_and_is_not_remembered(
+    bench: Bench,
 ) -> None:
     own = [LocalFile.holding("store/meta", b"1"), LocalFile.holding("store/empty", None)]
-
-    async def scenario(bench: Bench) -> None:
-        for size in (10, 2 * LIMIT):
-            shared = await bench.look(bench.write(f"shared-{size}", os.urandom(size)))
-            for files in (shared, shared, []):
-                staged = await bench.stager.stage(files, (), (), own, inline_limit=LIMIT)
-                # Another one that needs the same has nothing to do with it.
-                beside = await bench.stager.stage(files, (), inline_limit=LIMIT)
-                assert bench.job(beside) is None
-                assert "store/meta" not in bench.world.files
-                assert bench.job(staged) is None
-                assert bench.world.files.pop("store/meta") == b"1"
-                assert bench.world.files.pop("store/empty", b"") is None
-                bench.stager.confirm(staged)
-        known = {file.path for file in bench.journal.files.remote_files("sim")}
-        assert known == {f"shared-{size}" for size in (10, 2 * LIMIT)}
-
-    play(scenario)
+    for size in (10, 2 * LIMIT):
+        shared = await bench.look(bench.write(f"shared-{size}", os.urandom(size)))
+        for files in (shared, shared, []):
+            staged = await bench.stager.stage(files, (), (), own, inline_limit=LIMIT)
+            # Another one that needs the same has nothing to do with it.
+            beside = await bench.stager.stage(files, (), inline_limit=LIMIT)
+            assert bench.job(beside) is None
+            assert "store/meta" not in bench.world.files
+            assert bench.job(staged) is None
+            assert bench.world.files.pop("store/meta") == b"1"
+            assert bench.world.files.pop("store/empty", b"") is None
+            bench.stager.confirm(staged)
+    known = {file.path for file in bench.journal.files.remote_files("sim")}
+    assert known == {f"shared-{size}" for size in (10, 2 * LIMIT)}
 
 
-def test_manifest_is_compared_once_per_run_and_directory(play: Player[None]) -> None:
-    async def first(bench: Bench) -> None:
-        await bench.done(*(bench.write(f"d/{n}", b"x") for n in range(20)))
-        await bench.done(bench.write("e/1", b"x"))
-
-    async def second(bench: Bench) -> None:
+async def test_manifest_is_compared_once_per_run_and_directory(bench: Bench) -> None:
+    await bench.done(*(bench.write(f"d/{n}", b"x") for n in range(20)))
+    await bench.done(bench.write("e/1", b"x"))
+    for _ in range(2):
+        bench.begin()
         del bench.world.files["d/7"]
         bench.world.files["d/8"] = b"longer"
         staged = [await bench.done(f"d/{n}") for n in range(20)]
         assert [n for n in range(20) if staged[n].inline] == [7, 8]
         assert bench.site.calls["list"] == 1
-
-    play(first)
-    play(second)
 
 
 @pytest.mark.parametrize(
@@ -142,36 +124,30 @@ def test_manifest_is_compared_once_per_run_and_directory(play: Player[None]) -> 
         ([], "another file system", True),
     ],
 )
-def test_stored_output_is_given_up_only_for_certain(
-    play: Player[None], answers: list[Fault], happens: str, left: bool
+async def test_stored_output_is_given_up_only_for_certain(
+    bench: Bench, answers: list[Fault], happens: str, left: bool
 ) -> None:
     record = FileRecord("d/out", 4, hashlib.sha256(b"made").hexdigest(), modified=EPOCH_S + 5)
     beside = replace(record, path="d/beside")
-
-    async def first(bench: Bench) -> None:
-        for file in (record, beside):
-            bench.world.write(file.path, b"made")
-            bench.world._changed[file.path] = 5.0
-        bench.stager.made([record, beside])
-
-    async def second(bench: Bench) -> None:
-        if happens == "removed":
-            bench.world.remove(record.path)
-        elif happens == "changed":  # to another content of the same size
-            bench.world._changed[record.path] += 60.0
-        elif happens:
-            bench.world.purge()
-        if happens == "another file system":
-            bench.world.write(Lease(1, "a", "b", "c", 60).path, b"")
-        listings = iter(answers)
-        bench.site.fault = lambda method, _: next(listings, "") if method == "list" else ""
-        await bench.stager.compare([LocalFile.at("sim", record)])
-        assert (bench.journal.files.remote_file("sim", "d/out") == record) is left
-        kept = left or happens in ("removed", "changed")
-        assert (bench.journal.files.remote_file("sim", "d/beside") == beside) is kept
-
-    play(first)
-    play(second)
+    for file in (record, beside):
+        bench.world.write(file.path, b"made")
+        bench.world._changed[file.path] = 5.0
+    bench.stager.made([record, beside])
+    bench.begin()
+    if happens == "removed":
+        bench.world.remove(record.path)
+    elif happens == "changed":  # to another content of the same size
+        bench.world._changed[record.path] += 60.0
+    elif happens:
+        bench.world.purge()
+    if happens == "another file system":
+        bench.world.write(Lease(1, "a", "b", "c", 60).path, b"")
+    listings = iter(answers)
+    bench.site.fault = lambda method, _: next(listings, "") if method == "list" else ""
+    await bench.stager.compare([LocalFile.at("sim", record)])
+    assert (bench.journal.files.remote_file("sim", "d/out") == record) is left
+    kept = left or happens in ("removed", "changed")
+    assert (bench.journal.files.remote_file("sim", "d/beside") == beside) is kept
 
 
 @pytest.mark.parametrize(
@@ -183,79 +159,60 @@ def test_a_change_of_summer_time_is_no_change_of_a_file(later_s: float, same: bo
 
 
 @pytest.mark.parametrize("round_", range(2))
-def test_edited_source_is_never_covered_by_its_old_version(play: Player[None], round_: int) -> None:
+async def test_edited_source_is_never_covered_by_its_old_version(bench: Bench, round_: int) -> None:
     """Ctrl-C before any job started, an edit, and again; bundles have random names."""
-
-    async def first(bench: Bench) -> None:
-        for name in ("train.py", "other.py"):
-            bench.write(name, b"old")
-        files = await bench.look("train.py", "other.py", source=True)
-        assert await bench.stager.send_sources(files) == 2
-        waiting.append(await bench.stage())
-
-    async def second(bench: Bench) -> None:
-        bench.write("train.py", b"new")
-        await bench.stager.send_sources(await bench.look("train.py", "other.py", source=True))
-        await bench.done()
-        assert bench.world.files["train.py"] == b"new"
-        assert bench.world.files["other.py"] == b"old"
-        assert bench.job(waiting[0]) == ("bundles", ()), "what waited is sent again"
-        assert bench.world.files["train.py"] == b"new"
-
-    waiting: list[Staged] = []
-    play(first)
-    play(second)
+    for name in ("train.py", "other.py"):
+        bench.write(name, b"old")
+    files = await bench.look("train.py", "other.py", source=True)
+    assert await bench.stager.send_sources(files) == 2
+    waiting = await bench.stage()
+    bench.begin()
+    bench.write("train.py", b"new")
+    await bench.stager.send_sources(await bench.look("train.py", "other.py", source=True))
+    await bench.done()
+    assert bench.world.files["train.py"] == b"new"
+    assert bench.world.files["other.py"] == b"old"
+    assert bench.job(waiting) == ("bundles", ()), "what waited is sent again"
+    assert bench.world.files["train.py"] == b"new"
 
 
-def test_empty_directory(play: Player[None]) -> None:
-    async def scenario(bench: Bench) -> None:
-        (bench.workdir / "empty").mkdir()
-        await bench.done("empty")
-        assert bench.world.files["empty"] is None
-        assert not (await bench.stage("empty")).inline
-
-    play(scenario)
+async def test_empty_directory(bench: Bench) -> None:
+    (bench.workdir / "empty").mkdir()
+    await bench.done("empty")
+    assert bench.world.files["empty"] is None
+    assert not (await bench.stage("empty")).inline
 
 
-def test_outputs_of_jobs_are_there(play: Player[None]) -> None:
-    async def scenario(bench: Bench) -> None:
-        path = bench.write("out", b"made")
-        (file,) = await bench.look(path)
-        bench.stager.made([file.record, FileRecord("not-\udcff-text", 1, "x")])
-        bench.world.write(path, b"made")
-        assert not (await bench.done(path)).inline
-        bench.stager.lost([path])
-        assert (await bench.stage(path)).inline
-
-    play(scenario)
+async def test_outputs_of_jobs_are_there(bench: Bench) -> None:
+    path = bench.write("out", b"made")
+    (file,) = await bench.look(path)
+    bench.stager.made([file.record, FileRecord("not-\udcff-text", 1, "x")])
+    bench.world.write(path, b"made")
+    assert not (await bench.done(path)).inline
+    bench.stager.lost([path])
+    assert (await bench.stage(path)).inline
 
 
-def test_cost_of_confirming_does_not_grow_with_what_is_on_its_way(play: Player[None]) -> None:
-    async def scenario(bench: Bench) -> None:
-        staged = [await bench.stage(bench.write(f"l{n}", os.urandom(9000))) for n in range(200)]
-        steps = []
-        for one in (staged[0], staged[100], staged[199]):
-            count = [0]
+async def test_cost_of_confirming_does_not_grow_with_what_is_on_its_way(bench: Bench) -> None:
+    staged = [await bench.stage(bench.write(f"l{n}", os.urandom(9000))) for n in range(200)]
+    steps = []
+    for one in (staged[0], staged[100], staged[199]):
+        count = [0]
 
-            def tick(count: list[int] = count) -> None:
-                count[0] += 1
+        def tick(count: list[int] = count) -> None:
+            count[0] += 1
 
-            bench.journal._db.set_progress_handler(tick, 1)
-            bench.stager.confirm(one)
-            bench.journal._db.set_progress_handler(None, 0)
-            steps.append(count[0])
-        assert max(steps) < 2 * min(steps), steps
-        assert bundle_done_path(staged[0].bundles[0]) not in bench.world.files
-
-    play(scenario)
+        bench.journal._db.set_progress_handler(tick, 1)
+        bench.stager.confirm(one)
+        bench.journal._db.set_progress_handler(None, 0)
+        steps.append(count[0])
+    assert max(steps) < 2 * min(steps), steps
+    assert bundle_done_path(staged[0].bundles[0]) not in bench.world.files
 
 
-def test_what_lay_in_a_directory_is_not_known_once_a_job_may_have_changed_it(
-    play: Player[None],
+async def test_what_lay_in_a_directory_is_not_known_once_a_job_may_have_changed_it(
+    bench: Bench,
 ) -> None:
-    async def scenario(bench: Bench) -> None:
-        await bench.done(bench.write("d/e/a", b"x"), bench.write("d0", b"x"))
-        bench.stager.lost(["d"])
-        assert [f.path for f in (await bench.stage("d/e/a", "d0")).carried] == ["d/e/a"]
-
-    play(scenario)
+    await bench.done(bench.write("d/e/a", b"x"), bench.write("d0", b"x"))
+    bench.stager.lost(["d"])
+    assert [f.path for f in (await bench.stage("d/e/a", "d0")).carried] == ["d/e/a"]

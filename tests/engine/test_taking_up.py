@@ -147,22 +147,18 @@ def test_other_resources_and_unnamed_sources_are_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("other", ["2", "1"])
-def test_input_that_changes_while_the_job_runs_is_told(tmp_path: Path, other: str) -> None:
-    world = World()
+async def test_input_that_changes_while_the_job_runs_is_told(
+    controller: Controller, world: World, tmp_path: Path, other: str
+) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data/x").write_text("1")
-
-    async def play(controller: Controller) -> list[str]:
-        job = asyncio.create_task(controller.job(request(1, "data/x")))
-        while not world.runs:
-            await asyncio.sleep(1)
-        (tmp_path / "data/x").write_text(other)
-        os.utime(tmp_path / "data/x", (1, 1))
-        assert (await job).succeeded
-        return controller.said
-
-    said = simulate(tmp_path, world, play)
-
+    job = asyncio.create_task(controller.job(request(1, "data/x")))
+    while not world.runs:
+        await asyncio.sleep(1)
+    (tmp_path / "data/x").write_text(other)
+    os.utime(tmp_path / "data/x", (1, 1))
+    assert (await job).succeeded
+    said = controller.said
     assert ["data/x changed while the job ran" in line for line in said] == [True] * (other != "1")
 
 

@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 import os
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,6 @@ from snakemake_executor_plugin_mantik.journal import FileRecord, Journal
 from snakemake_executor_plugin_mantik.staging.bundle import FileChanged
 from snakemake_executor_plugin_mantik.staging.local import LocalFile, LocalFiles
 from snakemake_executor_plugin_mantik.staging.transfers import stream_file
-from tests.support import virtualtime
 from tests.support.simulated import Fault, SimulatedSite, World
 from tests.support.stagers import UPLOAD_BYTES, make_stager
 
@@ -39,9 +38,20 @@ class Run:
         said: the lines in the user's log.
     """
 
-    def __init__(self, there: World, elsewhere: World, workdir: Path, journal: Journal) -> None:
-        self.there, self.elsewhere, self.workdir, self.journal = there, elsewhere, workdir, journal
-        self.site, self.other = SimulatedSite(there), SimulatedSite(elsewhere, "other", "/other")
+    journal: Journal
+
+    def __init__(self, workdir: Path) -> None:
+        self.there, self.elsewhere, self.workdir = World(), World(), workdir
+        self.there.make_directory(".mantik")
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin a run, or another one with the same journal and sites."""
+        if hasattr(self, "journal"):
+            self.journal.close()
+        self.journal = Journal(self.workdir / ".snakemake/mantik")
+        self.site = SimulatedSite(self.there)
+        self.other = SimulatedSite(self.elsewhere, "other", "/other")
         self.said: list[str] = []
         self.puts: list[str] = []
         self.reads: list[int] = []
@@ -50,8 +60,8 @@ class Run:
         clock = asyncio.get_running_loop().time
         self.retry = SiteRetry("sim", self.said.append, clock)
         self.other_retry = SiteRetry("other", self.said.append, clock)
-        self.stager = make_stager(self.site, journal, self.retry, self.said.append, self.fetch)
-        self.local = LocalFiles(workdir, journal.files)
+        self.stager = make_stager(self.site, self.journal, self.retry, self.said.append, self.fetch)
+        self.local = LocalFiles(self.workdir, self.journal.files)
 
     def _fault(self, method: str, about: str) -> Fault:
         if method == "put":
@@ -95,27 +105,11 @@ class Run:
         return self.there._stage(spec)
 
 
-Play = Callable[[Run], Awaitable[None]]
-Player = Callable[[Play], None]
-
-
 @pytest.fixture
-def play(tmp_path: Path) -> Player:
-    """Plays a scenario; each is a run of its own with the same journal and sites."""
-    there, elsewhere = World(), World()
-    there.make_directory(".mantik")
-
-    def run(scenario: Play) -> None:
-        async def with_run() -> None:
-            journal = Journal(tmp_path / ".snakemake/mantik")
-            try:
-                await scenario(Run(there, elsewhere, tmp_path, journal))
-            finally:
-                journal.close()
-
-        virtualtime.run(with_run())
-
-    return run
+async def run(tmp_path: Path) -> AsyncIterator[Run]:
+    run = Run(tmp_path)
+    yield run
+    run.journal.close()
 
 
 async def stopped_after(
@@ -135,216 +129,156 @@ def in_turn(*faults: Fault) -> Callable[[str, str], Fault]:
     return lambda method, about: next(left, "")
 
 
-def test_a_large_one_goes_up_in_parts_and_comes_out_whole(play: Player) -> None:
+async def test_a_large_one_goes_up_in_parts_and_comes_out_whole(run: Run) -> None:
     content = os.urandom(SIZE)
-
-    async def scenario(run: Run) -> None:
-        staged = await run.stage(await run.look(NASTY, content))
-        assert len(run.puts) == PARTS
-        parts = [path for path in run.there.files if "-of-" in path]
-        assert all(len(run.there.files[path] or b"") <= UPLOAD_BYTES for path in parts)
-        assert run.job(staged) is None
-        assert run.there.files[NASTY] == content
-        assert not [path for path in run.there.files if "-of-" in path], "they would cost quota"
-
-    play(scenario)
+    staged = await run.stage(await run.look(NASTY, content))
+    assert len(run.puts) == PARTS
+    parts = [path for path in run.there.files if "-of-" in path]
+    assert all(len(run.there.files[path] or b"") <= UPLOAD_BYTES for path in parts)
+    assert run.job(staged) is None
+    assert run.there.files[NASTY] == content
+    assert not [path for path in run.there.files if "-of-" in path], "they would cost quota"
 
 
-def test_what_shrinks_is_compressed(play: Player) -> None:
-    async def scenario(run: Run) -> None:
-        await run.stage(await run.look("text", b"a line of text\n" * (SIZE // 15)))
-        sent = sum(len(c or b"") for path, c in run.there.files.items() if "-of-" in path)
-        assert sent < SIZE / 20
-
-    play(scenario)
+async def test_what_shrinks_is_compressed(run: Run) -> None:
+    await run.stage(await run.look("text", b"a line of text\n" * (SIZE // 15)))
+    sent = sum(len(c or b"") for path, c in run.there.files.items() if "-of-" in path)
+    assert sent < SIZE / 20
 
 
 @pytest.mark.parametrize(("parts", "keep"), [(2, False), (4, False), (10, False), (6, True)])
-def test_an_upload_that_ended_goes_on_in_the_next_run(play: Player, parts: int, keep: bool) -> None:
+async def test_an_upload_that_ended_goes_on_in_the_next_run(
+    run: Run, parts: int, keep: bool
+) -> None:
     content = os.urandom(SIZE)
-
-    async def first(run: Run) -> None:
-        await stopped_after(run, await run.look("large", content), parts, keep=keep)
-
-    async def second(run: Run) -> None:
-        files = await run.look("large", content)
-        if keep:
-            await run.keep(files)
-        staged = await run.stage(files)
-        assert 0 <= len(run.puts) - (PARTS - parts) <= IN_FLIGHT
-        assert run.job(staged) is None
-        assert run.there.files["large"] == content
-
-    play(first)
-    play(second)
+    await stopped_after(run, await run.look("large", content), parts, keep=keep)
+    run.begin()
+    files = await run.look("large", content)
+    if keep:
+        await run.keep(files)
+    staged = await run.stage(files)
+    assert 0 <= len(run.puts) - (PARTS - parts) <= IN_FLIGHT
+    assert run.job(staged) is None
+    assert run.there.files["large"] == content
 
 
-def test_parts_that_a_centre_has_purged_are_sent_again(play: Player) -> None:
+async def test_parts_that_a_centre_has_purged_are_sent_again(run: Run) -> None:
     content = os.urandom(SIZE)
-
-    async def scenario(run: Run) -> None:
-        files = await run.look("large", content)
-        await stopped_after(run, files, 8)
-        third = sorted(path for path in run.there.files if "-of-" in path)[2]
-        run.there.remove(third)
-        staged = await run.stage(files)
-        assert len(run.puts) == PARTS - 2
-        assert run.job(staged) is None
-        assert run.there.files["large"] == content
-
-    play(scenario)
+    files = await run.look("large", content)
+    await stopped_after(run, files, 8)
+    third = sorted(path for path in run.there.files if "-of-" in path)[2]
+    run.there.remove(third)
+    staged = await run.stage(files)
+    assert len(run.puts) == PARTS - 2
+    assert run.job(staged) is None
+    assert run.there.files["large"] == content
 
 
-def test_parts_of_an_attempt_that_imported_other_files_are_removed(play: Player) -> None:
+async def test_parts_of_an_attempt_that_imported_other_files_are_removed(run: Run) -> None:
     """Their number in all is another: with them the bundle could not be read."""
-
-    async def scenario(run: Run) -> None:
-        file = run.stored("large", os.urandom(SIZE))
-        await stopped_after(run, [file], 3)
-        [first, *_] = sorted(path for path in run.there.files if "-of-" in path)
-        run.there.write(f"{first[:-7]}{99:07}", b"of another attempt")
-        assert run.job(await run.stage([file])) is None
-
-    play(scenario)
+    file = run.stored("large", os.urandom(SIZE))
+    await stopped_after(run, [file], 3)
+    [first, *_] = sorted(path for path in run.there.files if "-of-" in path)
+    run.there.write(f"{first[:-7]}{99:07}", b"of another attempt")
+    assert run.job(await run.stage([file])) is None
 
 
-def test_what_is_left_of_a_kept_bundle_is_removed(play: Player) -> None:
+async def test_what_is_left_of_a_kept_bundle_is_removed(run: Run) -> None:
     """A centre has purged a part of it, or a job could not unpack it."""
-
-    async def scenario(run: Run) -> None:
-        await run.keep(await run.look("large", os.urandom(SIZE)))
-        kept = list(run.journal.files.pending_bundles("sim"))
-        run.stager.purged()
-        assert not run.journal.files.pending_bundles("sim")
-        assert run.journal.files.loose_bundles("sim") == kept
-
-    play(scenario)
+    await run.keep(await run.look("large", os.urandom(SIZE)))
+    kept = list(run.journal.files.pending_bundles("sim"))
+    run.stager.purged()
+    assert not run.journal.files.pending_bundles("sim")
+    assert run.journal.files.loose_bundles("sim") == kept
 
 
-def test_another_content_begins_anew(play: Player) -> None:
-    async def scenario(run: Run) -> None:
-        await stopped_after(run, await run.look("large", os.urandom(SIZE)), 5)
-        content = os.urandom(SIZE)
-        staged = await run.stage(await run.look("large", content))
-        assert len(run.puts) == PARTS
-        assert run.job(staged) is None
-        assert run.there.files["large"] == content
-
-    play(scenario)
+async def test_another_content_begins_anew(run: Run) -> None:
+    await stopped_after(run, await run.look("large", os.urandom(SIZE)), 5)
+    content = os.urandom(SIZE)
+    staged = await run.stage(await run.look("large", content))
+    assert len(run.puts) == PARTS
+    assert run.job(staged) is None
+    assert run.there.files["large"] == content
 
 
-def test_a_bundle_without_one_of_its_parts_is_not_unpacked(play: Player) -> None:
-    async def scenario(run: Run) -> None:
-        files = await run.look("large", os.urandom(SIZE))
-        staged = await run.stage(files)
-        run.there.remove(f"{bundle_path(staged.bundles[0])}/{1:07}-of-{PARTS:07}")
-        assert run.job(staged) == ("bundles", ())
-        run.stager.gone(staged.bundles)
-        assert run.job(await run.stage(files)) is None
-
-    play(scenario)
+async def test_a_bundle_without_one_of_its_parts_is_not_unpacked(run: Run) -> None:
+    files = await run.look("large", os.urandom(SIZE))
+    staged = await run.stage(files)
+    run.there.remove(f"{bundle_path(staged.bundles[0])}/{1:07}-of-{PARTS:07}")
+    assert run.job(staged) == ("bundles", ())
+    run.stager.gone(staged.bundles)
+    assert run.job(await run.stage(files)) is None
 
 
-def test_a_file_that_changes_meanwhile_is_told(play: Player) -> None:
-    async def scenario(run: Run) -> None:
-        files = await run.look("large", os.urandom(SIZE))
+async def test_a_file_that_changes_meanwhile_is_told(run: Run) -> None:
+    files = await run.look("large", os.urandom(SIZE))
 
-        def edited(number: int) -> bool:
-            if number == 3:
-                (run.workdir / "large").write_bytes(os.urandom(SIZE))
-            return False
+    def edited(number: int) -> bool:
+        if number == 3:
+            (run.workdir / "large").write_bytes(os.urandom(SIZE))
+        return False
 
-        run.fails = edited
-        with pytest.raises(FileChanged, match="changed while it was being uploaded"):
-            await run.stage(files)
-
-    play(scenario)
+    run.fails = edited
+    with pytest.raises(FileChanged, match="changed while it was being uploaded"):
+        await run.stage(files)
 
 
 class TestFromAnotherPlace:
-    def test_nothing_is_written_here(self, play: Player, tmp_path: Path) -> None:
+    async def test_nothing_is_written_here(self, run: Run, tmp_path: Path) -> None:
         content = os.urandom(SIZE)
+        before = {path for path in tmp_path.rglob("*") if ".snakemake/mantik" not in path.parts}
+        staged = await run.stage([run.stored(NASTY, content), run.stored("small", b"1")])
+        after = {path for path in tmp_path.rglob("*") if ".snakemake/mantik" not in path.parts}
+        assert after == before
+        assert run.job(staged) is None
+        assert run.there.files[NASTY] == content
+        assert run.there.files["small"] == b"1"
+        assert "and 1 more file (976.6 KiB) to site sim, through this machine." in run.said[0]
 
-        async def scenario(run: Run) -> None:
-            before = {path for path in tmp_path.rglob("*") if ".snakemake/mantik" not in path.parts}
-            staged = await run.stage([run.stored(NASTY, content), run.stored("small", b"1")])
-            after = {path for path in tmp_path.rglob("*") if ".snakemake/mantik" not in path.parts}
-            assert after == before
-            assert run.job(staged) is None
-            assert run.there.files[NASTY] == content
-            assert run.there.files["small"] == b"1"
-            assert "and 1 more file (976.6 KiB) to site sim, through this machine." in run.said[0]
-
-        play(scenario)
-
-    def test_broken_connections_at_both_ends_cost_nothing(self, play: Player) -> None:
+    async def test_broken_connections_at_both_ends_cost_nothing(self, run: Run) -> None:
         content = os.urandom(SIZE)
+        run.other.fault = in_turn("unreachable", "busy", "halved", "halved", "", "halved")
+        run.site.fault = in_turn("", "lost", "", "unreachable", "busy")
+        staged = await run.stage([run.stored("large", content)])
+        assert run.job(staged) is None
+        assert run.there.files["large"] == content
+        assert run.reads == [0], "the stream goes on where it broke"
 
-        async def scenario(run: Run) -> None:
-            run.other.fault = in_turn("unreachable", "busy", "halved", "halved", "", "halved")
-            run.site.fault = in_turn("", "lost", "", "unreachable", "busy")
-            staged = await run.stage([run.stored("large", content)])
-            assert run.job(staged) is None
-            assert run.there.files["large"] == content
-            assert run.reads == [0], "the stream goes on where it broke"
-
-        play(scenario)
-
-    def test_it_goes_on_in_the_next_run_and_the_job_compares_it(self, play: Player) -> None:
+    async def test_it_goes_on_in_the_next_run_and_the_job_compares_it(self, run: Run) -> None:
         content = os.urandom(SIZE)
+        await stopped_after(run, [run.stored("large", content)], 6)
+        run.begin()
+        staged = await run.stage([run.stored("large", content)])
+        assert 0 <= len(run.puts) - (PARTS - 6) <= IN_FLIGHT
+        assert run.reads[0] > SIZE / 2
+        assert [file.moved for file in staged.inputs] == [True]
+        assert run.job(staged) is None
+        assert run.there.files["large"] == content
 
-        async def first(run: Run) -> None:
-            await stopped_after(run, [run.stored("large", content)], 6)
-
-        async def second(run: Run) -> None:
-            staged = await run.stage([run.stored("large", content)])
-            assert 0 <= len(run.puts) - (PARTS - 6) <= IN_FLIGHT
-            assert run.reads[0] > SIZE / 2
-            assert [file.moved for file in staged.inputs] == [True]
-            assert run.job(staged) is None
-            assert run.there.files["large"] == content
-
-        play(first)
-        play(second)
-
-    def test_changed_between_two_runs_is_found_by_the_job(self, play: Player) -> None:
+    async def test_changed_between_two_runs_is_found_by_the_job(self, run: Run) -> None:
         """What was sent of it before is not read again, so its checksum is not known here."""
         content = os.urandom(SIZE)
-
-        async def first(run: Run) -> None:
-            await stopped_after(run, [run.stored("large", content)], 6)
-
-        async def second(run: Run) -> None:
-            file = run.stored("large", content)
-            run.elsewhere.write("large", os.urandom(SIZE))
-            assert run.job(await run.stage([file])) == ("inputs", ("large",))
-
-        play(first)
-        play(second)
+        await stopped_after(run, [run.stored("large", content)], 6)
+        run.begin()
+        file = run.stored("large", content)
+        run.elsewhere.write("large", os.urandom(SIZE))
+        assert run.job(await run.stage([file])) == ("inputs", ("large",))
 
     @pytest.mark.parametrize("size", [1000, SIZE])
-    def test_damaged_once_is_read_again(self, play: Player, size: int) -> None:
+    async def test_damaged_once_is_read_again(self, run: Run, size: int) -> None:
         content = os.urandom(size)
+        run.other.fault = in_turn("damaged")
+        staged = await run.stage([run.stored("large", content)])
+        assert run.reads == [0, 0]
+        assert run.job(staged) is None
+        assert run.there.files["large"] == content
 
-        async def scenario(run: Run) -> None:
-            run.other.fault = in_turn("damaged")
-            staged = await run.stage([run.stored("large", content)])
-            assert run.reads == [0, 0]
-            assert run.job(staged) is None
-            assert run.there.files["large"] == content
-
-        play(scenario)
-
-    def test_each_file_may_be_damaged_once(self, play: Player) -> None:
+    async def test_each_file_may_be_damaged_once(self, run: Run) -> None:
         contents = {name: os.urandom(1000) for name in ("a", "b", "c")}
-
-        async def scenario(run: Run) -> None:
-            run.other.fault = lambda method, about: "damaged"  # a simulated site does so once
-            staged = await run.stage([run.stored(*each) for each in contents.items()])
-            assert run.job(staged) is None
-            assert {name: run.there.files[name] for name in contents} == contents
-
-        play(scenario)
+        run.other.fault = lambda method, about: "damaged"  # a simulated site does so once
+        staged = await run.stage([run.stored(*each) for each in contents.items()])
+        assert run.job(staged) is None
+        assert {name: run.there.files[name] for name in contents} == contents
 
     @pytest.mark.parametrize(
         ("content", "told"),
@@ -354,53 +288,40 @@ class TestFromAnotherPlace:
         ],
         ids=["changed", "shorter"],
     )
-    def test_changed_there_is_told_before_anything_is_submitted(
-        self, play: Player, content: bytes, told: str
+    async def test_changed_there_is_told_before_anything_is_submitted(
+        self, run: Run, content: bytes, told: str
     ) -> None:
-        async def scenario(run: Run) -> None:
-            file = run.stored("large", os.urandom(SIZE))
-            run.elsewhere.write("large", content)
-            with pytest.raises(OutputsLost, match=told):
-                await run.stage([file])
+        file = run.stored("large", os.urandom(SIZE))
+        run.elsewhere.write("large", content)
+        with pytest.raises(OutputsLost, match=told):
+            await run.stage([file])
 
-        play(scenario)
+    async def test_jobs_that_need_it_at_the_same_time_move_it_once(self, run: Run) -> None:
+        file = run.stored("large", os.urandom(SIZE))
+        staged = await asyncio.gather(*(run.stage([file]) for _ in range(4)))
+        assert len({one.bundles for one in staged}) == 1
+        assert len(run.puts) == PARTS
 
-    def test_jobs_that_need_it_at_the_same_time_move_it_once(self, play: Player) -> None:
-        async def scenario(run: Run) -> None:
-            file = run.stored("large", os.urandom(SIZE))
-            staged = await asyncio.gather(*(run.stage([file]) for _ in range(4)))
-            assert len({one.bundles for one in staged}) == 1
-            assert len(run.puts) == PARTS
-
-        play(scenario)
-
-    def test_a_place_that_is_away_holds_up_no_other_upload(self, play: Player) -> None:
-        async def scenario(run: Run) -> None:
-            away = True
-            run.other.fault = lambda method, about: "unreachable" if away else ""
-            content = os.urandom(SIZE)
-            moved = asyncio.create_task(run.stage([run.stored("moved", content)]))
-            await asyncio.sleep(100)
-            await run.stage(await run.look("large", os.urandom(SIZE)))
-            assert not moved.done()
-            away = False
-            assert run.job(await moved) is None
-            assert run.there.files["moved"] == content
-
-        play(scenario)
+    async def test_a_place_that_is_away_holds_up_no_other_upload(self, run: Run) -> None:
+        away = True
+        run.other.fault = lambda method, about: "unreachable" if away else ""
+        content = os.urandom(SIZE)
+        moved = asyncio.create_task(run.stage([run.stored("moved", content)]))
+        await asyncio.sleep(100)
+        await run.stage(await run.look("large", os.urandom(SIZE)))
+        assert not moved.done()
+        away = False
+        assert run.job(await moved) is None
+        assert run.there.files["moved"] == content
 
 
-def test_a_long_upload_is_reported(play: Player, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_long_upload_is_reported(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "snakemake_executor_plugin_mantik.engine.transfer_meter._REPORTED_BYTES", SIZE
     )
-
-    async def scenario(run: Run) -> None:
-        files = await run.look("large", os.urandom(SIZE))
-        run.site.fault = lambda method, about: "slowly"
-        await run.stage(files)
-        assert run.said[0] == "Sending large (976.6 KiB) to site sim."
-        assert run.said[1].startswith("Sending large to site sim: ")
-        assert run.said[1].endswith(" left.")
-
-    play(scenario)
+    files = await run.look("large", os.urandom(SIZE))
+    run.site.fault = lambda method, about: "slowly"
+    await run.stage(files)
+    assert run.said[0] == "Sending large (976.6 KiB) to site sim."
+    assert run.said[1].startswith("Sending large to site sim: ")
+    assert run.said[1].endswith(" left.")

@@ -181,7 +181,6 @@ def test_copying_moving_and_packing(client: Any, home: str, tmp_path: Path) -> N
         client.mv(SYSTEM, f"{home}/nothing", f"{home}/else")
 
 
-@pytest.mark.anyio
 async def test_asyncio_client(sandbox: Sandbox, home: str, tmp_path: Path) -> None:
     (tmp_path / "large").write_bytes(os.urandom(2 << 20))
     site = AsyncFirecrest(sandbox.url(SYSTEM), authorization(sandbox))

@@ -145,7 +145,6 @@ def test_execute_on_the_login_node(site: Any) -> None:
     )
 
 
-@pytest.mark.anyio
 async def test_asyncio_client(sandbox: Sandbox) -> None:
     transport = aio_client.Transport(credentials.UsernamePassword(*sandbox.credentials("hpc1")))
     async with aio_client.Client(transport, sandbox.url("hpc1"), cache_time=0) as site:

@@ -21,8 +21,6 @@ SETTINGS = SandboxSettings(timing=Timing(kill_wait=0.5, memory_interval=0.05), s
 
 Submit = Callable[..., Awaitable[LocalJob]]
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.fixture
 def settings() -> SandboxSettings:

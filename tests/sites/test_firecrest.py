@@ -31,9 +31,6 @@ from tests.support.benches import firecrest_site
 SUBMIT = {"method": "POST", "path": "/compute/hpc2/jobs$"}
 
 
-pytestmark = pytest.mark.anyio
-
-
 @pytest.fixture
 async def site(sandbox: Sandbox) -> AsyncIterator[FirecrestSite]:
     """A site that is open."""

@@ -15,8 +15,6 @@ from snakemake_executor_plugin_mantik.sites.unicore import UnicoreSite
 from tests.support.benches import firecrest_site_at, site_at
 from tests.support.parrot import Parrot, Say
 
-pytestmark = pytest.mark.anyio
-
 PLACES = 4
 MANY = 60
 

@@ -35,8 +35,6 @@ from tests.sites.contract.steps import content, ended, until
 from tests.support.benches import Bench, open_and_close, site_at, unicore_site
 from tests.support.unicoreserver import KEY_USER, PASSWORD, USER, UnicoreX
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.fixture
 def workspace() -> str:

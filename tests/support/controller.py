@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -45,12 +46,16 @@ class Controller:
     said: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        """Start at the world's time."""
-        self.loop = VirtualLoop(self.world.now)
+        """Open the journal."""
         self.site = SimulatedSite(self.world)
         self.journal = Journal(self.workdir / ".snakemake/mantik")
         self._running: list[asyncio.Task[Any]] = []
         self._killed = False
+
+    @cached_property
+    def loop(self) -> VirtualLoop:
+        """The loop of a controller that no async test runs; it starts at the world's time."""
+        return VirtualLoop(self.world.now)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of `work`.

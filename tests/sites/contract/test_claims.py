@@ -8,8 +8,6 @@ from snakemake_executor_plugin_mantik.common.errors import SiteRejected
 from snakemake_executor_plugin_mantik.sites.base import Site
 from tests.sites.contract.steps import content, refused
 
-pytestmark = pytest.mark.anyio
-
 
 class TestClaims:
     """A claim is a file, a revocation a directory of the same name: they exclude each other."""

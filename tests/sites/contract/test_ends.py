@@ -3,8 +3,6 @@
 import asyncio
 from pathlib import Path
 
-import pytest
-
 from snakemake_executor_plugin_mantik.common.errors import SiteBusy, SiteRejected
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.jobs.spec import Resources
@@ -21,8 +19,6 @@ from tests.sites.contract.steps import (
 )
 from tests.support.benches import Bench
 from tests.support.clusters import CLOSED, FRAGILE, kill_all
-
-pytestmark = pytest.mark.anyio
 
 
 class TestEnds:

@@ -12,8 +12,6 @@ from snakemake_executor_plugin_mantik.config.settings import Timing
 from snakemake_executor_plugin_mantik.sites.base import Site, SiteFacts, is_rest_safe
 from tests.sites.contract.steps import STARTS_S, a_job, content, ended, refused, until
 
-pytestmark = pytest.mark.anyio
-
 WEIRD = ["a b", "c#d", "e?f&g=h", "i+j;k", "l[1]*", "m:n,o", "~p", "-q", "r(s)", "@t!", ".u"]
 """Names that every file API must carry (`is_rest_safe`)."""
 SIZES = [0, 1, 3_932_100, 3_932_160, 5_242_880, 5_242_881, 5_505_030, 20 << 20]

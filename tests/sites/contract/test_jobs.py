@@ -21,8 +21,6 @@ from tests.sites.contract.steps import (
     until_let_end,
 )
 
-pytestmark = pytest.mark.anyio
-
 
 class TestJobs:
     async def test_runs_and_ends(self, site: Site) -> None:

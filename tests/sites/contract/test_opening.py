@@ -9,8 +9,6 @@ from snakemake_executor_plugin_mantik.sites.base import Site, SiteFacts
 from tests.sites.contract.steps import a_job, content, ended, running, until
 from tests.support.benches import Bench, open_and_close
 
-pytestmark = pytest.mark.anyio
-
 
 class TestOpening:
     async def test_tells_where_jobs_find_the_workspace(self, site: Site, facts: SiteFacts) -> None:

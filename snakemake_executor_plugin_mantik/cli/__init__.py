@@ -1,17 +1,20 @@
 """The command `smk-mantik`."""
 
+import importlib
 import io
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import metadata
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
 from snakemake_executor_plugin_mantik.adapter.snakemake_errors import check_snakemake_version
 from snakemake_executor_plugin_mantik.common.errors import MantikError, UserError
+
+from .shared import App, Evaluating, Passing
 
 _FAILED = 2
 """Exit code after an error."""
@@ -24,6 +27,34 @@ _JOBS = "The jobs of the workflow in this directory"
 _FILES = "Their files"
 _RUNS = "Without a Snakefile: entry points of an MLproject, and functions"
 
+_PASSING_ON: Final = {"context_settings": {"allow_interspersed_args": True}}
+
+_COMMANDS: Final[dict[str, tuple[str, str, dict[str, Any]]]] = {
+    "init": ("init:init", _PREPARE, {}),
+    "check": ("check:check", _PREPARE, {}),
+    "schema": ("docs:schema", _PREPARE, {}),
+    "bootstrap": ("bootstrap:bootstrap", _PREPARE, _PASSING_ON),
+    "docs": ("docs:docs", _PREPARE, {}),
+    "sandbox": ("sandbox:sandbox_app", _PREPARE, {}),
+    "plan": ("plan:plan", _JOBS, {"cls": Passing}),
+    "render": ("plan:render", _JOBS, {}),
+    "jobs": ("jobs:jobs", _JOBS, {}),
+    "watch": ("watch:watch", _JOBS, {}),
+    "logs": ("logs:logs", _JOBS, {}),
+    "cancel": ("cancel:cancel", _JOBS, {}),
+    "report": ("report:report", _JOBS, {}),
+    "track": ("track:track", _JOBS, {}),
+    "ls": ("get:ls", _FILES, {"cls": Evaluating}),
+    "get": ("get:get", _FILES, {"cls": Evaluating}),
+    "put": ("put:put", _FILES, {}),
+    "clean": ("cancel:clean", _FILES, {}),
+    "run": ("run:run", _RUNS, _PASSING_ON),
+    "call": ("run:call", _RUNS, _PASSING_ON),
+    "runs": ("runs:runs_app", _RUNS, {}),
+    "schedule": ("schedule:schedule_app", _RUNS, {}),
+}
+"""The subcommands: where each stands, the panel of `--help` that lists it, and its settings."""
+
 
 def main() -> None:
     """Run the command and report a `MantikError` as a message, without a traceback."""
@@ -33,7 +64,7 @@ def main() -> None:
     try:
         with _here():
             check_snakemake_version()  # before commands are imported, most of which need it
-            _app()()
+            _app(sys.argv[1] if len(sys.argv) > 1 else "")()
     except MantikError as error:
         typer.echo(f"smk-mantik: {error}", err=True)
         sys.exit(_FAILED)
@@ -74,24 +105,8 @@ def _options(
     """Run Snakemake rules as jobs at HPC sites behind REST APIs."""
 
 
-def _app() -> typer.Typer:
-    from . import runs, sandbox, schedule
-    from .bootstrap import bootstrap
-    from .cancel import cancel, clean
-    from .check import check
-    from .docs import docs, schema
-    from .get import get, ls
-    from .init import init
-    from .jobs import jobs
-    from .logs import logs
-    from .plan import plan, render
-    from .put import put
-    from .report import report
-    from .run import call, run
-    from .shared import App, Evaluating, Passing
-    from .track import track
-    from .watch import watch
-
+def _app(wanted: str = "") -> typer.Typer:
+    """The whole command; with the name of a subcommand only that one, to import no other."""
     app = App(
         name="smk-mantik",
         help="Run Snakemake rules as jobs at HPC sites behind REST APIs.",
@@ -100,27 +115,12 @@ def _app() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_options)
-    passing_on: dict[str, Any] = {"context_settings": {"allow_interspersed_args": True}}
-    app.command(rich_help_panel=_PREPARE)(init)
-    app.command(rich_help_panel=_PREPARE)(check)
-    app.command(rich_help_panel=_PREPARE)(schema)
-    app.command(rich_help_panel=_PREPARE, **passing_on)(bootstrap)
-    app.command(rich_help_panel=_PREPARE)(docs)
-    app.add_typer(sandbox.sandbox_app, name="sandbox", rich_help_panel=_PREPARE)
-    app.command(rich_help_panel=_JOBS, cls=Passing)(plan)
-    app.command(rich_help_panel=_JOBS)(render)
-    app.command(rich_help_panel=_JOBS)(jobs)
-    app.command(rich_help_panel=_JOBS)(watch)
-    app.command(rich_help_panel=_JOBS)(logs)
-    app.command(rich_help_panel=_JOBS)(cancel)
-    app.command(rich_help_panel=_JOBS)(report)
-    app.command(rich_help_panel=_JOBS)(track)
-    app.command(rich_help_panel=_FILES, cls=Evaluating)(ls)
-    app.command(rich_help_panel=_FILES, cls=Evaluating)(get)
-    app.command(rich_help_panel=_FILES)(put)
-    app.command(rich_help_panel=_FILES)(clean)
-    app.command(rich_help_panel=_RUNS, **passing_on)(run)
-    app.command(rich_help_panel=_RUNS, **passing_on)(call)
-    app.add_typer(runs.runs_app, name="runs", rich_help_panel=_RUNS)
-    app.add_typer(schedule.schedule_app, name="schedule", rich_help_panel=_RUNS)
+    for name in [wanted] if wanted in _COMMANDS else _COMMANDS:
+        place, panel, settings = _COMMANDS[name]
+        module, _, attribute = place.partition(":")
+        command = getattr(importlib.import_module(f".{module}", __name__), attribute)
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=name, rich_help_panel=panel)
+        else:
+            app.command(name, rich_help_panel=panel, **settings)(command)
     return app

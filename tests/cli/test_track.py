@@ -57,6 +57,7 @@ def test_all_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.software("MLflow in a file")
+@pytest.mark.nightly
 def test_a_workflow_that_nobody_goes_on_with_was_killed(tmp_path: Path) -> None:
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     written = Written(tmp_path, uri)

@@ -122,8 +122,9 @@ def test_a_job_at_a_real_site_fetches(firecrest_centre_place: Place, tmp_path: P
     project.close()
 
 
+@pytest.mark.nightly
 @pytest.mark.software(UNICOREX)
-@pytest.mark.parametrize("trusting", [True, pytest.param(False, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("trusting", [True, False])
 def test_real_servers_import_from_each_other(tmp_path: Path, trusting: bool) -> None:
     with own_unicorex(tmp_path / "a", 1) as source, own_unicorex(tmp_path / "b", 1) as target:
         for one, another in (source, target), (target, source):

@@ -88,6 +88,7 @@ with mlflow.start_run():
 """
 
 
+@pytest.mark.nightly
 def test_what_lies_where(
     tracked: Tracked, artifact_store: S3, database: str, tmp_path: Path
 ) -> None:

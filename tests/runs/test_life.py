@@ -169,6 +169,7 @@ def test_cancelled_with_and_without_a_controller(runs: Runs) -> None:
     assert runs.here(other).end is not None
 
 
+@pytest.mark.nightly
 def test_a_run_that_fails_and_one_with_changed_values(served: Runs) -> None:
     served.project.write("churn/train.py", "import sys; sys.exit(float(sys.argv[1]) > 1)\n")
     said = served.notify("submit", "churn", "--site", served.site, "-P", "alpha=2", "--wait")

@@ -22,6 +22,7 @@ def submitted(said: str) -> str:
     return found[1]
 
 
+@pytest.mark.nightly
 def test_submitted_and_left(runs: Runs) -> None:
     runs.project.write("site.json", json.dumps({"config": str(runs.project.config)}))
     # The project's modules stand in for nothing of ours.

@@ -21,9 +21,10 @@ from tests.tracking.conftest import TrackingServer, tracking_server
 __all__ = ["tracking_server"]
 
 
-@pytest.fixture(
-    params=["file", pytest.param("server", marks=pytest.mark.software("MLflow server"))]
-)
+SERVER = pytest.param("server", marks=pytest.mark.software("MLflow server"))
+
+
+@pytest.fixture(params=["file", pytest.param("server", marks=[*SERVER.marks, pytest.mark.nightly])])
 def store(request: pytest.FixtureRequest) -> RunStore:
     if request.param == "file":
         return RunStore(request.getfixturevalue("store_uri"))
@@ -45,6 +46,7 @@ def names(store: RunStore) -> set[str]:
     return {model.name for model in store.client.search_registered_models()}
 
 
+@pytest.mark.parametrize("store", ["file", SERVER], indirect=True)
 def test_registered_once_and_taken_out(store: RunStore, tmp_path: Path) -> None:
     client, name = store.client, tmp_path.name
     one, two = logged(client, "model"), logged(client, "model", "other")

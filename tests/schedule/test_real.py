@@ -78,6 +78,7 @@ def scheduling(runs: Runs, tmp_path: Path) -> Iterator[Scheduling]:
     made.close()
 
 
+@pytest.mark.nightly
 def test_a_due_time_is_one_run_whoever_looks_and_whatever_is_killed(scheduling: Scheduling) -> None:
     runs = scheduling.runs
     seed = runs.submit("-P", "alpha=2", "--name", "seed")

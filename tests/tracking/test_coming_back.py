@@ -97,6 +97,7 @@ def test_a_job_that_waited_for_another_while_nobody_looked(tracked: Tracked) -> 
     assert run.info.end_time <= 1000 * (over + 2), "it had ended before it was looked for"
 
 
+@pytest.mark.nightly
 def test_cancelled_after_the_controller_was_killed(
     tracked: Tracked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,6 +119,7 @@ def test_cancelled_after_the_controller_was_killed(
     assert tracked.workflow().info.status == "KILLED", said
 
 
+@pytest.mark.nightly
 def test_interrupted(tracked: Tracked) -> None:
     project = tracked.project
     prepare(project)

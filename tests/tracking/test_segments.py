@@ -133,6 +133,7 @@ def test_all_segments_are_one_run(tracked: Tracked) -> None:
     assert not [record for record in project.tries if not record.state.final]
 
 
+@pytest.mark.nightly
 def test_a_retry_after_segments_is_a_run_of_its_own(elsewhere: Tracked, tmp_path: Path) -> None:
     """At a firecREST site, into a file, and without a segment ahead."""
     project = elsewhere.project
@@ -165,6 +166,7 @@ rule train:
 """
 
 
+@pytest.mark.nightly
 def test_the_loss_of_a_long_training_has_each_step_once(tracked: Tracked, tmp_path: Path) -> None:
     """Three controllers die, a walltime ends in the middle of an epoch that was logged."""
     project = tracked.project

@@ -48,7 +48,7 @@ test: $(STAMP)
 # schedules in virtual time. SCHEDULES=100000 plays so many of these: 40 ms of CPU each, or half a second
 # where uploads take minutes.
 # REAL_SCHEDULES=200 walks so many with real processes: 4 s of CPU each.
-SCHEDULES ?= 240
+SCHEDULES ?= 160
 REAL_SCHEDULES ?= 8
 test-faults: $(STAMP)
 	MANTIK_SCHEDULES=$(SCHEDULES) MANTIK_REAL_SCHEDULES=$(REAL_SCHEDULES) $(BIN)/python -m pytest -n $$(( 4 * $(CORES) )) --dist worksteal -m 'not nightly' tests/faults $(PYTEST_ARGS)

@@ -19,7 +19,7 @@ from tests.support.schedules import KINDS, Schedule, fewest
 from tests.support.seeds import seeds
 
 SEEDS = seeds(400, number="MANTIK_SCHEDULES")
-BLOCK = 20
+BLOCK = 10
 
 COUNTED = (
     "edits while jobs wait or run",

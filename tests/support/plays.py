@@ -333,9 +333,13 @@ class Play:
 
     def _back_up(self) -> None:
         """Copy the journal, as a backup or a snapshot of the file system does."""
-        shutil.rmtree(self._saved, ignore_errors=True)
+        for path in self._saved.rglob("*"):
+            if path.is_file() and not (self._state / path.relative_to(self._saved)).exists():
+                path.unlink()
         if self._state.exists():
-            shutil.copytree(self._state, self._saved)
+            shutil.copytree(
+                self._state, self._saved, dirs_exist_ok=True, copy_function=_copy_what_changed
+            )
 
     @property
     def _saved(self) -> Path:
@@ -817,3 +821,10 @@ class Play:
         if not self.schedule.kinds & {"copies", "two workflows"}:
             ways = [*(self._state / "transfers").glob("*/*")]
             assert not ways, f"something is left on its way: {ways}"
+
+
+def _copy_what_changed(path: str, copy: str) -> None:
+    """Copy a file unless the copy is of the same time and size; most files of a journal are."""
+    known, there = os.stat(path), os.stat(copy) if os.path.exists(copy) else None
+    if there is None or (there.st_mtime_ns, there.st_size) != (known.st_mtime_ns, known.st_size):
+        shutil.copy2(path, copy)

@@ -423,7 +423,7 @@ class Executor(RemoteExecutor):
             self.logger.warning(
                 f"{record.name}: its job {', '.join(record.site_jobs) or record.id} at"
                 f" {record.site} did not confirm that it was cancelled and may still run."
-                " The next run in this directory takes it up."
+                " The next run in this directory reattaches it."
             )
 
     def _leave_running(self, error: Exception) -> None:

@@ -57,7 +57,7 @@ class JobLog(Observer):
         *,
         waits: bool = False,
     ) -> JobExtras | None:
-        """Note which job a try belongs to, and log if it is taken up again. Add nothing to it."""
+        """Note which job a try belongs to, and log if it is reattached. Add nothing to it."""
         if waits:
             self._waits.add(record.id)
             return None
@@ -70,7 +70,7 @@ class JobLog(Observer):
             self._known(record, ())
         elif record.state is not TryState.PLANNED:
             self._known(record, record.site_jobs)
-            text = f"{record.name}: taken up again at {record.site}, not run twice."
+            text = f"{record.name}: reattached at {record.site}, not run twice."
             if record.waits:
                 text += f" It cannot start: {explain_pending(record.waits)}."
             self._notify(record, "submitted", text, queue=record.queue)

@@ -20,23 +20,23 @@ from snakemake_executor_plugin_mantik.common.errors import JournalError
 
 CHOICES = ("ask", "cancel", "detach")
 
-DETACHED = "Detached: the jobs go on at their sites; start again to take them up."
+DETACHED = "Detached: the jobs go on at their sites; start again to reattach them."
 
 NO_SPACE = (
     "Nothing can be written on this machine any more (is the disk full?). The jobs go on at their"
-    " sites. Free space and start again to take them up."
+    " sites. Free space and start again to reattach them."
 )
 
 FAILED_HERE = (
     "Snakemake ends because of an error on this machine, which it reports below. The jobs at the"
-    " sites go on. Correct the error and start again to take them up; or type smk-mantik cancel to"
+    " sites go on. Correct the error and start again to reattach them; or type smk-mantik cancel to"
     " end them."
 )
 
 _QUESTION = (
     "\nInterrupted. What should happen to the jobs at the sites?\n"
     "  c  cancel them and end (Ctrl-C again: end at once, without waiting for confirmation)\n"
-    "  d  leave them running and end (detach); the next run takes them up\n"
+    "  d  leave them running and end (detach); the next run reattaches them\n"
     "  g  go on with this run\n"
     "Your choice [c/d/g]: "
 )

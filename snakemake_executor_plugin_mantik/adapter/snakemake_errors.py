@@ -53,7 +53,7 @@ def _advice() -> str:
     options = [option for option in _OPTIONS if option not in arguments]
     return (
         f"\nAn earlier run here was killed or detached; {left} of its jobs may be at the sites. To"
-        f" take them up type:\n\n    {shlex.join(['snakemake', *arguments, *options])}\n\n"
+        f" reattach them type:\n\n    {shlex.join(['snakemake', *arguments, *options])}\n\n"
         "A profile that smk-mantik init writes has both options. smk-mantik jobs lists the jobs."
     )
 

@@ -316,7 +316,7 @@ def _report_expiry(checked: CheckedWorkflow, credentials: Mapping[str, Any], log
             logger.warning(
                 f"The token for site {name} expires in {humanize_duration(max(0.0, left))}, but"
                 f" jobs request up to {humanize_duration(max(walltimes))}. Use a token that lasts"
-                " longer, or a refresh token. The next run takes up jobs that still run when the"
+                " longer, or a refresh token. The next run reattaches jobs that still run when the"
                 " token expires."
             )
 

@@ -137,7 +137,7 @@ def _cells(job: Forecast) -> Iterator[str]:
 def _note(job: Forecast) -> str:
     """Return a note that the job was submitted already, or what of it is not known yet."""
     if job.sent:
-        return "was submitted already: adopted if unchanged"
+        return "was submitted already: reattached if unchanged"
     unknown = [*job.later, *(["its command"] if job.command is None else [])]
     return f"{', '.join(unknown)}: {_LATER}" if unknown else ""
 

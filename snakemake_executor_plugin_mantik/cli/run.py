@@ -174,7 +174,7 @@ def call(
 ) -> None:
     """Call a Python function as a job, wait for it here, and print what it returns as JSON.
 
-    The same command again takes up a job that still runs, and prints the result of one that has
+    The same command again reattaches a job that still runs, and prints the result of one that has
     ended, unless one of the function's modules or inputs has changed.
     """
     wrong = CommandMistakes()

@@ -195,7 +195,7 @@ def stale_message(record: TryRecord, sources: str) -> str:
         return ""
     return (
         "files of the working directory changed since an earlier run submitted jobs. Jobs whose"
-        " commands name these files run again. If other jobs that are taken up use the files, end"
+        " commands name these files run again. If other jobs that are reattached use the files, end"
         " this run and type: smk-mantik cancel JOB"
     )
 

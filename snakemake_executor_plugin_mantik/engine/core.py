@@ -343,7 +343,7 @@ class Engine:
         if left:
             self._notify(
                 f"Site {name} has another server or workspace than in the last run. Jobs of that"
-                f" run are not taken up ({', '.join(record.name for record in left)}), but may"
+                f" run are not reattached ({', '.join(record.name for record in left)}), but may"
                 " still run: see smk-mantik jobs."
             )
         runner = SiteRunner(

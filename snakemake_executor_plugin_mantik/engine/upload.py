@@ -354,7 +354,7 @@ class Uploader:
                 raise UserError(
                     f"a file for a job cannot be read ({error.strerror or error})",
                     where=str(error.filename or files[0].local),
-                    do="Check that it is readable and start again: running jobs are taken up",
+                    do="Check that it is readable and start again: running jobs are reattached",
                 ) from error
             else:
                 break

@@ -198,7 +198,7 @@ class Tables:
                 raise JournalError(
                     f"the journal cannot be written ({error})",
                     where=str(self.path),
-                    do="Free disk space here and start again: running jobs are taken up again",
+                    do="Free disk space here and start again: running jobs are reattached",
                 ) from error
             raise
 

@@ -230,7 +230,7 @@ class Journal:
         return JournalError(
             f"the journal's spare cannot be written ({error.strerror})",
             where=str(self.path.parent),
-            do="Free disk space here and start again: running jobs are taken up again",
+            do="Free disk space here and start again: running jobs are reattached",
         )
 
     # Runs of Snakemake

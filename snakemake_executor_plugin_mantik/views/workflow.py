@@ -43,7 +43,7 @@ class Condition(StrEnum):
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     CANCELLED = "cancelled"
-    LEFT = "left behind"
+    LEFT = "orphaned"
 
     @property
     def active(self) -> bool:

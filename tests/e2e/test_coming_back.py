@@ -63,13 +63,13 @@ def test_killed_while_jobs_run(both: Project) -> None:
     until(lambda: started(both, first), "jobs that run")
     first.kill()
     second = both.start(plain=True)
-    second.says("taken up again")
+    second.says("reattached")
     go(both)
 
     said = second.end().ok().output
 
     assert runs(both) == ["0", "1", "2", "3", "sum"], said
-    assert said.count("taken up again at ") == 5
+    assert said.count("reattached at ") == 5
     assert both.read("sum.txt") == "0\n1\n2\n3\n"
 
 
@@ -105,7 +105,7 @@ def test_an_error_of_one_job_on_this_machine_leaves_the_others_running(project: 
 
     go(project)
     project.write("sample", "a")
-    tells(project.run().ok().output, "long: taken up again")
+    tells(project.run().ok().output, "long: reattached")
 
     assert runs(project) == ["long"]
 
@@ -117,16 +117,16 @@ def test_without_the_profile_the_error_says_what_to_type(project: Project) -> No
     project.forked = False  # what is said at the very end is a real process's
     running = project.run()
     assert running.code != 0
-    assert "To take them up" not in running.output, "it would be refused"
+    assert "To reattach them" not in running.output, "it would be refused"
     first.kill()
 
-    assert "To take them up" not in project.run("--summary").ok().output, "it is not refused"
+    assert "To reattach them" not in project.run("--summary").ok().output, "it is not refused"
     refused = project.run().failed()
-    tells(refused, "LockException", "5 of its jobs may be at the sites. To take them up type")
+    tells(refused, "LockException", "5 of its jobs may be at the sites. To reattach them type")
     line = next(line for line in refused.splitlines() if "    snakemake " in line)
     go(project)
     said = project.run(*shlex.split(line)[1:], plain=True).ok().output
-    assert said.count("taken up again at ") == 5
+    assert said.count("reattached at ") == 5
     assert runs(project) == ["0", "1", "2", "3", "sum"]
 
 

@@ -442,7 +442,7 @@ def test_taken_up_again(project: Project) -> None:
     until((project.workspace / "begun").exists, "the job's beginning")
     running.kill()
     again = project.start("second.txt", "--nolock", "--rerun-incomplete")
-    again.says("taken up again")
+    again.says("reattached")
     (project.workspace / "go").touch()
     again.end().ok()
     assert project.read("second.txt") == "hidden\n"

@@ -30,5 +30,5 @@ def test_only_the_same_script_is_adopted(project: Project) -> None:
 
     said = second.end().ok().output
 
-    assert "taken up again" not in said
+    assert "reattached" not in said
     assert project.read("out.txt") == "new"

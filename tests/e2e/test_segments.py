@@ -72,7 +72,7 @@ def test_a_training_goes_on_past_its_walltime(firecrest: Project) -> None:
     said = written(firecrest).run("score.txt").ok().output
     is_trained(firecrest)
     tells(said, "segment 1 of 10 has ended (time limit)", "segment 2 of 10 has ended (it asked")
-    assert "taken up again" not in said, "this run submitted all of them"
+    assert "reattached" not in said, "this run submitted all of them"
     ran = [r for r in firecrest.tries if r.rule == "train" and r.outcome != "cancelled"]
     tries = [(r.segment, r.segments, r.reason) for r in ran]
     assert tries == [(n, 10, "") for n in range(4)], said

@@ -128,7 +128,7 @@ def test_a_journal_that_knows_too_little_doubles_nothing(project: Project, outsi
         (state / "mantik" / name).unlink(missing_ok=True)
     (state / "mantik/journal.sqlite").write_bytes(b"")
     running = project.start(*AGAIN)
-    running.says("taken up again")
+    running.says("reattached")
     (outside / "go").touch()
     said = running.end().ok().output
 

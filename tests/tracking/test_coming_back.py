@@ -49,7 +49,7 @@ def test_controller_killed(tracked: Tracked) -> None:
 
     said = project.run("--nolock", "--rerun-incomplete").ok().output
 
-    assert "taken up again" in said
+    assert "reattached" in said
     run, whole = tracked.run(), tracked.workflow()
     assert run.info.status == "FINISHED"
     assert tracked.history(run, "m") == [(0, 1.0), (1, 2.0)]

@@ -13,7 +13,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
-from snakemake_executor_plugin_mantik.common.errors import MantikError, UserError
+from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.common.files import read_end
 from snakemake_executor_plugin_mantik.common.humanize import humanize_count, humanize_duration
 from snakemake_executor_plugin_mantik.config.exclude import Exclude, Include
@@ -24,8 +24,9 @@ from snakemake_executor_plugin_mantik.connections.connect import (
     make_tracker,
     workspace_name,
 )
-from snakemake_executor_plugin_mantik.engine.core import OPEN_WAIT_S, Engine
+from snakemake_executor_plugin_mantik.engine.core import Engine
 from snakemake_executor_plugin_mantik.engine.observer import Observers
+from snakemake_executor_plugin_mantik.engine.place import OPEN_WAIT_S, answering
 from snakemake_executor_plugin_mantik.engine.request import (
     JobNumber,
     JobRequest,
@@ -248,7 +249,7 @@ def start_run(workflow: Any, dag: Any, logger: Any, meter: TransferMeter) -> Act
         tracker.close(0.0)
         raise
     if uses_provider(workflow):
-        catalog_of(workdir).attach(engine.write_files)
+        catalog_of(workdir).attach(engine)
     context = replace(checked.context, workspace=engine.workspace)
     checked = replace(checked, context=context, units={})  # jobs are looked at again
     ahead = LookAhead(workflow, checked, options.ahead * len(configs))
@@ -284,13 +285,8 @@ def collect_facts(checked: CheckedWorkflow) -> dict[str, SiteFacts]:
 
     async def ask(site: Site) -> SiteFacts:
         try:
-            async with asyncio.timeout(OPEN_WAIT_S):
+            async with answering(site.name), asyncio.timeout(OPEN_WAIT_S):
                 return await site.open(make=False)
-        except TimeoutError:
-            raise MantikError(
-                f"the site has not answered for {OPEN_WAIT_S:.0f} s", where=f"site {site.name}",
-                do="Check the URL and the network",
-            ) from None  # fmt: skip
         finally:
             await site.close()
 

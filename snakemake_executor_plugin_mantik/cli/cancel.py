@@ -10,7 +10,7 @@ import typer
 
 from snakemake_executor_plugin_mantik.common.errors import MantikError, UserError
 from snakemake_executor_plugin_mantik.common.humanize import humanize_count, humanize_size
-from snakemake_executor_plugin_mantik.connections.reconnect import (
+from snakemake_executor_plugin_mantik.connections.connect import (
     ReconnectedSite,
     open_journal,
     reach_sites,

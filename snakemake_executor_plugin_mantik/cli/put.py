@@ -14,7 +14,7 @@ from snakemake_executor_plugin_mantik.common.state_directory import STATE
 from snakemake_executor_plugin_mantik.config.exclude import Include
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
 from snakemake_executor_plugin_mantik.config.reading import LoadedConfig, read_configs
-from snakemake_executor_plugin_mantik.connections.reconnect import reach_sites
+from snakemake_executor_plugin_mantik.connections.connect import reach_sites
 from snakemake_executor_plugin_mantik.engine.stage import Stager
 from snakemake_executor_plugin_mantik.jobs.paths import display_path, is_at, local_path
 from snakemake_executor_plugin_mantik.journal import Journal, StoredOutput, read_stored

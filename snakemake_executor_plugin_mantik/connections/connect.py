@@ -1,14 +1,21 @@
-"""Credentials, clients and observers of a workflow's sites."""
+"""Credentials, clients and observers of a workflow's sites, for runs and for looks without one."""
 
 import asyncio
 import hashlib
 import os
 import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from snakemake_executor_plugin_mantik.common.errors import SiteUnreachable, UserError, printable
+from snakemake_executor_plugin_mantik.common.errors import (
+    JournalLocked,
+    MantikError,
+    SiteUnreachable,
+    UserError,
+    printable,
+)
 from snakemake_executor_plugin_mantik.common.secret_names import (
     credential_secrets,
     make_masker,
@@ -20,13 +27,16 @@ from snakemake_executor_plugin_mantik.config.reading import (
     read_config_named,
     read_configs,
 )
-from snakemake_executor_plugin_mantik.engine.core import OPEN_WAIT_S
+from snakemake_executor_plugin_mantik.engine.place import OPEN_WAIT_S, Places, answering
 from snakemake_executor_plugin_mantik.engine.plan import Planner
+from snakemake_executor_plugin_mantik.engine.site_runner import SiteRunner
+from snakemake_executor_plugin_mantik.engine.workflow_context import WorkflowContext
 from snakemake_executor_plugin_mantik.jobs.paths import workspace_root
 from snakemake_executor_plugin_mantik.journal import (
     Journal,
     SiteRecord,
-    StoredOutputs,
+    TryRecord,
+    journal_path,
     read_stored,
 )
 from snakemake_executor_plugin_mantik.sites import make_issuer, make_site
@@ -46,27 +56,19 @@ async def visit_site(
     *,
     may_ask: bool = True,
 ) -> AsyncIterator[Site]:
-    """Open a site of the workflow in `workdir`, and close it in the end.
-
-    `account` is the compute budget account, by default the one in the environment. `may_ask` says
-    whether the user may be asked to log in.
+    """Open a site of the workflow in `workdir` again, and close it in the end.
 
     Raises:
-        MantikError: the user would have to log in, credentials are missing or refused, the site
-            does not answer, or the config leads to another workspace than the last run's.
+        MantikError: no job was submitted from there, or as for `open_site_again`.
     """
     workdir = workdir.resolve()
-    known = read_stored(workdir / STATE)
-    if not known.workflow:
+    if not read_stored(workdir / STATE).workflow:
         raise UserError(
             "no job has been submitted from here yet",
             where=str(workdir),
             do="Run snakemake first, or name the workflow's working directory with -d",
         )
-    site = await open_site_again(
-        name, loaded, workdir, known,
-        account=account or find_account(name, os.environ), may_ask=may_ask,
-    )  # fmt: skip
+    site = await open_site_again(name, loaded, workdir, account, may_ask=may_ask)
     try:
         yield site
     finally:
@@ -93,18 +95,18 @@ async def open_site_again(
     name: str,
     loaded: LoadedConfig,
     workdir: Path,
-    known: StoredOutputs,
+    account: str | None = None,
     *,
-    account: str | None,
     may_ask: bool = True,
 ) -> Site:
     """Open a site in the workspace that the last run used there, according to the journal.
 
-    `may_ask` says whether the user may be asked to log in.
+    `account` is the compute budget account, by default the one in the environment. `may_ask` says
+    whether the user may be asked to log in.
 
     Raises:
-        MantikError: credentials are missing or refused, the site does not answer, or the config
-            leads to another workspace.
+        MantikError: the user would have to log in, credentials are missing or refused, the site
+            does not answer, or the config leads to another workspace.
     """
     credentials = find_site_credentials({name: loaded}, workdir)
     if credentials[name].interactive and not may_ask:
@@ -113,26 +115,19 @@ async def open_site_again(
             do="smk-mantik logs shows a job's output after you have logged in",
         )  # fmt: skip
     await asyncio.to_thread(credentials[name].login)
+    known = read_stored(workdir / STATE)
     before = known.sites.get(name)
+    # Its name stays the same if the directory was moved since.
     workspace = (
-        PurePosixPath(
-            workspace_root(before.workspace)
-        ).name  # also if the directory was moved since
+        PurePosixPath(workspace_root(before.workspace)).name
         if before is not None
         else workspace_name(known.home, known.workflow)
     )
-    planner = Planner(loaded.config, account, workdir)
+    planner = Planner(loaded.config, account or find_account(name, os.environ), workdir)
     site, _ = make_sites({name: loaded}, credentials, {name: planner}, workspace)[name]
     try:
-        try:
-            async with asyncio.timeout(OPEN_WAIT_S):
-                facts = await site.open()
-        except TimeoutError:
-            raise SiteUnreachable(
-                f"the site has not answered for {OPEN_WAIT_S:.0f} s",
-                where=f"site {name}",
-                do="Check the URL and the network, and try again",
-            ) from None
+        async with answering(name, error=SiteUnreachable), asyncio.timeout(OPEN_WAIT_S):
+            facts = await site.open()
         if before is not None and before.workspace != facts.workspace:
             raise UserError(
                 f"the last run used the workspace {before.workspace}, but the backend config leads"
@@ -258,3 +253,120 @@ def workspace_name(home: Path, workflow: str) -> str:
     readable = re.sub(r"[^A-Za-z0-9_.-]+", "-", home.name).strip("-.")[:40] or "workflow"
     identity = f"{workflow}\0{home.resolve()}"
     return f"{readable}-{hashlib.sha256(identity.encode(errors='surrogateescape')).hexdigest()[:8]}"
+
+
+def open_journal(directory: Path) -> Journal:
+    """Open the journal of the workflow in `directory`; this process becomes its controller.
+
+    Raises:
+        JournalError: there is no journal, or it cannot be used.
+        JournalLocked: another controller holds it, mostly a running Snakemake.
+    """
+    state = directory / STATE
+    journal_path(state)
+    try:
+        return Journal(state)
+    except JournalLocked as error:
+        raise JournalLocked(
+            error.what,
+            where=error.where,
+            do="It manages its jobs itself: press Ctrl-C there, or send it SIGINT (kill -INT),"
+            " which cancels them; or wait until it ends",
+        ) from None
+
+
+@dataclass(frozen=True)
+class ReconnectedSite:
+    """Sites of an earlier run: `runners` of those that answered, and errors of those `away`."""
+
+    journal: Journal
+    workdir: Path
+    runners: Mapping[str, SiteRunner]
+    away: Mapping[str, str]
+
+    def holds(self, record: TryRecord) -> bool:
+        """Check whether a try is in a workspace that was reached."""
+        if (runner := self.runners.get(record.site)) is None:
+            return False
+        return runner.place.id == record.place
+
+    def unreached(self, record: TryRecord) -> str:
+        """Return why a try's workspace was not reached."""
+        return self.away.get(
+            record.site,
+            f"its workspace {record.left_where} is not the one in the current backend config;"
+            f" use the earlier config with --site {record.site}=FILE",
+        )
+
+
+@asynccontextmanager
+async def reach_sites(
+    journal: Journal,
+    names: Sequence[str],
+    given: Sequence[str],
+    notify: Callable[[str], None],
+    *,
+    new: bool = False,
+) -> AsyncIterator[ReconnectedSite]:
+    """Open the sites `names` as the last run reached them; close clients and journal in the end.
+
+    `given` are backend configs to use, `[NAME=]FILE`, instead of those that the last run used.
+    With `new` they may be those of sites that no run has used yet. `notify` writes a line for the
+    user.
+
+    Raises:
+        MantikError: a config or credentials are missing or cannot be used; no request was sent to
+            a site.
+    """
+    known = journal.sites()
+    runners: dict[str, SiteRunner] = {}
+    away: dict[str, str] = {}
+
+    async def open_one(name: str, site: Site, planner: Planner) -> None:
+        try:
+            facts, place = await places.open(name, site, planner)
+        except MantikError as error:
+            away[name] = str(error)
+            return
+        # A place that differs from the last run's is only visited.
+        before = known.get(name)
+        if before is None or before.workspace == facts.workspace:
+            config = str(configs[name].path) if before is None else before.config
+            journal.set_site(name, planner.config.server, facts.workspace, place.id, config)
+        runners[name] = SiteRunner(site, facts, planner, place, places, observer=tracker)
+
+    with closing(journal):
+        workdir = journal.path.parents[len(STATE.parts)].resolve()
+        found = read_configs(given, Path(), check_files=False)
+        if not new and (strange := sorted(set(found) - set(known))):
+            raise UserError(
+                f"no job was submitted to a site named {', '.join(strange)}",
+                where="--site",
+                do=f"Use one of the workflow's sites: {', '.join(known) or 'none'}",
+            )
+        configs = {name: found.get(name) or find_config(known.get(name), name) for name in names}
+        credentials = find_site_credentials(configs, workdir)
+        for credential in credentials.values():
+            credential.login()
+        planners = {
+            name: Planner(c.config, find_account(name, os.environ), workdir)
+            for name, c in configs.items()
+        }
+        workspace = workspace_name(journal.home, journal.workflow)
+        sites = make_sites(configs, credentials, planners, workspace)
+        tracker = make_tracker(configs, credentials, workdir, journal, notify)
+        tracker.start(tracked=False)
+        # No job is run here, so none is given up for another.
+        places = Places(
+            WorkflowContext(
+                journal, workdir, journal.path.parent, notify, lambda _: asyncio.sleep(0)
+            )
+        )
+        try:
+            await asyncio.gather(*(open_one(name, *site) for name, site in sites.items()))
+            yield ReconnectedSite(journal, workdir, runners, away)
+        finally:
+            clients = {id(site): site for site, _ in sites.values()}.values()
+            await asyncio.gather(*(site.close() for site in clients), return_exceptions=True)
+            tracker.settle()
+            tracker.close()

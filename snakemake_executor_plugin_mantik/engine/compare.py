@@ -1,9 +1,12 @@
 """Compare records of files with what their site lists, and decide what is gone: see `look`."""
 
 import asyncio
+import math
 import posixpath
 import stat
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -22,8 +25,8 @@ _TIMES_DIFFER_S: Final = 2.0
 _FRESH_S: Final = 120.0
 """Age from which outputs are compared when a job ended unnoticed. A file system may show newer ones
 late, and no centre purges them."""
-_MOST_DIRECTORIES: Final = 12
-"""How many directories of outputs of such jobs are listed in a run, at most."""
+MOST_DIRECTORIES: Final = 12
+"""How many directories with outputs are listed at a place, at most, before a job needs them."""
 _AGAIN_S: Final = 3.0
 """Seconds between two looks: a server that restarts, or a file system that is mounted again, was
 seen to give wrong answers for one or two."""
@@ -154,55 +157,72 @@ async def _ask(
     return {*asked} - found.keys(), found
 
 
-class LateOutputs:
-    """Outputs that stay at a site and whose job ended long before its end was noticed.
+class Looks:
+    """Looks at the directories of one place: what one has shown serves all who ask.
 
     Belongs to the event loop's thread.
+
+    Attributes:
+        site: a site that sees the place.
+        retry: repeats requests there.
     """
 
-    def __init__(self, site: Site, place: str, retry: SiteRetry) -> None:
-        self._site = site
+    def __init__(self, site: Site, place: str, retry: SiteRetry, most: float = math.inf) -> None:
+        """Make it; `most` directories are looked at."""
+        self.site = site
+        self.retry = retry
         self._place = place
-        self._retry = retry
-        self._looks: dict[str, Sight] = {}
-        self._turn = asyncio.Lock()  # jobs whose ends are noticed together share a listing
+        self._most = most
+        self._seen: dict[str, Sight] = {}
+        self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
-    async def lost(self, files: Sequence[FileRecord], ended: float | None) -> list[str]:
-        """Return the paths of `files` that are gone, or are not as their job left them.
+    async def at(self, directory: str, files: Sequence[FileRecord]) -> Sight | None:
+        """Look at files in a directory, unless a look has shown all of them as they were recorded.
 
-        What cannot be listed counts as being there: the job that reads it compares it.
+        Return None if the directory is not looked at: there are too many, or the site's file API
+        cannot carry its name. To upload a file again costs little; to make one again may cost much.
 
-        Args:
-            files: the records of a job's outputs.
-            ended: when the job ended, by its node's clock, in seconds since the epoch; None if that
-                is unknown.
+        Raises:
+            SiteError: it cannot be listed.
         """
-        now = self._site.clock
+        many = directory not in self._turns and len(self._turns) >= self._most
+        if many or not is_rest_safe(directory):
+            return None
+        async with self._turns[directory]:
+            known = self._seen.get(directory)
+            if known is not None and all(is_listed(file, known.entries) for file in files):
+                return known
+            dear = any(file.stored for file in files)
+            paths = [file.path for file in files]
+            self._seen[directory] = sight = await look(
+                self.site, self.retry, self._place, directory, paths, dear=dear
+            )
+            return sight
+
+    async def late_losses(self, files: Sequence[FileRecord], ended: float | None) -> list[str]:
+        """Return the paths of a job's outputs that are gone, or are not as the job left them.
+
+        Only those are looked at whose job ended long before its end was noticed, at `ended` by its
+        node's clock, or at a time that is unknown. What cannot be listed counts as being there: the
+        job that reads it compares it.
+        """
+        now = self.site.clock
         if now is not None and ended is not None and now - ended < _FRESH_S:
             return []
-        by_directory: dict[str, list[FileRecord]] = {}
-        for file in files:
-            by_directory.setdefault(posixpath.dirname(file.path), []).append(file)
         lost = []
-        async with self._turn:
-            for directory, here in by_directory.items():
-                lost += await self._lost_in(directory, here)
+        for directory, here in by_directory(files).items():
+            with suppress(SiteError):
+                if (sight := await self.at(directory, here)) is not None:
+                    lost += [file.path for file in here if sight.lacks(file)]
         return lost
 
-    async def _lost_in(self, directory: str, files: Sequence[FileRecord]) -> list[str]:
-        known = self._looks.get(directory)
-        if known is not None and all(is_listed(file, known.entries) for file in files):
-            return []
-        many = known is None and len(self._looks) >= _MOST_DIRECTORIES
-        if many or not is_rest_safe(directory):
-            return []
-        paths = [file.path for file in files]
-        try:
-            sight = await look(self._site, self._retry, self._place, directory, paths, dear=True)
-        except SiteError:
-            return []
-        self._looks[directory] = sight
-        return [file.path for file in files if sight.lacks(file)]
+
+def by_directory(files: Iterable[FileRecord]) -> dict[str, list[FileRecord]]:
+    """Return files by the directories that they lie in."""
+    found = defaultdict[str, list[FileRecord]](list)
+    for file in files:
+        found[posixpath.dirname(file.path)].append(file)
+    return dict(found)
 
 
 def is_listed(file: FileRecord, entries: Mapping[str, Entry]) -> bool:

@@ -26,7 +26,7 @@ from snakemake_executor_plugin_mantik.common.humanize import humanize_count
 from snakemake_executor_plugin_mantik.jobs.paths import workspace_root
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.journal import FileLedger, Journal, TryRecord, TryState
-from snakemake_executor_plugin_mantik.sites.base import Site, SiteFacts
+from snakemake_executor_plugin_mantik.sites.base import Site
 from snakemake_executor_plugin_mantik.staging.sources import Sources
 
 from .adopt import ended_since_message
@@ -41,8 +41,6 @@ from .workflow_context import WorkflowContext
 
 _T = TypeVar("_T")
 
-OPEN_WAIT_S = 60.0
-"""Seconds that a site has to answer when it is opened; then a run waits as long as it takes."""
 AT_ONCE_S = 5.0
 """Seconds to cancel all jobs at the sites, for a user who does not want to wait."""
 _MOST_TOLD = 5
@@ -106,11 +104,10 @@ class Engine:
         self._journal = journal
         self._meter = meter or TransferMeter()
         self._state = state
-        self._places = Places(
+        self.places = Places(
             WorkflowContext(journal, workdir, state, self._notify, self._give_up, self._meter),
             self._site,
         )
-        self._opened: dict[int, asyncio.Task[SiteFacts]] = {}
         self._chosen: set[tuple[str, str]] = set()
         self._runners: dict[str, SiteRunner] = {}
         self._opening: dict[str, asyncio.Task[SiteRunner]] = {}
@@ -143,6 +140,10 @@ class Engine:
 
     # Called by the executor, from Snakemake's threads
 
+    def run(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
+        """Return the result of a coroutine, which runs in the engine's thread."""
+        return self._call(coroutine).result()
+
     def open(self, names: Sequence[str], sources: Callable[[str], Sources]) -> None:
         """Open sites and upload the workflow's sources there.
 
@@ -154,7 +155,7 @@ class Engine:
             MantikError: a site cannot be used; nothing has been submitted.
         """
         self._source_choice = sources
-        self._call(self._open_all(names)).result()
+        self.run(self._open_all(names))
 
     def facts_fit(
         self, site: str, resources: Mapping[str, object], threads: int, environment: str = ""
@@ -178,7 +179,7 @@ class Engine:
         Raises:
             MantikError: the site cannot be used.
         """
-        return self._call(self._site(site)).result().facts.workspace
+        return self.run(self._site(site)).facts.workspace
 
     def submit(self, request: JobRequest) -> None:
         """Start a job; `collect` returns its outcome later."""
@@ -193,14 +194,14 @@ class Engine:
 
         They go on by themselves when the engine ends. Waits a few seconds at most.
         """
-        return self._call(self._drain_ahead()).result()
+        return self.run(self._drain_ahead())
 
     def end_unneeded(self, jobs: Callable[[], Container[str]]) -> None:
         """End tries that earlier runs submitted ahead, of the jobs whose identities are returned.
 
         `jobs` is called, in the engine's thread, only if there are any such tries.
         """
-        self._call(self._end_unneeded(jobs)).result()
+        self.run(self._end_unneeded(jobs))
 
     def count_jobs(self) -> Mapping[str, int]:
         """Return how many jobs are running, queued, and staging; see `SiteRunner.count_jobs`."""
@@ -219,7 +220,7 @@ class Engine:
 
         `taken` says whether the outputs of a success meet the rule's requirements.
         """
-        self._call(self._commit(outcome, taken)).result()
+        self.run(self._commit(outcome, taken))
 
     def cycles(self, site: str) -> int:
         """Return how often the jobs of an opened site have been listed so far."""
@@ -235,7 +236,7 @@ class Engine:
         async def act() -> None:
             change(self._journal.files)
 
-        self._call(act()).result()
+        self.run(act())
 
     def cancel(self, *, at_once: bool = False) -> list[TryRecord]:
         """Cancel all jobs; return those that did not confirm their end.
@@ -243,7 +244,7 @@ class Engine:
         It may be called again while it waits, for example from a handler of Ctrl-C. With `at_once`
         it waits only `AT_ONCE_S`, and some more for hundreds of jobs.
         """
-        return self._call(self._cancel(AT_ONCE_S if at_once else CANCEL_WAIT_S)).result()
+        return self.run(self._cancel(AT_ONCE_S if at_once else CANCEL_WAIT_S))
 
     def close(
         self, *, tidy: bool = True, ending: str = "", pipeline: Mapping[str, object] | None = None
@@ -326,17 +327,9 @@ class Engine:
 
     async def _open_site(self, name: str) -> SiteRunner:
         site, planner = self._sites[name]
-        try:
-            async with asyncio.timeout(OPEN_WAIT_S):
-                facts = await self._facts(site)
-            self._refuse_to_leave(name, facts.workspace)
-            place = await self._places.at(site, facts, planner.config.site, planner.config.server)
-        except TimeoutError:
-            raise MantikError(
-                f"the site has not answered for {OPEN_WAIT_S:.0f} s",
-                where=f"site {name}",
-                do="Check the URL and the network, then start again; nothing was submitted",
-            ) from None
+        facts, place = await self.places.open(
+            name, site, planner, lambda facts: self._refuse_to_leave(name, facts.workspace)
+        )
         left = self._journal.set_site(
             name, planner.config.server, facts.workspace, place.id, self._configs.get(name, "")
         )
@@ -351,7 +344,7 @@ class Engine:
             facts,
             planner,
             place,
-            self._places,
+            self.places,
             observer=self._observer,
             ahead=partial(self._room_ahead, name),
         )
@@ -378,18 +371,6 @@ class Engine:
         active = sum(not task.done() for task in self._jobs.values())
         others = sum(r.ahead.number for site, r in self._runners.items() if site != name)
         return min(self._ahead, self._most_jobs - active - others)
-
-    async def _facts(self, site: Site) -> SiteFacts:
-        """Open a client, once for all names that share it, and return its facts."""
-        if id(site) not in self._opened:
-            self._opened[id(site)] = opening = asyncio.create_task(site.open())
-            # Retrieve the exception even if no job awaits the task any more.
-            opening.add_done_callback(lambda task: task.cancelled() or task.exception())
-        try:
-            return await asyncio.shield(self._opened[id(site)])
-        except BaseException:
-            self._opened.pop(id(site), None)
-            raise
 
     async def _give_up(self, records: Sequence[TryRecord]) -> None:
         for record in records:
@@ -551,14 +532,14 @@ class Engine:
                 await self._end_unrequested()
             self._report_unrequested()
             await asyncio.gather(*(canceller.settle() for canceller in cancellers))
-            await asyncio.gather(*(place.tidy() for place in self._places))
+            await asyncio.gather(*(place.tidy() for place in self.places))
         await asyncio.gather(*(canceller.close() for canceller in cancellers))
         with suppress(TimeoutError):
             async with asyncio.timeout(_SPARE_S):
                 await asyncio.gather(
-                    *(place.spare.write() for place in self._places), return_exceptions=True
+                    *(place.spare.write() for place in self.places), return_exceptions=True
                 )
-        await asyncio.gather(*(place.lead.close() for place in self._places))
+        await asyncio.gather(*(place.lead.close() for place in self.places))
         clients = {id(site): site for site, _ in self._sites.values()}.values()
         await asyncio.gather(*(site.close() for site in clients), return_exceptions=True)
 

@@ -38,7 +38,7 @@ from snakemake_executor_plugin_mantik.journal import (
 from . import messages
 from .attempt import Attempt, used_of
 from .cancel import Canceller
-from .compare import LateOutputs
+from .compare import Looks
 from .dispatch import Submitter
 from .evidence import GIVEN_UP, Evidence, Finding
 from .failure_classifier import FailureClassifier
@@ -79,7 +79,7 @@ class Finalizer:
         fetcher: Fetcher,
         canceller: Canceller,
         classifier: FailureClassifier,
-        late: LateOutputs,
+        looks: Looks,
         observer: Observer,
     ) -> None:
         self._journal = workflow.journal
@@ -88,7 +88,7 @@ class Finalizer:
         self._fetcher = fetcher
         self._canceller = canceller
         self._classifier = classifier
-        self._late = late
+        self._looks = looks
         self._undeclared = UndeclaredFiles(workflow)
         self._observer = observer
         self._workdir = workflow.workdir
@@ -168,7 +168,7 @@ class Finalizer:
         """Check whether outputs are gone that were to stay at the site, and report it."""
         stored = _stored_outputs(request, record, marker)
         files = [file for output in stored for file in output.files]
-        lost = await self._late.lost(files, marker.ended)
+        lost = await self._looks.late_losses(files, marker.ended)
         if lost:
             some = ", ".join(map(display_path, lost[:_MAX_NAMED_FILES]))
             self._notify(

@@ -7,7 +7,7 @@ Before its first job a place gets the workflow's sources, the files that no rule
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
-from contextlib import aclosing, suppress
+from contextlib import aclosing, asynccontextmanager, suppress
 from pathlib import PurePosixPath
 from urllib.parse import quote
 
@@ -29,13 +29,17 @@ from snakemake_executor_plugin_mantik.staging.local import LocalFile, LocalFiles
 from snakemake_executor_plugin_mantik.staging.transfers import stream_file
 
 from .catch_up import PlaceSpare
+from .compare import MOST_DIRECTORIES, Looks
 from .in_use import InUse
 from .leases import Leadership, Lease, Leases
+from .plan import Planner
 from .site_retry import SiteRetry
 from .stage import Stager
 from .upload import Share, Uploader
 from .workflow_context import WorkflowContext
 
+OPEN_WAIT_S = 60.0
+"""Seconds that a site has to answer when it is opened; then a run waits as long as it takes."""
 _SHORTEST_WAIT_S = 60
 """Least seconds that a controller has to answer another one's question."""
 _TIDY_WAIT_S = 30.0
@@ -57,6 +61,7 @@ class Place:
         scratch: a local directory for archives of outputs.
         lead: this controller's lead of it.
         stager: uploads missing files.
+        looks: looks at outputs that stay there.
         in_use: what tries use there: it stays, and other files go; conflicting tries end.
         spare: what a lost journal knew of it.
         sources: checksums of the uploaded sources, by path.
@@ -90,6 +95,7 @@ class Place:
             left.unlink()  # left by a killed run
         self.scratch = scratch
         self.retry = retry = make_retry(site, workflow.notify)
+        self.looks = Looks(site, self.id, retry, MOST_DIRECTORIES)
         self.spare = PlaceSpare(site, journal, self.id, retry, self.lead.assure)
         uploader = Uploader(
             site, self.id, workflow, retry, fetch=fetch, share=share, limit=upload_bytes
@@ -177,8 +183,39 @@ class Places:
         self._open_site = open_site
         self.local = LocalFiles(workflow.workdir, workflow.journal.files)
         self._opening = asyncio.Lock()
+        self._facts: dict[int, asyncio.Task[SiteFacts]] = {}
         self._of_client: dict[int, Place] = {}
         self._known: dict[str, Place] = {}
+
+    async def open(
+        self,
+        name: str,
+        site: Site,
+        planner: Planner,
+        check: Callable[[SiteFacts], object] = lambda _: None,
+    ) -> tuple[SiteFacts, Place]:
+        """Open a site, its client once for all names that share it; return its facts and place.
+
+        `check` sees the facts before the place is opened.
+
+        Raises:
+            PlaceTaken: another workflow or controller uses its workspace.
+            MantikError: the site cannot be opened, or does not answer.
+        """
+        config = planner.config
+        async with answering(name, "then start again; nothing was submitted"):
+            if id(site) not in self._facts:
+                self._facts[id(site)] = opening = asyncio.create_task(site.open())
+                # Retrieve the exception even if no job awaits the task any more.
+                opening.add_done_callback(lambda task: task.cancelled() or task.exception())
+            try:
+                async with asyncio.timeout(OPEN_WAIT_S):
+                    facts = await asyncio.shield(self._facts[id(site)])
+            except BaseException:
+                self._facts.pop(id(site), None)
+                raise
+            check(facts)
+            return facts, await self.at(site, facts, config.site, config.server)
 
     async def at(self, site: Site, facts: SiteFacts, settings: SiteSettings, url: str) -> Place:
         """Return the place of an opened site.
@@ -258,6 +295,10 @@ class Places:
             do="Use the backend config that it was made with",
         )
 
+    def known(self, identity: str) -> Place | None:
+        """Return an opened place by its identity."""
+        return self._known.get(identity)
+
     def __iter__(self) -> Iterator[Place]:
         return iter(list(self._known.values()))
 
@@ -272,6 +313,21 @@ def make_retry(site: Site, notify: Callable[[str], None], timing: Timing = _TIMI
         missing_s=timing.marker_grace_s, insist_s=timing.fetch_wait_s,
         proof=lambda: site.make_directory(TRIES),
     )  # fmt: skip
+
+
+@asynccontextmanager
+async def answering(
+    name: str, do: str = "and try again", error: type[MantikError] = MantikError
+) -> AsyncGenerator[None, None]:
+    """Raise `error` if a site that is being opened does not answer in time: a TimeoutError."""
+    try:
+        yield
+    except TimeoutError:
+        raise error(
+            f"the site has not answered for {OPEN_WAIT_S:.0f} s",
+            where=f"site {name}",
+            do=f"Check the URL and the network, {do}",
+        ) from None
 
 
 UNSTEADY = 3

@@ -25,7 +25,6 @@ from snakemake_executor_plugin_mantik.staging.local import LocalFile
 from .ahead import AheadJobs, NextSegments
 from .attempt import Attempt
 from .cancel import Canceller
-from .compare import LateOutputs
 from .dispatch import Dispatcher, Submitter
 from .evidence import Evidence, Finding
 from .failure_classifier import FailureClassifier
@@ -110,7 +109,7 @@ class SiteRunner:
             fetcher=fetcher,
             canceller=self.canceller,
             classifier=FailureClassifier(site, settings),
-            late=LateOutputs(site, place.id, retry),
+            looks=place.looks,
             observer=self._observer,
         )
         self._slots = asyncio.Semaphore(settings.max_jobs)

@@ -4,6 +4,7 @@ import asyncio
 import posixpath
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from snakemake_executor_plugin_mantik.common.errors import SiteNotFound, SiteRejected, UserError
@@ -26,7 +27,7 @@ from snakemake_executor_plugin_mantik.sites.base import Site, is_rest_safe
 from snakemake_executor_plugin_mantik.staging.bundle import pack
 from snakemake_executor_plugin_mantik.staging.local import LocalFile
 
-from .compare import Sight, look
+from .compare import Looks, by_directory
 from .messages import stays_message
 from .site_retry import SiteRetry
 from .upload import Uploader
@@ -139,11 +140,9 @@ class Stager(Holdings):
 
     def _distrust(self) -> None:
         """Require that each record of the manifest is compared with the site before it counts."""
-        old = defaultdict(list)
-        for file in self._ledger.remote_files(self._place):
-            old[posixpath.dirname(file.path)].append(file)
-        self._old = dict(old)
+        self._old = by_directory(self._ledger.remote_files(self._place))
         self._comparisons = {}
+        self._looks = Looks(self._site, self._place, self._retry)
 
     async def send_sources(self, sources: Sequence[LocalFile]) -> int:
         """Upload new sources in one bundle; return the number of files in it.
@@ -460,22 +459,14 @@ class Stager(Holdings):
         await asyncio.gather(*(self._comparisons[directory] for directory in directories))
 
     async def _compare(self, directory: str, files: Sequence[FileRecord]) -> None:
-        others = [file for file in files if not file.stored]
-        sight, compared = Sight({}, frozenset(file.path for file in others)), files
-        try:
-            if not is_rest_safe(directory):
-                raise SiteRejected("not asked")
-            # To upload a file again costs little; to make one again may cost much.
-            sight = await look(
-                self._site, self._retry, self._place, directory,
-                [file.path for file in files], dear=len(others) < len(files),
-            )  # fmt: skip
-        except SiteRejected:  # the scripts of jobs that read stored outputs compare them
-            compared = others
+        sight = None
+        with suppress(SiteRejected):
+            sight = await self._looks.at(directory, files)
         lost = [
             file.path
-            for file in compared
-            if sight.lacks(file)
+            for file in files
+            # Without a look, the scripts of jobs that read stored outputs compare them.
+            if (not file.stored if sight is None else sight.lacks(file))
             # A file that a job of this run made meanwhile has a newer record.
             and (now := self._ledger.remote_file(self._place, file.path)) == file
             and now.modified == file.modified

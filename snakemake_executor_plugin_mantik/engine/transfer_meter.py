@@ -2,12 +2,13 @@
 
 import asyncio
 import json
+import math
 import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -24,6 +25,10 @@ from snakemake_executor_plugin_mantik.staging.local import LocalFile
 
 _WINDOW_S: Final = 15.0
 """Seconds that a rate is the mean of."""
+_REPORTED_BYTES: Final = 64 << 20
+"""Size from which an upload from this machine is reported; files of other places always are."""
+_REPORT_S: Final = 30.0
+"""Time between two lines about one transfer."""
 
 
 class Direction(StrEnum):
@@ -37,6 +42,13 @@ class Direction(StrEnum):
     DOWNLOAD = "download"
     MOVE = "move"
     IMPORT = "import"
+
+
+WAYS: Final = {
+    Direction.MOVE: "through this machine",
+    Direction.IMPORT: "from server to server",
+}
+"""How files of another place come to a site, for messages."""
 
 
 @dataclass(frozen=True)
@@ -115,84 +127,54 @@ class TransferMeter:
             with self._lock:
                 del self._active[id(transfer)]
 
+    @contextmanager
+    def report(
+        self,
+        files: Sequence[LocalFile],
+        site: str,
+        way: Direction,
+        notify: Callable[[str], None],
+        share: float = 0.0,
+    ) -> Iterator[Callable[[float], None]]:
+        """Measure and report the transfer of files, all of this machine or all of one other place.
+
+        `way` is that of files of another place, `share` what an earlier attempt has moved, from 0
+        to 1. The context takes what has been moved, now and then, and ends with the transfer.
+        """
+        size = sum(file.size for file in files)
+        more = f" and {humanize_count(len(files) - 1, 'more file')}" if len(files) > 1 else ""
+        largest = display_path(max(files, key=lambda file: file.size).path) if files else ""
+        moved = any(file.stored for file in files)
+        what = f"{'Moving' if moved else 'Sending'} {largest}{more}"
+        clock = asyncio.get_running_loop().time
+        due = clock() + _REPORT_S if moved or size >= _REPORTED_BYTES else math.inf
+        if due < math.inf:
+            by = f", {WAYS[way]}" if moved else ""
+            there = f"; {share:.0%} of it is there already" if share else ""
+            notify(f"{what} ({humanize_size(size)}) to site {site}{by}{there}.")
+
+        def arrived(share: float) -> None:
+            nonlocal due
+            transfer.arrived(round(share * size))
+            rate = transfer.view().rate if clock() >= due else None
+            if rate is not None:
+                due = clock() + _REPORT_S
+                left = humanize_duration((1 - share) * size / rate)
+                notify(
+                    f"{what} to site {site}: {share:.0%} of {humanize_size(size)},"
+                    f" {humanize_size(rate)}/s, about {left} left."
+                )
+
+        direction = way if moved else Direction.UPLOAD
+        begun = round(share * size)
+        with self.measure(direction, site, f"{largest}{more}", size, begun) as transfer:
+            yield arrived
+
     def views(self) -> list[TransferView]:
         """Return the transfers that are under way, the oldest first."""
         with self._lock:
             found = [transfer.view() for transfer in self._active.values()]
         return [view for view in found if view.size]
-
-
-_REPORTED_BYTES: Final = 64 << 20
-"""Size from which an upload from this machine is reported; files of other places always are."""
-_REPORT_S: Final = 30.0
-"""Time between two lines about one transfer."""
-
-
-WAYS: Final = {
-    Direction.MOVE: "through this machine",
-    Direction.IMPORT: "from server to server",
-}
-"""How files of another place come to a site, for messages."""
-
-
-class TransferProgress(ExitStack):
-    """Reports a transfer of files, all of this machine or all of one other place.
-
-    Use it as a context, which is as long as the transfer.
-    """
-
-    def __init__(
-        self,
-        files: Sequence[LocalFile],
-        site: str,
-        notify: Callable[[str], None],
-        meter: TransferMeter,
-        way: Direction,
-    ) -> None:
-        """Make it; `way` is that of files of another place."""
-        super().__init__()
-        self._size = sum(file.size for file in files)
-        more = f" and {humanize_count(len(files) - 1, 'more file')}" if len(files) > 1 else ""
-        largest = display_path(max(files, key=lambda file: file.size).path) if files else ""
-        moved = any(file.stored for file in files)
-        self._name = f"{largest}{more}"
-        self._what = f"{'Moving' if moved else 'Sending'} {self._name}"
-        self._site = site
-        self._to = f"to site {site}"
-        self._way = f", {WAYS[way]}" if moved else ""
-        self._direction = way if moved else Direction.UPLOAD
-        self._meter = meter
-        self._transfer: Transfer | None = None
-        reported = moved or self._size >= _REPORTED_BYTES
-        self._notify = notify if reported else lambda _: None
-        self._clock = asyncio.get_running_loop().time
-        self._began = self._next = 0.0
-        self._from = 0.0
-
-    def begin(self, share: float = 0.0) -> None:
-        """Report the beginning; `share` is what an earlier attempt has moved, from 0 to 1."""
-        moved = round(share * self._size)
-        measured = self._meter.measure(self._direction, self._site, self._name, self._size, moved)
-        self._transfer = self.enter_context(measured)
-        self._began, self._from = self._clock(), share
-        self._next = self._began + _REPORT_S
-        there = f"; {share:.0%} of it is there already" if share else ""
-        self._notify(f"{self._what} ({humanize_size(self._size)}) {self._to}{self._way}{there}.")
-
-    def report(self, share: float) -> None:
-        """Report how much has been moved, from 0 to 1; in the log, if it is time to."""
-        if self._transfer is not None:
-            self._transfer.arrived(round(share * self._size))
-        now = self._clock()
-        if now < self._next or share <= self._from:
-            return
-        self._next = now + _REPORT_S
-        rate = (share - self._from) / (now - self._began)
-        left = humanize_duration((1 - share) / rate)
-        self._notify(
-            f"{self._what} {self._to}: {share:.0%} of {humanize_size(self._size)},"
-            f" {humanize_size(rate * self._size)}/s, about {left} left."
-        )
 
 
 _NAME: Final = "transfers.json"

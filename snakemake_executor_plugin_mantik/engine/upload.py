@@ -16,6 +16,7 @@ from collections import Counter, defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, suppress
+from functools import partial
 from typing import Final
 
 from snakemake_executor_plugin_mantik.common.errors import (
@@ -40,7 +41,7 @@ from snakemake_executor_plugin_mantik.staging.bundle import Bundle, ContentDiffe
 from snakemake_executor_plugin_mantik.staging.local import LocalFile
 
 from .site_retry import TRANSIENT, SiteRetry
-from .transfer_meter import WAYS, Direction, TransferProgress
+from .transfer_meter import WAYS, Direction
 from .workflow_context import WorkflowContext
 
 IMPORT_BYTES: Final = 16 << 20
@@ -194,11 +195,11 @@ class Importer:
             MantikError: the site refuses to say.
         """
         path = imported_path(bundle, name)
-        with TransferProgress(
-            [file], self._site.name, self._notify, self._meter, Direction.IMPORT
-        ) as progress:
-            progress.begin(await self._size(path) / file.size)
-            state = await self._end_of(import_id, path, file, progress)
+        there = await self._size(path) / file.size
+        with self._meter.report(
+            [file], self._site.name, Direction.IMPORT, self._notify, there
+        ) as arrived:
+            state = await self._end_of(import_id, path, file, arrived)
         if import_id:
             with suppress(SiteError):
                 await self._site.end_import(import_id)
@@ -216,7 +217,7 @@ class Importer:
         raise failed
 
     async def _end_of(
-        self, import_id: str, path: str, file: LocalFile, progress: TransferProgress
+        self, import_id: str, path: str, file: LocalFile, arrived: Callable[[float], None]
     ) -> JobState:
         """Return the state of an import that has ended, is unknown, or does not go on any more."""
         clock = asyncio.get_running_loop().time
@@ -233,7 +234,7 @@ class Importer:
                 return state
             if (now := await self._size(path)) > size:
                 size, since = now, clock()
-                progress.report(min(size / file.size, 1.0))
+                arrived(min(size / file.size, 1.0))
             still = clock() - since
             if state.phase is Phase.UNKNOWN and (size >= file.size or still > _UNSEEN_S):
                 return state
@@ -370,28 +371,23 @@ class Uploader:
         imported = {} if whole_file else await self._import(bundle, files)
         tar = await asyncio.to_thread(Bundle, files, imported)
         streamed = [file for file in files if file.path not in imported]
-        with TransferProgress(
-            streamed, self._site.name, self._notify, self._meter, Direction.MOVE
-        ) as progress:
-            if tar.size <= self._part_bytes and whole_file:
-                progress.begin()
-                if source:  # which may be away: that holds up nothing else
-                    part = await _joined(tar.read(self._fetch))
-                    whole = await _compressed(part)
-                    async with self._slots:
-                        await self._put(path, whole)
-                else:
-                    async with self._slots:
-                        part = await _joined(tar.read(self._fetch))
-                        await self._put(path, await _compressed(part))
-                return
-            async with self._turns[source]:
-                count = -(-tar.size // self._part_bytes)
-                sent = await self._sent(bundle, tar.size, count) if again else 0
-                progress.begin(sent / count)
+        report_all = partial(
+            self._meter.report, streamed, self._site.name, Direction.MOVE, self._notify
+        )
+        if tar.size <= self._part_bytes and whole_file:
+            with report_all():
+                part = await _joined(tar.read(self._fetch)) if source else b""
+                async with self._slots:  # a source may be away: that holds up nothing else
+                    part = part or await _joined(tar.read(self._fetch))
+                    await self._put(path, await _compressed(part))
+            return
+        async with self._turns[source]:
+            count = -(-tar.size // self._part_bytes)
+            sent = await self._sent(bundle, tar.size, count) if again else 0
+            with report_all(sent / count) as arrived:
 
                 def landed(parts: int) -> None:
-                    progress.report(parts / count)
+                    arrived(parts / count)
                     report(parts / count)
                     self._ledger.set_upload(
                         self._place, bundle, self._digest(files), tar.size, parts

@@ -9,10 +9,11 @@ import fnmatch
 import posixpath
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from snakemake_executor_plugin_mantik.common.errors import (
     MantikError,
@@ -25,7 +26,14 @@ from snakemake_executor_plugin_mantik.common.errors import (
 from snakemake_executor_plugin_mantik.common.humanize import humanize_count
 from snakemake_executor_plugin_mantik.common.state_directory import STATE
 from snakemake_executor_plugin_mantik.connections.connect import find_config, open_site_again
-from snakemake_executor_plugin_mantik.engine.compare import Sight, list_targets, look, same_time
+from snakemake_executor_plugin_mantik.engine.compare import (
+    MOST_DIRECTORIES,
+    Looks,
+    Sight,
+    by_directory,
+    list_targets,
+    same_time,
+)
 from snakemake_executor_plugin_mantik.engine.place import make_retry
 from snakemake_executor_plugin_mantik.jobs.paths import OURS, display_path, is_at
 from snakemake_executor_plugin_mantik.journal import (
@@ -36,23 +44,27 @@ from snakemake_executor_plugin_mantik.journal import (
     is_utf8,
     read_stored,
 )
-from snakemake_executor_plugin_mantik.sites.base import Entry, Site, is_rest_safe
+from snakemake_executor_plugin_mantik.sites.base import Entry
 from snakemake_executor_plugin_mantik.sites.credentials import find_account
 from snakemake_executor_plugin_mantik.staging.transfers import download_file
 
 from .paths import Dataset, workspace_path
 
+if TYPE_CHECKING:
+    from snakemake_executor_plugin_mantik.engine.core import Engine
+
 _T = TypeVar("_T")
 
 
 class Access:
-    """Connections to places, made when they are first needed. Safe to use from any thread."""
+    """Connections to places, made when they are first needed. Safe to use from any thread.
+
+    While an engine runs in this process, its event loop makes all requests, with its clients for
+    the places that it has opened.
+    """
 
     def __init__(
-        self,
-        workdir: Path,
-        environ: Mapping[str, str],
-        notify: Callable[[str], None],
+        self, workdir: Path, environ: Mapping[str, str], notify: Callable[[str], None]
     ) -> None:
         """Make it for the workflow in `workdir`, whose journal knows the places.
 
@@ -62,10 +74,15 @@ class Access:
         self._environ = environ
         self.notify = notify
         self._known_sites: dict[str, SiteRecord] = {}
-        self._opening: dict[str, asyncio.Task[Site]] = {}
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-        self._thread.start()
+        self._opening: dict[str, asyncio.Task[Looks]] = {}
+        self._engine: Engine | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._starting = threading.Lock()
+
+    def use(self, engine: "Engine | None") -> None:
+        """Reach the places through an engine from now on, or no longer."""
+        self.close()
+        self._engine = engine
 
     def list(self, place: str, directory: str, paths: Iterable[str] = ()) -> dict[str, Entry]:
         """Return the entries of a directory at a place by name; none if it does not exist.
@@ -73,31 +90,18 @@ class Access:
         Of those `paths` in it that are symbolic links, return their targets' entries.
         """
 
-        async def entries() -> dict[str, Entry]:
-            site = await self._at(place)
-            retry = make_retry(site, self.notify)
-            return await retry.listed(lambda: list_targets(site, directory, paths))
+        async def act(there: Looks) -> dict[str, Entry]:
+            return await there.retry.listed(lambda: list_targets(there.site, directory, paths))
 
-        return self._run(entries())
+        return self._at(place, act)
 
-    def look(self, place: str, directory: str, paths: Iterable[str]) -> Sight:
-        """Look at stored files in a directory of a place; see `engine.compare.look`."""
-
-        async def act() -> Sight:
-            site = await self._at(place)
-            retry = make_retry(site, self.notify)
-            return await look(site, retry, place, directory, paths, dear=True)
-
-        return self._run(act())
+    def look(self, place: str, directory: str, files: Sequence[FileRecord]) -> Sight | None:
+        """Look at stored files in a directory of a place; see `engine.compare.Looks.at`."""
+        return self._at(place, lambda there: there.at(directory, files))
 
     def remove(self, place: str, path: str) -> None:
         """Remove a file or directory at a place."""
-
-        async def act() -> None:
-            site = await self._at(place)
-            await make_retry(site, self.notify)(lambda: site.remove(path))
-
-        self._run(act())
+        self._at(place, lambda there: there.retry(lambda: there.site.remove(path)))
 
     def download(
         self,
@@ -114,32 +118,30 @@ class Access:
             OSError: a file cannot be written here.
         """
 
-        async def act() -> None:
-            site = await self._at(place)
-            repeat = make_retry(site, self.notify).insist
+        async def one(there: Looks, path: str, target: Path, size: int, sha256: str) -> None:
+            here = 0
 
-            async def one(path: str, target: Path, size: int, sha256: str) -> None:
-                here = 0
+            def arrived(now: int) -> None:
+                nonlocal here
+                came(now - here)
+                here = now
 
-                def arrived(now: int) -> None:
-                    nonlocal here
-                    came(now - here)
-                    here = now
+            try:
+                await download_file(
+                    there.site, path, target, size=size, sha256=sha256,
+                    repeat=there.retry.insist, arrived=arrived,
+                )  # fmt: skip
+            except SiteNotFound as error:
+                raise OutputsLost(
+                    f"{display_path(path)} is no longer there",
+                    where=f"site {there.site.name}",
+                    do="Start again: the rule that makes it is then run again",
+                ) from error
 
-                try:
-                    await download_file(
-                        site, path, target, size=size, sha256=sha256, repeat=repeat, arrived=arrived
-                    )
-                except SiteNotFound as error:
-                    raise OutputsLost(
-                        f"{display_path(path)} is no longer there",
-                        where=f"site {site.name}",
-                        do="Start again: the rule that makes it is then run again",
-                    ) from error
+        async def act(there: Looks) -> None:
+            await asyncio.gather(*(one(there, *file) for file in files))
 
-            await asyncio.gather(*(one(*file) for file in files))
-
-        self._run(act())
+        self._at(place, act)
 
     def name(self, place: str) -> str:
         """Return the name of the site at which a place was last used; its identity if unknown."""
@@ -174,29 +176,51 @@ class Access:
         return self._known_sites
 
     def close(self) -> None:
-        """Close all connections."""
+        """Close the connections that the engine has not made."""
+        opening, self._opening = self._opening, {}
 
         async def close() -> None:
-            for opening in self._opening.values():
-                if opening.done() and opening.exception() is None:
-                    await opening.result().close()
+            for task in opening.values():
+                if task.done() and task.exception() is None:
+                    await task.result().site.close()
 
-        if not self._loop.is_closed():
+        if opening:
             self._run(close())
+        if self._loop is not None:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
             self._loop.close()
+            self._loop = None
+
+    def _at(self, place: str, act: Callable[[Looks], Coroutine[Any, Any, _T]]) -> _T:
+        """Return the result of `act` at a place, in the thread that makes requests."""
+
+        async def acted() -> _T:
+            return await act(await self._reach(place))
+
+        return self._run(acted())
 
     def _run(self, what: Coroutine[Any, Any, _T]) -> _T:
-        return asyncio.run_coroutine_threadsafe(what, self._loop).result()
+        if self._engine is not None:
+            return self._engine.run(what)
+        with self._starting:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+                self._thread.start()
+            future = asyncio.run_coroutine_threadsafe(what, self._loop)
+        return future.result()
 
-    def _at(self, place: str) -> Awaitable[Site]:
-        known = self._opening.get(place)
+    async def _reach(self, identity: str) -> Looks:
+        known = self._opening.get(identity)
         if known is None or (known.done() and known.exception() is not None):
-            self._opening[place] = asyncio.ensure_future(self._open(place))
-        return self._opening[place]
+            place = self._engine.places.known(identity) if self._engine is not None else None
+            if place is not None:
+                return place.looks
+            known = self._opening[identity] = asyncio.create_task(self._open(identity))
+        return await known
 
-    async def _open(self, place: str) -> Site:
+    async def _open(self, place: str) -> Looks:
         known = await asyncio.to_thread(lambda: read_stored(self.workdir / STATE))
         failed: MantikError | None = None
         for record in known.sites.values():
@@ -204,10 +228,9 @@ class Access:
                 name = record.site
                 try:
                     loaded = await asyncio.to_thread(find_config, record, name)
-                    return await open_site_again(
-                        name, loaded, self.workdir, known,
-                        account=find_account(name, self._environ),
-                    )  # fmt: skip
+                    account = find_account(name, self._environ)
+                    site = await open_site_again(name, loaded, self.workdir, account)
+                    return Looks(site, place, make_retry(site, self.notify), MOST_DIRECTORIES)
                 except MantikError as error:  # another site may see the same place
                     failed = failed or error
         raise failed or UserError(
@@ -324,9 +347,6 @@ def _matching(entries: Iterable[Entry], pattern: str) -> list[Entry]:
     return [e for e in entries if fnmatch.fnmatchcase(e.name, pattern) and e.name[:1] != "."]
 
 
-MOST_LISTINGS = 12
-"""How many directories of each place are compared with it, at most."""
-
 _REPLACED = "\N{REPLACEMENT CHARACTER}"
 """What servers show in place of bytes that are not UTF-8."""
 
@@ -335,7 +355,7 @@ Change = tuple[StoredOutput, StoredOutput | None]
 
 
 class Comparison:
-    """Lists each directory of a place once, when an output in it is asked for.
+    """Compares outputs with their places: each directory once, when an output in it is asked for.
 
     What was last known counts if a site does not answer.
     """
@@ -347,17 +367,17 @@ class Comparison:
         self._compared: set[tuple[str, str]] = set()
         # Paths of outputs of which all directories were compared. They stay so: `made` adds both.
         self._settled: set[str] = set()
-        self._outputs_in = _by_directory(outputs)
-        self._listings: dict[str, int] = {}
+        self._outputs_in: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
+        for output in outputs:
+            for directory in by_directory(output.files):
+                self._outputs_in[output.place, directory].append(output.path)
+        self._away: set[str] = set()
         self._unnamed: dict[tuple[str, str], list[str]] = {}
 
     def made(self, outputs: Iterable[StoredOutput]) -> None:
         """Note outputs that a job has just made: they are newer than any listing."""
-        self._compared |= {
-            (output.place, posixpath.dirname(file.path))
-            for output in outputs
-            for file in output.files
-        }
+        for output in outputs:
+            self._compared |= {(output.place, at) for at in by_directory(output.files)}
 
     def unnamed(self, output: StoredOutput) -> list[str]:
         """Return the paths in a directory whose names are not UTF-8, as far as it was listed.
@@ -380,32 +400,36 @@ class Comparison:
             UserError: there are no credentials, or no backend config, for its place.
         """
         if output.path not in self._settled:
-            for directory in sorted({posixpath.dirname(file.path) for file in output.files}):
-                yield from self._compare(output.place, directory, known)
+            for directory in sorted(by_directory(output.files)):
+                if (output.place, directory) not in self._compared:
+                    self._compared.add((output.place, directory))
+                    yield from self._compare(output.place, directory, known)
             self._settled.add(output.path)
 
     def _compare(
         self, place: str, directory: str, known: Mapping[str, StoredOutput]
     ) -> Iterator[Change]:
-        """Compare the outputs in a directory of a place with what is there, once."""
-        if (place, directory) in self._compared:
+        """Compare the outputs in a directory of a place with what is there."""
+        if place in self._away:
             return
-        self._compared.add((place, directory))
-        if self._listings.get(place, 0) >= MOST_LISTINGS or not is_rest_safe(directory):
-            return  # the script of a job that reads them compares them
-        self._listings[place] = self._listings.get(place, 0) + 1
-        outputs = filter(None, map(known.get, self._outputs_in.get((place, directory), ())))
-        paths = [file.path for output in outputs for file in output.files]
-        paths = [path for path in paths if posixpath.dirname(path) == directory]
+        outputs = filter(None, map(known.get, self._outputs_in[place, directory]))
+        here = {
+            output.path: files
+            for output in outputs
+            if output.place == place and (files := by_directory(output.files).get(directory))
+        }
+        files = [file for files in here.values() for file in files]
         try:
-            sight = self._access.look(place, directory, paths)
+            sight = self._access.look(place, directory, files)
         except SiteError as error:  # the executor reports it if a job needs the site
-            self._listings[place] = MOST_LISTINGS
+            self._away.add(place)
             self._notify(
                 f"Outputs at {self._access.name(place)} were not compared with the site: {error}"
             )
             return
-        unknown = [path for path in paths if sight.is_unknown(path)]
+        if sight is None:
+            return  # the script of a job that reads them compares them
+        unknown = [file.path for file in files if sight.is_unknown(file.path)]
         if unknown:
             self._notify(
                 f"{display_path(unknown[0])} is not listed at {self._access.name(place)}"
@@ -415,24 +439,19 @@ class Comparison:
             )
         if unnamed := [name for name in sight.entries if not is_utf8(name) or _REPLACED in name]:
             self._unnamed[place, directory] = unnamed
-        for path in self._outputs_in.get((place, directory), ()):
-            output = known.get(path)
-            if output is None or output.place != place:
-                continue
-            if here := {f for f in output.files if posixpath.dirname(f.path) == directory}:
-                yield from _changes(output, here, sight)
+        for path, files in here.items():
+            yield from _changes(known[path], files, sight)
 
 
-def _changes(output: StoredOutput, files: set[FileRecord], sight: Sight) -> Iterator[Change]:
+def _changes(output: StoredOutput, files: Sequence[FileRecord], sight: Sight) -> Iterator[Change]:
     """Yield the change of an output of which `files` lie in the directory of `sight`."""
-    now = {file: sight.entries.get(posixpath.basename(file.path)) for file in files}
     if any(file.path in sight.gone for file in files):
         yield output, None
         return
     changed = {
         file: entry
-        for file, entry in now.items()
-        if entry is not None
+        for file in files
+        if (entry := sight.entries.get(posixpath.basename(file.path))) is not None
         and (entry.size != file.size or not same_time(entry.modified, file.modified))
     }
     if changed:
@@ -445,12 +464,3 @@ def _renewed(file: FileRecord, entry: Entry | None) -> FileRecord:
         return file
     name = content_name("", entry.size, entry.modified)
     return replace(file, size=entry.size, sha256=name, modified=entry.modified)
-
-
-def _by_directory(outputs: Iterable[StoredOutput]) -> dict[tuple[str, str], list[str]]:
-    """Return the paths of the outputs of which files lie in a directory of a place."""
-    found: dict[tuple[str, str], list[str]] = {}
-    for output in outputs:
-        for directory in {posixpath.dirname(file.path) for file in output.files}:
-            found.setdefault((output.place, directory), []).append(output.path)
-    return found

@@ -8,10 +8,11 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from snakemake_executor_plugin_mantik.common.errors import (
     JournalError,
@@ -44,6 +45,9 @@ from .access import (
 from .copies import copy_by_link, fetch_copy, link_copy, put_in_place, remove_path
 from .paths import Dataset
 
+if TYPE_CHECKING:
+    from snakemake_executor_plugin_mantik.engine.core import Engine
+
 _SAME_TIME_S = 0.01
 """Seconds by which the times of the same file may differ: file systems round them."""
 
@@ -74,10 +78,9 @@ class Catalog:
         self._comparison = Comparison(self.access, found.outputs)
         self._linked: set[str] = set()
         self._blocked: set[Path] = set()
-        self._changes: list[Write] = []
-        # Only a run writes these, which may then make the outputs again; see `attach`.
-        self._losses: list[Write] = []
-        self._write: Callable[[Write], None] | None = None
+        self._engine: Engine | None = None
+        # With each, whether it is a loss: only a run writes these, which then makes them again.
+        self._changes: list[tuple[Write, bool]] = []
 
     def find(self, path: str) -> StoredOutput | None:
         """Return the stored output at `path`, or that part of one; None if there is none any more.
@@ -155,8 +158,7 @@ class Catalog:
         if now is None:
             self._known.pop(known.path)
             self._lost.add(known.path)
-            self._losses.append(lambda ledger: ledger.drop_stored(known))
-            self.attach(self._write)
+            self._record(lambda ledger: ledger.drop_stored(known), loss=True)
         else:
             self._known[known.path] = now
             self._record(lambda ledger: ledger.renew_stored(known, now))
@@ -170,22 +172,22 @@ class Catalog:
             self._lost.update(paths)
             self._record(lambda ledger: ledger.lose(paths))
 
-    def attach(self, write: Callable[[Write], None] | None) -> None:
-        """Use an engine's journal from now on, or none any more; bring it up to date."""
+    def attach(self, engine: "Engine | None") -> None:
+        """Use an engine's journal and connections from now on, or none any more."""
         with self._lock:
-            self._write = write
-            changes, self._changes = self._changes, []
-            if write is not None:
-                changes, self._losses = [*self._losses, *changes], []
-            for change in changes:
-                self._record(change)
+            self.access.use(engine)
+            self._engine = engine
+            self._write()
 
-    def _record(self, change: Write) -> None:
+    def _record(self, change: Write, *, loss: bool = False) -> None:
         """Write to the journal: through the engine, if one runs, else when one is attached."""
-        if self._write is not None:
-            self._write(change)
-        else:
-            self._changes.append(change)
+        self._changes.append((change, loss))
+        self._write()
+
+    def _write(self) -> None:
+        while self._engine is not None and self._changes:
+            change, _ = self._changes.pop(0)
+            self._engine.write_files(change)
 
     def save(self) -> None:
         """Write what has changed to the journal, if no engine has done so.
@@ -193,14 +195,12 @@ class Catalog:
         A loss that was only seen is not written: the next look may see more.
         """
         with self._lock:
-            if self._changes and self._write is None:
-                journal = Journal(self._workdir / STATE)
-                try:
-                    for change in self._changes:
+            changes = [change for change, loss in self._changes if not loss]
+            if changes and self._engine is None:
+                with closing(Journal(self._workdir / STATE)) as journal:
+                    for change in changes:
                         change(journal.files)
-                    self._changes = []
-                finally:
-                    journal.close()
+                self._changes = []
 
     # Files
 
@@ -387,7 +387,6 @@ def _read(state: Path, notify: Callable[[str], None]) -> StoredOutputs:
     with suppress(JournalError):
         if (found := read_stored(state)).workflow or not has_backup(state):
             return found
-    journal = Journal(state)
-    notify(journal.remark)
-    journal.close()
+    with closing(Journal(state)) as journal:
+        notify(journal.remark)
     return read_stored(state)

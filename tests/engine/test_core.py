@@ -13,7 +13,7 @@ import pytest
 from snakemake_executor_plugin_mantik.common.errors import MantikError
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
 from snakemake_executor_plugin_mantik.config.settings import Timing
-from snakemake_executor_plugin_mantik.engine import core
+from snakemake_executor_plugin_mantik.engine import place
 from snakemake_executor_plugin_mantik.engine.core import Engine
 from snakemake_executor_plugin_mantik.engine.request import JobNumber, JobRequest, Outcome
 from snakemake_executor_plugin_mantik.jobs.spec import JobSpec, ScriptLimits
@@ -197,7 +197,7 @@ def test_site_that_does_not_open(world: World, tmp_path: Path) -> None:
 def test_site_that_says_nothing_when_it_is_opened(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(core, "OPEN_WAIT_S", 0.2)
+    monkeypatch.setattr(place, "OPEN_WAIT_S", 0.2)
     engine = make(world, tmp_path)
     sites[tmp_path].fault = lambda method, about: "hang" if method == "open" else ""
     with pytest.raises(MantikError, match="has not answered") as told:

@@ -324,7 +324,7 @@ def concluded(trial: Trial, workdir: Path, command: str) -> tuple[list[str], lis
     fetcher = Fetcher(site, SiteRetry("sim", print), workflow, workdir / ".scratch")
     finalizer = Finalizer(
         workflow, stager=nothing, submitter=nothing, fetcher=fetcher, canceller=nothing,
-        classifier=nothing, late=nothing, observer=Observer(),
+        classifier=nothing, looks=nothing, observer=Observer(),
     )  # fmt: skip
     attempt = Attempt(record, [], 0.0, 1, extras=JobExtras("log"))
 

@@ -7,6 +7,8 @@ import pytest
 
 from snakemake_executor_plugin_mantik.common.errors import SiteUnreachable
 from snakemake_executor_plugin_mantik.common.state_directory import STATE
+from snakemake_executor_plugin_mantik.engine.compare import Looks
+from snakemake_executor_plugin_mantik.engine.place import make_retry
 from snakemake_executor_plugin_mantik.journal import Journal
 from snakemake_executor_plugin_mantik.storage import access as access_module
 from snakemake_executor_plugin_mantik.storage.access import Access
@@ -26,11 +28,11 @@ def test_not_found_is_believed_only_if_the_site_says_it_twice(
     answers = iter(denials)
     site.fault = lambda method, about: next(answers, "") if method == "list" else ""
 
-    async def at(place: str) -> SimulatedSite:
-        return site
+    async def reach(place: str) -> Looks:
+        return Looks(site, place, make_retry(site, print))
 
     with closing(Access(tmp_path, {}, print)) as access:
-        monkeypatch.setattr(access, "_at", at)
+        monkeypatch.setattr(access, "_reach", reach)
 
         assert [*access.list("place", "results")] == ["model"] * there
 

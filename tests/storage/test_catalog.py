@@ -3,10 +3,15 @@
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from snakemake_executor_plugin_mantik.common.state_directory import STATE
+from snakemake_executor_plugin_mantik.engine.compare import Looks
+from snakemake_executor_plugin_mantik.engine.core import Engine
+from snakemake_executor_plugin_mantik.engine.place import make_retry
 from snakemake_executor_plugin_mantik.journal import (
     FileLedger,
     FileRecord,
@@ -31,19 +36,19 @@ def test_a_loss_is_written_by_a_run_only(
         journal.files.set_stored([output])
     site = SimulatedSite(World())
 
-    async def at(access: Access, place: str) -> SimulatedSite:
-        return site
+    async def reach(access: Access, place: str) -> Looks:
+        return Looks(site, place, make_retry(site, print))
 
     def write(change: Callable[[FileLedger], None]) -> None:
         with closing(Journal(tmp_path / STATE)) as journal:
             change(journal.files)
 
-    monkeypatch.setattr(Access, "_at", at)
+    monkeypatch.setattr(Access, "_reach", reach)
     with closing(Catalog(tmp_path, {}, print)) as catalog:
         assert catalog.find("results/model") is None
         assert catalog.is_lost("results/model")
         if runs:
-            catalog.attach(write)
+            catalog.attach(cast(Engine, SimpleNamespace(write_files=write)))
 
     assert bool(read_stored(tmp_path / STATE).outputs) is not runs
 
@@ -71,8 +76,9 @@ def test_what_an_open_try_uses_is_no_output_any_more_but_stays(
         journal.files.set_remote_files("place", [FILE])
         journal.files.set_stored([OUTPUT])
         said: list[str] = []
+        engine = SimpleNamespace(write_files=lambda change: change(journal.files))
         with closing(Catalog(tmp_path, {}, said.append)) as catalog:
-            catalog.attach(lambda change: change(journal.files))
+            catalog.attach(cast(Engine, engine))
             catalog.remove("d")
             assert removed == []
             assert catalog.find("d") is None

@@ -1,6 +1,6 @@
 """A stored output is what its job made only while nothing of it is gone or changed."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import cast
 
@@ -24,8 +24,9 @@ class Looking:
     def __init__(self, *entries: Entry) -> None:
         self._entries = {entry.name: entry for entry in entries}
 
-    def look(self, place: str, directory: str, paths: Iterable[str]) -> Sight:
+    def look(self, place: str, directory: str, files: Sequence[FileRecord]) -> Sight:
         assert (place, directory) == ("place", "out")
+        paths = (file.path for file in files)
         gone = (path for path in paths if path.rpartition("/")[2] not in self._entries)
         return Sight(self._entries, frozenset(gone))
 

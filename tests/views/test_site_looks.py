@@ -12,7 +12,7 @@ import pytest
 from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.connections import connect
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
-from snakemake_executor_plugin_mantik.journal import StoredOutputs, read_history
+from snakemake_executor_plugin_mantik.journal import read_history
 from snakemake_executor_plugin_mantik.sites.authentication import Credential
 from snakemake_executor_plugin_mantik.sites.base import JobState, Phase
 from snakemake_executor_plugin_mantik.views.sites import SiteLooks
@@ -160,9 +160,7 @@ def test_beside_a_controller_nobody_is_asked_to_log_in(
     loaded: Any = None
 
     async def opened() -> None:
-        await connect.open_site_again(
-            "sim", loaded, tmp_path, StoredOutputs(), account=None, may_ask=False
-        )
+        await connect.open_site_again("sim", loaded, tmp_path, may_ask=False)
 
     with pytest.raises(UserError, match="needs a login in a browser"):
         asyncio.run(opened())

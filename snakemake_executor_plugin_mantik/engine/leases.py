@@ -3,7 +3,7 @@
 Each leading controller has a lease in `.mantik/place/`: a file whose name contains all that the
 rule below needs, and whose content describes the controller to people. No API can create a file
 exclusively, so a controller writes its lease and lists the directory; then one rule decides, which
-all controllers compute alike (`Leases.settle`). A controller is identified by its journal: the
+all controllers compute alike (`Leases._settle`). A controller is identified by its journal: the
 runs of a journal keep the lease from one to the next, and the journal's lock allows one run at a
 time.
 
@@ -99,7 +99,14 @@ class Lease:
 
 
 class Leases:
-    """The leases at one workspace, as one controller sees them."""
+    """The leases at one workspace as one controller sees them, and its lead of the place.
+
+    Attributes:
+        lease: its own, once it has taken it.
+        deposed: the error to raise once another controller has taken over; None before.
+    """
+
+    lease: Lease
 
     def __init__(
         self,
@@ -122,8 +129,13 @@ class Leases:
         self._retry = retry
         self._about = about
         self._seen_s = seen_s
+        self.deposed: PlaceTaken | None = None
+        self._clock = asyncio.get_running_loop().time
+        self._seen = self._clock()
+        self._answering: set[asyncio.Task[None]] = set()
+        self._on_deposed: list[Callable[[PlaceTaken], None]] = []
 
-    async def look(self) -> tuple[list[Lease], dict[str, Entry]]:
+    async def _look(self) -> tuple[list[Lease], dict[str, Entry]]:
         """Return all leases, and all entries of their directory."""
         entries = await self._list(PLACE)
         return [lease for name in entries if (lease := Lease.of(name))], entries
@@ -154,14 +166,14 @@ class Leases:
         """
         journal = self._journal
         async with asyncio.timeout(_FIRST_LOOK_S):
-            leases, entries = await self.look()
+            leases, entries = await self._look()
         ours = [lease for lease in leases if lease.workflow == journal.workflow]
         foreign = [lease for lease in leases if lease.workflow != journal.workflow]
         if foreign and not ours:
             raise await self._foreign(max(foreign, key=_rank))
         if not ours:
             if same := [lease for lease in held if lease.place == known]:
-                await self.settle(same[0])
+                await self._settle(same[0])
                 return same[0], ""
             if (first := await self._take_first(wait_s, known, entries, fresh=fresh)) is not None:
                 return first
@@ -263,7 +275,7 @@ class Leases:
         numbers = [lease.number, self._journal.number(lease.place), *map(number_of_spare, entries)]
         lease = replace(lease, number=max(numbers) + 1)
         self._journal.take_number(lease.place, lease.number)
-        return lease, await self.settle(lease, alone=alone)
+        return lease, await self._settle(lease, alone=alone)
 
     async def _unused(self) -> None:
         """Check that the workspace holds no tries of a journal that is not here.
@@ -280,7 +292,7 @@ class Leases:
                 f" {TRIES} in it",
             )
 
-    async def settle(self, mine: Lease, *, alone: bool = False) -> list[Lease]:
+    async def _settle(self, mine: Lease, *, alone: bool = False) -> list[Lease]:
         """Write a lease and check that no other controller has done the same, unless it is `alone`.
 
         Return all leases there.
@@ -294,19 +306,19 @@ class Leases:
             SiteRejected: the site lists no file that is written there, so that nobody can lead.
         """
         await self._write(mine)
-        clock = asyncio.get_running_loop().time
-        since, looks = clock(), 0
+        since, looks = self._clock(), 0
         while True:
-            leases, _ = await self.look()
+            leases, _ = await self._look()
             others = [o for o in leases if o.instance != mine.instance and o.term >= mine.term]
             if alone:
                 others = []
             if not others and mine in leases:
+                self._seen = self._clock()
                 return leases
             looks = looks + 1 if others else 0
             if looks == _LOOKS or any(_rank(other) < _rank(mine) for other in others):
                 break
-            if clock() - since > _SEEN_S:
+            if self._clock() - since > _SEEN_S:
                 raise SiteRejected(
                     f"the site confirms files in {PLACE} but has not listed them for"
                     f" {humanize_duration(_SEEN_S)}",
@@ -330,8 +342,7 @@ class Leases:
                 does not know.
         """
         me = self._journal.instance
-        clock = asyncio.get_running_loop().time
-        deadline = math.inf
+        clock, deadline = self._clock, math.inf
         asked: set[str] = set()
         sizes: dict[str, int] = {}
         self._retry.note(
@@ -348,7 +359,7 @@ class Leases:
                         asked.add(directory)
                     if directory != PLACE:
                         growing = await self._grows(directory, sizes) or growing
-                leases, entries = await self.look()
+                leases, entries = await self._look()
                 if f"{HERE_PREFIX}{me}" in entries or any(o.term > last.term for o in leases):
                     raise await self._led(last)
                 # A slow site allows few listings: the last one must begin after the deadline.
@@ -394,11 +405,6 @@ class Leases:
         sizes |= now
         return growing
 
-    async def answer(self, asker: str, directory: str) -> None:
-        """Tell another controller that this one leads, and remove its question."""
-        await self._site.put(f"{PLACE}/{HERE_PREFIX}{asker}", b"!\n")
-        await self._site.remove(f"{directory}/{ASK_PREFIX}{asker}")
-
     async def _list(self, directory: str) -> dict[str, Entry]:
         return await self._retry.listed(lambda: self._site.list(directory))
 
@@ -432,9 +438,9 @@ class Leases:
         )
 
     async def _led(self, lease: Lease) -> PlaceTaken:
-        return self.deposed_by(lease, (await self._description(lease))[0])
+        return self._deposed_by(lease, (await self._description(lease))[0])
 
-    def deposed_by(self, lease: Lease, about: str = "") -> PlaceTaken:
+    def _deposed_by(self, lease: Lease, about: str = "") -> PlaceTaken:
         """Return the error saying that another controller of the same workflow leads."""
         holder = about or f"controller {lease.instance}"
         return PlaceTaken(
@@ -443,31 +449,7 @@ class Leases:
             do="Continue there, or start again when that run has ended; nothing was cancelled",
         )
 
-
-def _new_identity() -> str:
-    return uuid.uuid4().hex[:16]
-
-
-def _rank(lease: Lease) -> tuple[int, str, int]:
-    return lease.term, lease.instance, lease.number
-
-
-class Leadership:
-    """This controller's lead of a place, from `Leases.take` to the end of the run.
-
-    Attributes:
-        lease: its lease.
-        deposed: the error to raise once another controller has taken over; None before.
-    """
-
-    def __init__(self, lease: Lease, leases: Leases) -> None:
-        self.deposed: PlaceTaken | None = None
-        self.lease = lease
-        self.leases = leases
-        self._clock = asyncio.get_running_loop().time
-        self._seen = self._clock()
-        self._answering: set[asyncio.Task[None]] = set()
-        self._on_deposed: list[Callable[[PlaceTaken], None]] = []
+    # From `take` to the end of the run
 
     @property
     def term(self) -> int:
@@ -494,8 +476,10 @@ class Leadership:
 
     async def _answer(self, asker: str, directory: str) -> None:
         with suppress(SiteError, PlaceTaken):
-            await self._look()
-            await self.leases.answer(asker, directory)
+            await self._check()
+            # Tell the other controller that this one leads, and remove its question.
+            await self._site.put(f"{PLACE}/{HERE_PREFIX}{asker}", b"!\n")
+            await self._site.remove(f"{directory}/{ASK_PREFIX}{asker}")
 
     async def assure(self) -> None:
         """Check that this controller leads; without an answer of the site, conclude nothing.
@@ -507,20 +491,20 @@ class Leadership:
         """
         if self.deposed is None and self._clock() - self._seen > self.lease.wait_s / 2:
             with suppress(SiteError):  # the caller's next request reports it
-                await self._look()
+                await self._check()
         if self.deposed is not None:
             raise self.deposed
 
-    async def _look(self) -> None:
-        leases, entries = await self.leases.look()
+    async def _check(self) -> None:
+        leases, entries = await self._look()
         last = max((o for o in leases if o.workflow == self.lease.workflow),
                    key=lambda o: o.term, default=self.lease)  # fmt: skip
         own = [lease for lease in leases if lease.instance == self.lease.instance]
         if last.term > self.lease.term or any(o.number > self.lease.number for o in own):
-            raise self._depose(self.leases.deposed_by(last))
+            raise self._depose(self._deposed_by(last))
         if not own:
             try:  # our lease was purged, and another controller may have come
-                await self.leases.settle(self.lease)
+                await self._settle(self.lease)
             except PlaceTaken as error:
                 raise self._depose(error) from None
         self.saw(PLACE, entries.values())
@@ -537,9 +521,17 @@ class Leadership:
             await asyncio.sleep(self.lease.wait_s / 4)
             if self._clock() - self._seen > self.lease.wait_s / 3:
                 with suppress(SiteError, PlaceTaken):
-                    await self._look()
+                    await self._check()
 
     async def close(self) -> None:
         for task in self._answering:
             task.cancel()
         await asyncio.gather(*self._answering, return_exceptions=True)
+
+
+def _new_identity() -> str:
+    return uuid.uuid4().hex[:16]
+
+
+def _rank(lease: Lease) -> tuple[int, str, int]:
+    return lease.term, lease.instance, lease.number

@@ -31,7 +31,7 @@ from snakemake_executor_plugin_mantik.staging.transfers import stream_file
 from .catch_up import PlaceSpare
 from .compare import MOST_DIRECTORIES, Looks
 from .in_use import InUse
-from .leases import Leadership, Lease, Leases
+from .leases import Leases
 from .plan import Planner
 from .site_retry import SiteRetry
 from .stage import Stager
@@ -70,7 +70,6 @@ class Place:
 
     def __init__(
         self,
-        lease: Lease,
         leases: Leases,
         site: Site,
         workflow: WorkflowContext,
@@ -80,10 +79,10 @@ class Place:
         share: Share,
         upload_bytes: int,
     ) -> None:
-        self.id = lease.place
+        self.id = leases.lease.place
         self.sources: dict[str, str] = {}
         self.leftovers: set[str] = set()
-        self.lead = Leadership(lease, leases)
+        self.lead = leases
         self.site = site
         self._journal = journal = workflow.journal
         self._notify = workflow.notify
@@ -101,7 +100,7 @@ class Place:
             site, self.id, workflow, retry, fetch=fetch, share=share, limit=upload_bytes
         )
         self._importer = uploader.importer
-        self.stager = Stager(site, self.id, workflow, retry, uploader, term=lease.term)
+        self.stager = Stager(site, self.id, workflow, retry, uploader, term=leases.term)
         self.in_use = InUse(site, self.id, workflow, self.stager, retry)
 
     # Sources
@@ -247,14 +246,15 @@ class Places:
             return sent_try_ids(r for r in journal.all_open_tries() if r.place in places)
 
         held = [place.lead.lease for place in self._known.values()]
-        lease, message = await leases.take(
+        leases.lease, message = await leases.take(
             takeover_wait_s(settings), known, mine, fresh=not known, held=held
         )
         if message:
             self.workflow.notify(message)
-        if (place := self._known.get(lease.place)) is None:
-            place = self._known[lease.place] = Place(
-                lease, leases, site, self.workflow, local=self.local, fetch=self._fetch,
+        identity = leases.lease.place
+        if (place := self._known.get(identity)) is None:
+            place = self._known[identity] = Place(
+                leases, site, self.workflow, local=self.local, fetch=self._fetch,
                 share=self._share, upload_bytes=facts.upload_bytes,
             )  # fmt: skip
         return place

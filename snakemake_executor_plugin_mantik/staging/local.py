@@ -213,7 +213,7 @@ def _walk_all(
         UserError: a file is missing or cannot be uploaded.
     """
     found: list[_Found] = []
-    credentials = CredentialFiles.named_by(os.environ)
+    credentials = CredentialFiles(os.environ)
     for root, path, made in roots:
         try:
             here = _walk(root, path, made)

@@ -12,7 +12,7 @@ import re
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum, auto
 from functools import lru_cache
 from pathlib import Path, PurePath
@@ -45,61 +45,33 @@ _NAMES: Final = re.compile(
 _DIRECTORIES: Final = frozenset({".ssh", ".gnupg", ".aws", ".kube", ".docker", ".azure", ".gcloud"})
 """Directories in which programs keep secrets."""
 
-_Identity = tuple[int, int]
-"""A file independent of links: device and inode."""
 
-
-@dataclass(frozen=True)
 class CredentialFiles:
-    """The files from which credentials are read, including links and hard links to them.
+    """The files from which credentials are read, including links and hard links to them."""
 
-    `variables` and `paths` have the environment variable that names each; `paths` resolves links.
-    """
-
-    variables: Mapping[_Identity, str] = field(default_factory=dict)
-    paths: Mapping[Path, str] = field(default_factory=dict)
-    sizes: Mapping[Path, int] = field(default_factory=dict)
-
-    @classmethod
-    def named_by(cls, environ: Mapping[str, str]) -> "CredentialFiles":
+    def __init__(self, environ: Mapping[str, str]) -> None:
         """Find the existing files that an environment's variables name."""
-        variables: dict[_Identity, str] = {}
-        paths: dict[Path, str] = {}
-        sizes: dict[Path, int] = {}
+        self._files: list[tuple[str, Path, os.stat_result]] = []
         for variable, path in credential_files(environ).items():
-            try:
-                status, at = path.stat(), path.resolve()
-                variables[_identity(status)] = variable
-                paths[at], sizes[at] = variable, status.st_size
-            except OSError:
-                continue  # reported where the credential is read
-        return cls(variables, paths, sizes)
+            with suppress(OSError):  # reported where the credential is read
+                self._files.append((variable, path.resolve(), path.stat()))
 
-    def variable_of(self, status: os.stat_result) -> str:
-        """Return the variable that names a file as a credential's; empty if none does."""
-        return self.variables.get(_identity(status), "")
-
-    def copied_in(self, path: str, status: os.stat_result) -> str:
-        """Return the variable whose file `path` is a copy of; empty if there is none.
+    def why(self, local: str, status: os.stat_result) -> str:
+        """Return whose credential a file or a copy of it holds; empty if it holds none.
 
         Only files of the same size are compared. An empty file is not a copy of anything.
         """
-        for original, size in self.sizes.items():
-            if size != status.st_size or not size:
-                continue
-            with suppress(OSError):
-                if filecmp.cmp(original, path, shallow=False):
-                    return self.paths[original]
+        for variable, _, own in self._files:
+            if os.path.samestat(own, status):
+                return variable
+        for variable, original, own in self._files:
+            if own.st_size == status.st_size > 0:
+                with suppress(OSError):
+                    if filecmp.cmp(original, local, shallow=False):
+                        return f"a copy of {variable}"
         return ""
 
-    def why(self, local: str, status: os.stat_result) -> str:
-        """Return whose credential a file or a copy of it holds; empty if it holds none."""
-        if variable := self.variable_of(status):
-            return variable
-        variable = self.copied_in(local, status)
-        return f"a copy of {variable}" if variable else ""
-
-    def refuse(self, path: object, status: os.stat_result) -> None:
+    def refuse(self, path: Path, status: os.stat_result) -> None:
         """Refuse a credential's file, and a copy of it.
 
         Raises:
@@ -157,11 +129,7 @@ class SecretFiles:
 
     def __init__(self, include: Matching) -> None:
         self._include = include
-        self._credentials = CredentialFiles.named_by(os.environ)
-
-    def why_never(self, local: str, status: os.stat_result) -> str:
-        """Return whose credential a file holds; empty if it holds none."""
-        return self._credentials.why(local, status)
+        self.credentials = CredentialFiles(os.environ)
 
     def suspicion(
         self, path: str, local: str, status: os.stat_result, named: Named, root: str = ""
@@ -188,8 +156,8 @@ class SecretFiles:
         closed = not status.st_mode & 0o077 and read_umask() & 0o077 != 0o077
         if named is Named.NOT and closed:
             return f"closed to others, mode {stat.S_IMODE(status.st_mode):04o}"
-        times = status.st_mtime_ns, status.st_ctime_ns
-        return _content(local, (*_identity(status), status.st_size, *times))
+        at = status.st_dev, status.st_ino
+        return _content(local, (*at, status.st_size, status.st_mtime_ns, status.st_ctime_ns))
 
     def look_at(self, path: str, local: str) -> str:
         """Return what must not leave this machine of a file or directory that the user has named.
@@ -199,7 +167,7 @@ class SecretFiles:
         """
         found: dict[str, str] = {}
         for at, here, status, named in _list_files(path, local):
-            if whose := self.why_never(here, status):
+            if whose := self.credentials.why(here, status):
                 found[at] = f"a credential, {whose}, which is never uploaded"
             elif why := self.suspicion(at, here, status, named):
                 found[at] = why
@@ -233,14 +201,14 @@ def _list_files(path: str, local: str) -> Iterator[tuple[str, str, os.stat_resul
         if stat.S_ISREG(status.st_mode):
             yield path, local, status, Named.ITSELF
         return
-    seen = {_identity(status)}
+    seen = {(status.st_dev, status.st_ino)}
     for at, directories, names in os.walk(local, followlinks=True):
         entered = []
         for name in directories:
             with suppress(OSError):
-                identity = _identity(os.stat(os.path.join(at, name)))
-                if identity not in seen:
-                    seen.add(identity)
+                status = os.stat(os.path.join(at, name))
+                if (status.st_dev, status.st_ino) not in seen:
+                    seen.add((status.st_dev, status.st_ino))
                     entered.append(name)
         directories[:] = entered
         for name in names:
@@ -263,24 +231,19 @@ class Withheld:
         self._secret: dict[str, str] = {}
         self._never: dict[str, str] = {}
 
-    def withholds(self, path: str, status: os.stat_result) -> bool:
-        """Check whether a file must not be uploaded, and record it if so.
+    def why(self, path: str, status: os.stat_result) -> str:
+        """Return why a file must not be uploaded, and record it; empty if it may be.
 
         `path` is relative to the directory; `status` is that of a link's target.
         """
         local = os.path.join(self._directory, path)
-        if whose := self._files.why_never(local, status):
+        if whose := self._files.credentials.why(local, status):
             self._never[path] = whose
-        elif why := self._files.suspicion(path, local, status, Named.NOT, self._root):
+            return f"it holds a credential ({whose})"
+        if why := self._files.suspicion(path, local, status, Named.NOT, self._root):
             self._secret[path] = why
-        return path in self._never or path in self._secret
-
-    def why(self, path: str) -> str:
-        """Return why a file is withheld, in a few words; empty if it is not."""
-        if path in self._never:
-            return f"it holds a credential ({self._never[path]})"
-        why = self._secret.get(path, "")
-        return f"it may hold a secret ({why})" if why else ""
+            return f"it may hold a secret ({why})"
+        return ""
 
     def __str__(self) -> str:
         parts = []
@@ -298,10 +261,6 @@ def _named(files: Mapping[str, str]) -> str:
     named = [one_line(f"{path} ({why})") for path, why in files.items()]
     more = len(named) - _MOST_NAMED
     return ", ".join(named[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
-
-
-def _identity(status: os.stat_result) -> _Identity:
-    return status.st_dev, status.st_ino
 
 
 # Contents: private keys, tokens of known services, passwords in settings. A small table instead of

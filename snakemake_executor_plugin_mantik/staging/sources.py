@@ -11,6 +11,7 @@ files, logs, profiles of Snakemake, files above the size limit, and files that m
 import os
 import re
 import stat
+import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Container, Iterator, Mapping
 from contextlib import suppress
@@ -178,23 +179,18 @@ def select_sources(
     Raises:
         UserError: the sources are larger than `total_limit` bytes together.
     """
+    choice = _Choice(workdir, exclude, products, include, file_limit)
     paths: list[str] = []
-    too_large: list[str] = []
     total = 0
     sizes: Counter[str] = Counter()
     left_out: dict[str, str] = {}
-    withheld = Withheld(workdir, include)
-    for path, status in _walk(workdir, exclude, products, left_out.__setitem__):
-        size = status.st_size
-        if size > file_limit:
-            too_large.append(path)
-            left_out[path] = _too_large(file_limit)
-        elif withheld.withholds(path, status):
-            left_out[path] = withheld.why(path)
-        else:
-            paths.append(path)
-            total += size
-            sizes[path.partition("/")[0]] += size
+    for path, why, size in choice.walk():
+        if why:
+            left_out[path] = why
+            continue
+        paths.append(path)
+        total += size
+        sizes[path.partition("/")[0]] += size
         if total > total_limit:
             largest = ", ".join(f"{n} ({s / MIB:.1f} MiB)" for n, s in sizes.most_common(3))
             raise UserError(
@@ -204,8 +200,9 @@ def select_sources(
                 do="Add files that the jobs do not need to Exclude in the backend config, name data"
                 " as inputs of the rules, or raise Site: SourcesLimit",
             )
+    too_large = tuple(path for path, why in left_out.items() if why == choice.too_large)
     others = {path: why for path, why in left_out.items() if why != OF_RULES}
-    return Sources(tuple(paths), total, tuple(too_large), str(withheld), others)
+    return Sources(tuple(paths), total, too_large, str(choice.withheld), others)
 
 
 def list_candidates(
@@ -216,10 +213,9 @@ def list_candidates(
     In a fixed order. Arguments as for `select_sources`; `products` is also
     checked for directories, which are then left out with their files.
     """
-    withheld = Withheld(workdir, include)
-    for path, status in _walk(workdir, exclude, products):
-        if not withheld.withholds(path, status):
-            yield path, status.st_size
+    for path, why, size in _Choice(workdir, exclude, products, include).walk():
+        if not why:
+            yield path, size
 
 
 def why_left_out(
@@ -236,55 +232,15 @@ def why_left_out(
     `path` is relative to `workdir`; other arguments are as for `select_sources`. A path that does
     not exist has no reason, either.
     """
+    choice = _Choice(workdir, exclude, products, include, file_limit)
+    is_directory = (workdir / path).is_dir()
     above = [str(parent) for parent in reversed(PurePosixPath(path).parents)][1:]
-    local = workdir / path
-    is_directory = local.is_dir()
     for directory in [*above, path] if is_directory else above:
-        if why := _why_directory(directory, workdir, exclude, products):
+        if why := choice.why_directory(directory):
             return why
-    if is_directory or not os.path.lexists(local):
+    if is_directory or not os.path.lexists(workdir / path):
         return None
-    if why := _why_file(path, exclude, products):
-        return why
-    if (status := _status(local)) is None:
-        return _IRREGULAR
-    if status.st_size > file_limit:
-        return _too_large(file_limit)
-    withheld = Withheld(workdir, include)
-    return withheld.why(path) if withheld.withholds(path, status) else None
-
-
-def _walk(
-    workdir: Path,
-    exclude: Matching,
-    products: Container[str],
-    left_out: Callable[[str, str], None] = lambda _, __: None,
-) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield the candidates, secrets included; the status is that of links' targets.
-
-    `left_out` is called with each other path, a directory's with a final slash, and the reason.
-    """
-    own = _own_output()
-    for at, directories, files in os.walk(workdir):
-        below = Path(at).relative_to(workdir).as_posix()
-        prefix = "" if below == "." else f"{below}/"
-        entered = []
-        for name in sorted(directories):
-            if why := _why_directory(f"{prefix}{name}", workdir, exclude, products):
-                left_out(f"{prefix}{name}/", why)
-            else:
-                entered.append(name)
-        directories[:] = entered
-        for name in sorted(files):
-            path = f"{prefix}{name}"
-            if why := _why_file(path, exclude, products):
-                left_out(path, why)
-            elif (status := _status(os.path.join(at, name))) is None:
-                left_out(path, _IRREGULAR)
-            elif (status.st_dev, status.st_ino) in own:
-                left_out(path, "output of this command")
-            else:
-                yield path, status
+    return choice.look_at(path)[0] or None
 
 
 OF_RULES = "read or made by a rule"
@@ -295,50 +251,82 @@ REPORT_FILE = "mantik-report.html"
 
 _HIDDEN = "hidden"
 _EXCLUDED = "in Exclude of the backend config"
-_IRREGULAR = "no regular file"
 
 
-def _too_large(limit: int) -> str:
-    return f"larger than {humanize_size(limit)}"
+class _Choice:
+    """Decides which files below a working directory are sources; see `select_sources`."""
 
+    def __init__(
+        self,
+        workdir: Path,
+        exclude: Matching,
+        products: Container[str],
+        include: Matching,
+        file_limit: int = sys.maxsize,
+    ) -> None:
+        self._workdir = workdir
+        self._exclude = exclude
+        self._products = products
+        self._limit = file_limit
+        self.too_large = f"larger than {humanize_size(file_limit)}"
+        self.withheld = Withheld(workdir, include)
+        self._own = _own_output()
 
-def _why_directory(
-    path: str, workdir: Path, exclude: Matching, products: Container[str]
-) -> str | None:
-    name = path.rpartition("/")[2]
-    if name.startswith("."):
-        return _HIDDEN
-    if name in _GENERATED:
-        return "generated by a tool"
-    if path in products:
-        return OF_RULES
-    if os.path.exists(workdir / path / "pyvenv.cfg"):
-        return "a virtual environment"
-    return _EXCLUDED if exclude.matches(path, is_dir=True) else None
+    def walk(self) -> Iterator[tuple[str, str, int]]:
+        """Yield all files with the reasons why they are no sources, if any, and their sizes.
 
+        So are directories that are not entered, with a final slash. Links count as their targets.
+        """
+        for at, directories, files in os.walk(self._workdir):
+            below = Path(at).relative_to(self._workdir).as_posix()
+            prefix = "" if below == "." else f"{below}/"
+            reasons = {name: self.why_directory(f"{prefix}{name}") for name in sorted(directories)}
+            directories[:] = [name for name, why in reasons.items() if not why]
+            yield from ((f"{prefix}{name}/", why, 0) for name, why in reasons.items() if why)
+            for name in sorted(files):
+                yield f"{prefix}{name}", *self.look_at(f"{prefix}{name}")
 
-def _why_file(path: str, exclude: Matching, products: Container[str]) -> str | None:
-    name = path.rpartition("/")[2]
-    if name.startswith("."):
-        return _HIDDEN
-    if name == REPORT_FILE or _PROFILE.fullmatch(path):
-        return "a report" if name == REPORT_FILE else "a profile of Snakemake"
-    if name.startswith(_MLFLOW):
-        return "MLflow's own"
-    if name.endswith(_LOG):
-        return "named like a log"
-    if path in products:
-        return OF_RULES
-    return _EXCLUDED if exclude.matches(path) else None
+    def why_directory(self, path: str) -> str:
+        """Return why a directory is not entered; empty if it is."""
+        name = path.rpartition("/")[2]
+        if name.startswith("."):
+            return _HIDDEN
+        if name in _GENERATED:
+            return "generated by a tool"
+        if path in self._products:
+            return OF_RULES
+        if os.path.exists(self._workdir / path / "pyvenv.cfg"):
+            return "a virtual environment"
+        return _EXCLUDED if self._exclude.matches(path, is_dir=True) else ""
 
+    def look_at(self, path: str) -> tuple[str, int]:
+        """Return why a file is no source, empty if it is one, and its size."""
+        if why := self._why_named(path):
+            return why, 0
+        status = None
+        with suppress(OSError):
+            status = os.stat(self._workdir / path)
+        if status is None or not stat.S_ISREG(status.st_mode):
+            return "no regular file", 0
+        if (status.st_dev, status.st_ino) in self._own:
+            return "output of this command", 0
+        if status.st_size > self._limit:
+            return self.too_large, status.st_size
+        return self.withheld.why(path, status), status.st_size
 
-def _status(path: str | Path) -> os.stat_result | None:
-    """Return a file's status; None if it is not a regular file, or is gone."""
-    try:
-        status = os.stat(path)
-    except OSError:
-        return None
-    return status if stat.S_ISREG(status.st_mode) else None
+    def _why_named(self, path: str) -> str:
+        name = path.rpartition("/")[2]
+        if name.startswith("."):
+            return _HIDDEN
+        if name == REPORT_FILE or _PROFILE.fullmatch(path):
+            return "a report" if name == REPORT_FILE else "a profile of Snakemake"
+        if name.startswith(_MLFLOW):
+            return "MLflow's own"
+        if name.endswith(_LOG):
+            return "named like a log"
+        if path in self._products:
+            return OF_RULES
+        return _EXCLUDED if self._exclude.matches(path) else ""
 
 
 def _own_output() -> set[tuple[int, int]]:

@@ -244,12 +244,12 @@ def test_a_file_of_another_size_is_not_read(
 ) -> None:
     held = write(tmp_path / "elsewhere" / "x", "hunter2\n")
     monkeypatch.setenv("MANTIK_HPC1_PASSWORD_FILE", str(held))
-    credentials = CredentialFiles.named_by(os.environ)
+    credentials = CredentialFiles(os.environ)
     compared: list[object] = []
     monkeypatch.setattr(filecmp, "cmp", lambda *paths, shallow: compared.append(paths))
     for name, content in (("short", "x\n"), ("same", "hunter3\n")):
         path = write(here / name, content)
-        credentials.copied_in(str(path), path.stat())
+        credentials.why(str(path), path.stat())
     assert compared == [(held, str(here / "same"))]
 
 

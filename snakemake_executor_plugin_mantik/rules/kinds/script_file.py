@@ -87,7 +87,7 @@ class ScriptFile:
             status, name = path.stat(), path.relative_to(self.directory).as_posix()
             if path.name.startswith(".") or status.st_size > FILE_BYTES:
                 continue
-            if name != self.name and withheld.withholds(name, status):
+            if name != self.name and withheld.why(name, status):
                 continue
             total += status.st_size
             if total > total_limit:

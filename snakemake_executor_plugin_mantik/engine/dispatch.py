@@ -396,7 +396,7 @@ class Dispatcher:
             updated = [output.path for output in request.updated]
             files = [f for f in files if not any(is_at(f.path, path) for path in updated)]
         code = self._code(request, {file.path for file in files})
-        files = [*files, *self._place.stager.code(code)]
+        files = [*files, *map(self._place.stager.sources.__getitem__, code)]
         for message in await self._place.in_use.make_way(files, made):
             self._notify(message)
         await self._place.in_use.free(attempt.record, made, of_this_run=False)

@@ -8,12 +8,11 @@ downloaded when the job is over, and an error here stops only the copy.
 import asyncio
 import os
 import shutil
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import cast
 
 from snakemake_executor_plugin_mantik.common.errors import SiteError
 from snakemake_executor_plugin_mantik.jobs.live_packs import (
@@ -26,6 +25,7 @@ from snakemake_executor_plugin_mantik.jobs.live_packs import (
 )
 from snakemake_executor_plugin_mantik.journal import TryRecord
 from snakemake_executor_plugin_mantik.sites.base import Site
+from snakemake_executor_plugin_mantik.staging.transfers import read_file
 
 from .observer import JobExtras, Observer
 
@@ -109,7 +109,10 @@ class LiveCopies:
                     if copy.read - copy.piece >= PIECE_BYTES:
                         copy.piece = copy.read
                     path = record.paths.piece(copy.piece)
-                    content = await self._piece(path, size - copy.piece)
+                    most = size - copy.piece  # which the listing showed
+                    content = await read_file(
+                        self._site, path, min(most, PIECE_BYTES + LONGEST_PACK), size=most
+                    )
                     before = copy.read
                     await _to_its_end(partial(_take, copy, content))
                     if copy.read == before:
@@ -124,18 +127,6 @@ class LiveCopies:
                 f"{record.name}: its logged files are fetched when it is over, since they cannot be"
                 f" fetched while it runs ({error})."
             )
-
-    async def _piece(self, path: str, most: int) -> bytes:
-        """Read a piece, up to its first `most` bytes, which the listing showed."""
-        content = bytearray()
-        # Both APIs return generators: one that is not read to its end must be closed.
-        chunks = cast(AsyncGenerator[bytes, None], self._site.get(path, size=most))
-        async with aclosing(chunks):
-            async for chunk in chunks:
-                content += chunk
-                if len(content) >= min(most, PIECE_BYTES + LONGEST_PACK):
-                    break
-        return bytes(content[:most])
 
 
 async def _to_its_end(act: Callable[[], None]) -> None:

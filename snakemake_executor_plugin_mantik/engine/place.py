@@ -64,7 +64,6 @@ class Place:
         looks: looks at outputs that stay there.
         in_use: what tries use there: it stays, and other files go; conflicting tries end.
         spare: what a lost journal knew of it.
-        sources: checksums of the uploaded sources, by path.
         leftovers: an observer's directories there, removed at the end of the run.
     """
 
@@ -80,7 +79,6 @@ class Place:
         upload_bytes: int,
     ) -> None:
         self.id = leases.lease.place
-        self.sources: dict[str, str] = {}
         self.leftovers: set[str] = set()
         self.lead = leases
         self.site = site
@@ -105,20 +103,25 @@ class Place:
 
     # Sources
 
+    @property
+    def sources(self) -> dict[str, str]:
+        """Return the checksums of the uploaded sources, by path."""
+        return {path: file.sha256 for path, file in self.stager.sources.items()}
+
     async def send_sources(self, paths: Iterable[str]) -> None:
         """Upload the working directory's sources; keep those uploaded for other site names."""
         async with self._sending:
-            wanted = [*self.sources, *(path for path in paths if path not in self.sources)]
-            if not self.sources or len(wanted) > len(self.sources):
-                self.sources = await send_sources(wanted, self._local, self.stager, self._notify)
+            known = self.stager.sources
+            wanted = [*known, *(path for path in paths if path not in known)]
+            if not known or len(wanted) > len(known):
+                await send_sources(wanted, self._local, self.stager, self._notify)
 
     async def look_again(self, path: str) -> None:
         """Read a source again that may have changed: jobs that name it bring the new content."""
-        if path in self.sources:
+        if path in self.stager.sources:
             with suppress(UserError):  # it is gone
                 for file in await self._local.look_at([(path, None)], source=True):
-                    self.sources[file.path] = file.sha256
-                    self.stager.renew(file)
+                    self.stager.sources[file.path] = file
 
     # Tidying
 
@@ -336,11 +339,10 @@ UNSTEADY = 3
 
 async def send_sources(
     paths: Iterable[str], local: LocalFiles, stager: Stager, notify: Callable[[str], None]
-) -> dict[str, str]:
+) -> None:
     """Upload the sources, except those that keep changing, such as logs.
 
-    `paths` are relative to the working directory. Return the checksums of the uploaded files, by
-    path.
+    `paths` are relative to the working directory.
 
     Raises:
         MantikError: they cannot be uploaded.
@@ -350,6 +352,7 @@ async def send_sources(
         files = await local.look_at([(path, None) for path in left], source=True)
         try:
             await stager.send_sources(files)
+            return
         except FileChanged as error:
             left[error.path] -= 1
             if not left[error.path]:
@@ -358,5 +361,3 @@ async def send_sources(
                     f"Sources: not uploading {display_path(error.path)}, which changes all the"
                     " time; add it to Exclude in the backend config to silence this line."
                 )
-        else:
-            return {file.path: file.sha256 for file in files}

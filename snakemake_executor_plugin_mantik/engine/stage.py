@@ -107,6 +107,7 @@ class Stager(Holdings):
 
     Attributes:
         sent: the bundles whose upload this run has begun.
+        sources: the working directory's sources that it has uploaded, by path.
     """
 
     def __init__(
@@ -132,7 +133,7 @@ class Stager(Holdings):
         self._old: dict[str, list[FileRecord]] = {}
         self._comparisons: dict[str, asyncio.Task[None]] = {}
         self._distrust()
-        self._source_files: dict[str, LocalFile] = {}
+        self.sources: dict[str, LocalFile] = {}
         self._source_bundles: set[str] = set()
         self._sources_lost = False
         self._numbered: dict[str, dict[str, int]] = {}
@@ -150,8 +151,9 @@ class Stager(Holdings):
         Remove sources that no longer exist here from the site, so that no job imports them, and
         bundles with outdated sources. A source that the command of an open try names stays.
         """
-        sources = [file for file in sources if not self._is_away(file.path)]
-        self._source_files = {file.path: file for file in sources}
+        # Where an output stays at a place, what lies here under its name is no source.
+        sources = [f for f in sources if not self._ledger.is_stored(f.path, here=False)]
+        self.sources = {file.path: file for file in sources}
         here = {file.path: file.sha256 for file in sources}
         await self._withdraw(
             bundle
@@ -177,18 +179,6 @@ class Stager(Holdings):
         self._sources_lost = False
         return len(fresh)
 
-    def _is_away(self, path: str) -> bool:
-        """Return whether a source's path is that of an output that stays at a place."""
-        return self._ledger.is_stored(path, here=False)
-
-    def code(self, paths: Iterable[str]) -> list[LocalFile]:
-        """Return the current versions of the sources at these paths."""
-        return [self._source_files[path] for path in paths if path in self._source_files]
-
-    def renew(self, source: LocalFile) -> None:
-        """Replace a source that has changed."""
-        self._source_files[source.path] = source
-
     async def stage(
         self,
         files: Sequence[LocalFile],
@@ -213,7 +203,7 @@ class Stager(Holdings):
         """
         async with self._sending:
             if self._sources_lost:
-                await self.send_sources([*self._source_files.values()])
+                await self.send_sources([*self.sources.values()])
         await self._withdraw(self._outdated_bundles(files, makes))
         await self.compare(files)
         await self._clear(files, named, free)

@@ -10,18 +10,10 @@ import hashlib
 import os
 import shutil
 import time
-from collections.abc import (
-    AsyncGenerator,
-    AsyncIterator,
-    Awaitable,
-    Callable,
-    Collection,
-    Iterable,
-    Sequence,
-)
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Sequence
+from contextlib import aclosing, suppress
 from pathlib import Path, PurePath
-from typing import NoReturn
+from typing import NoReturn, Protocol, TypeVar, cast
 
 from snakemake_executor_plugin_mantik.common.errors import (
     OutputsLost,
@@ -43,8 +35,14 @@ from snakemake_executor_plugin_mantik.sites.base import Site
 
 from .local import sha256_of
 
-Repeat = Callable[[Callable[[], Awaitable[None]]], Awaitable[None]]
-"""Repeats an attempt while the site fails, as `engine.site_retry.SiteRetry` does."""
+_T = TypeVar("_T")
+
+
+class Repeat(Protocol):
+    """Repeats an attempt while the site fails, as `engine.site_retry.SiteRetry` does."""
+
+    async def __call__(self, act: Callable[[], Awaitable[_T]], /) -> _T: ...
+
 
 SUFFIX = ".mantik-part"
 
@@ -65,13 +63,15 @@ async def read_file(
     Raises:
         SiteUnreachable: the connection broke.
     """
-    parts, came = [], 0
-    async for part in site.get(path, size=size):
-        parts.append(part)
-        came += len(part)
-        if came > limit:
-            break
-    return b"".join(parts)[:limit]
+    content = bytearray()
+    # Both APIs return generators: one that is not read to its end must be closed.
+    chunks = cast(AsyncGenerator[bytes, None], site.get(path, size=size))
+    async with aclosing(chunks):
+        async for chunk in chunks:
+            content += chunk
+            if len(content) > limit:
+                break
+    return bytes(content[:limit])
 
 
 async def download_file(
@@ -100,10 +100,36 @@ async def download_file(
         OSError: the file cannot be written here.
     """
     others: list[str] = []
-    try:
-        await repeat(
-            lambda: _attempt(site, path, target, size, sha256, others=others, arrived=arrived)
+
+    async def attempt() -> None:
+        """Download the rest of the file; add a wrong checksum to `others`."""
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with open_private(target, "ab") as file:
+            offset = here = file.tell()
+            arrived(here)
+            if offset < size:
+                async for part in site.get(path, offset=offset, size=size):
+                    await asyncio.to_thread(file.write, part)
+                    here += len(part)
+                    arrived(here)
+                    if here > size:
+                        break  # it has grown since: no use to read on
+        if here < size:
+            await _not_whole(site, path, here, size)
+        if here == size:
+            found = await asyncio.to_thread(sha256_of, target) if sha256 else ""
+            if found == sha256:
+                return
+            others.append(found)
+        target.unlink()  # none of it can be trusted
+        raise _OtherError(
+            "the file is not what the job made (its checksum differs)",
+            where=f"site {site.name}, file {path}",
+            do="It was changed at the site or during the download",
         )
+
+    try:
+        await repeat(attempt)
     except _ShorterError as error:
         raise OutputsLost(error.what, where=error.where, do=error.do) from error
     except _OtherError as error:
@@ -111,49 +137,6 @@ async def download_file(
             do = "Something replaced it at the site; run the rule again"
             raise OutputsLost(error.what, where=error.where, do=do) from error
         raise
-
-
-async def _attempt(
-    site: Site,
-    path: str,
-    target: Path,
-    size: int,
-    sha256: str,
-    *,
-    others: list[str],
-    arrived: Callable[[int], None],
-) -> None:
-    """Download the rest of a file; add a wrong checksum to `others`."""
-    await _append(site, path, target, size, arrived)
-    if target.stat().st_size == size:
-        found = await asyncio.to_thread(sha256_of, target) if sha256 else ""
-        if found == sha256:
-            return
-        others.append(found)
-    target.unlink()  # none of it can be trusted
-    raise _OtherError(
-        "the file is not what the job made (its checksum differs)",
-        where=f"site {site.name}, file {path}",
-        do="It was changed at the site or during the download",
-    )
-
-
-async def _append(
-    site: Site, path: str, target: Path, size: int, arrived: Callable[[int], None]
-) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with open_private(target, "ab") as file:
-        offset = here = file.tell()
-        arrived(here)
-        if offset < size:
-            async for part in site.get(path, offset=offset, size=size):
-                await asyncio.to_thread(file.write, part)
-                here += len(part)
-                arrived(here)
-                if here > size:
-                    break  # it has grown since: no use to read on
-    if here < size:
-        await _not_whole(site, path, here, size)
 
 
 async def stream_file(
@@ -168,54 +151,42 @@ async def stream_file(
         SiteNotFound: it no longer exists.
         SiteRejected: the site refuses the download.
     """
-    reader = _Reader(site, path, size, offset)
+    stream: AsyncGenerator[bytes, None] | None = None
+
+    async def read() -> bytes:
+        """Return the next bytes, at least one; it may be repeated after an error."""
+        nonlocal stream
+        try:
+            if stream is None:
+                stream = cast(AsyncGenerator[bytes, None], site.get(path, offset=offset, size=size))
+            while not (chunk := await anext(stream)):
+                pass
+        except StopAsyncIteration:
+            await close()
+            await _not_whole(site, path, offset, size)
+        except BaseException:
+            await close()
+            raise
+        return chunk
+
+    async def close() -> None:
+        nonlocal stream
+        ended, stream = stream, None
+        if ended is not None:
+            await ended.aclose()
+
     try:
-        while reader.offset < size:
-            await repeat(reader.read)
-            yield reader.chunk
-        await reader.end()
+        while offset < size:
+            chunk = (await repeat(read))[: size - offset]
+            offset += len(chunk)
+            yield chunk
+        if stream is not None:
+            with suppress(SiteError):  # at its end the site removes what it has prepared for it
+                await anext(stream, b"")
     except _ShorterError as error:
         raise OutputsLost(error.what, where=error.where, do=error.do) from error
     finally:
-        await reader.close()
-
-
-class _Reader:
-    """Reads a file chunk by chunk; `read` may be repeated after an error."""
-
-    def __init__(self, site: Site, path: str, size: int, offset: int) -> None:
-        self.offset = offset
-        self.chunk = b""
-        self._site, self._path, self._size = site, path, size
-        self._stream: AsyncIterator[bytes] | None = None
-
-    async def read(self) -> None:
-        """Set `chunk` to the next bytes, at least one."""
-        try:
-            if self._stream is None:
-                self._stream = self._site.get(self._path, offset=self.offset, size=self._size)
-            chunk = b""
-            while not chunk:
-                chunk = await anext(self._stream)
-        except StopAsyncIteration:
-            await self.close()
-            await _not_whole(self._site, self._path, self.offset, self._size)
-        except BaseException:
-            await self.close()
-            raise
-        self.chunk = chunk[: self._size - self.offset]
-        self.offset += len(self.chunk)
-
-    async def end(self) -> None:
-        """Let the site end the download, which removes what it has prepared for it."""
-        if self._stream is not None:
-            with suppress(SiteError):
-                await anext(self._stream, b"")
-
-    async def close(self) -> None:
-        stream, self._stream = self._stream, None
-        if isinstance(stream, AsyncGenerator):
-            await stream.aclose()
+        await close()
 
 
 async def _not_whole(site: Site, path: str, here: int, size: int) -> NoReturn:

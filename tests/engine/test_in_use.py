@@ -39,7 +39,7 @@ def test_a_source_that_a_running_job_names_stays(tmp_path: Path) -> None:
             await asyncio.sleep(1)
 
     async def again(controller: Controller) -> list[str]:
-        controller.place.sources.clear()
+        controller.place.stager.sources.clear()
         await controller.place.send_sources(["new.py"])
         return controller.said
 

@@ -273,7 +273,8 @@ def sent(tmp_path: Path) -> Sent:
             retry = SiteRetry("sim", said.append, clock)
             stager = make_stager(SimulatedSite(World()), journal, retry)
             local = Busy(tmp_path, journal, act)
-            return await send_sources(["code.py", "notes"], local, stager, said.append)
+            await send_sources(["code.py", "notes"], local, stager, said.append)
+            return {path: file.sha256 for path, file in stager.sources.items()}
 
         for name in ("code.py", "notes"):
             (tmp_path / name).write_text("x")

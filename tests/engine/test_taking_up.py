@@ -13,6 +13,7 @@ import pytest
 from snakemake_executor_plugin_mantik.engine.request import Outcome
 from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
 from snakemake_executor_plugin_mantik.journal import Journal, TryState, read_history
+from snakemake_executor_plugin_mantik.staging.local import LocalFile
 from tests.support.controller import (
     Controller,
     Killed,
@@ -83,7 +84,9 @@ def with_sources(sources: dict[str, str], **values: Any) -> Play:
     """A run of one job in a working directory with these sources."""
 
     async def play(controller: Controller) -> Outcome:
-        controller.place.sources = sources
+        controller.place.stager.sources = {
+            path: LocalFile.holding(path, text.encode()) for path, text in sources.items()
+        }
         return await controller.job(replace(request(1, "data/x"), **values))
 
     return play

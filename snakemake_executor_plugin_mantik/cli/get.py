@@ -340,16 +340,16 @@ def ls(
         _show_undeclared(read_undeclared(directory / STATE), names, directory, as_json=as_json)
         return
     outputs = [output for output in known.outputs if not output.here]
+    found = [_describe(output, names, directory, files) for output in outputs]
     if as_json:
-        shared.print_json([_as_json(output, names, directory, files) for output in outputs])
+        shared.print_json(found)
         return
     if not outputs:
         typer.echo("No output stays at a site.")
         return
     needed = [] if files is None else ["needed by"]
     titles = ["file", "site", "size", "age", "made by", *needed, "here"]
-    rows = (_row(output, names, directory, files) for output in outputs)
-    shared.print_table(titles, rows, right=("size", "age"))
+    shared.print_table(titles, map(_row, found), right=("size", "age"))
     total = humanize_size(sum(output.size for output in outputs))
     typer.echo(f"{humanize_count(len(outputs), 'output')}, {total}")
 
@@ -384,22 +384,20 @@ def _show_undeclared(
         )
 
 
-def _row(
-    output: StoredOutput, names: Mapping[str, str], directory: Path, files: "GraphFiles | None"
-) -> list[str]:
-    target = "(target)" if files is not None and output.path in files.targets else ""
+def _row(found: Mapping[str, Any]) -> list[str]:
+    needed = ", ".join(found.get("needed_by", ())) or "(target)" * found.get("target", False)
     return [
-        display_path(output.path) + "/" * output.directory,
-        names.get(output.place, output.place),
-        humanize_size(output.size),
-        humanize_duration(max(0.0, time.time() - output.made)),
-        output.job,
-        *([] if files is None else [", ".join(files.readers.get(output.path, ())) or target]),
-        "a file of this name" if _has_namesake(output, directory) else "",
+        found["file"] + "/" * found["directory"],
+        found["site"],
+        humanize_size(found["size"]),
+        humanize_duration(max(0.0, time.time() - found["made"])),
+        found["job"],
+        *([needed] if "needed_by" in found else []),
+        "a file of this name" if found["here"] else "",
     ]
 
 
-def _as_json(
+def _describe(
     output: StoredOutput, names: Mapping[str, str], directory: Path, files: "GraphFiles | None"
 ) -> dict[str, Any]:
     found: dict[str, Any] = {
@@ -409,14 +407,9 @@ def _as_json(
         "size": output.size,
         "made": output.made,
         "job": output.job,
-        "here": _has_namesake(output, directory),
+        "here": os.path.lexists(local_path(output.path, directory)),
     }
     if files is not None:
         found["needed_by"] = list(files.readers.get(output.path, ()))
         found["target"] = output.path in files.targets
     return found
-
-
-def _has_namesake(output: StoredOutput, directory: Path) -> bool:
-    """Return whether there is a file of the output's name on this machine."""
-    return os.path.lexists(local_path(output.path, directory))

@@ -2,20 +2,19 @@
 
 import asyncio
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from snakemake_executor_plugin_mantik.common.errors import JournalLocked, UserError, printable
+from snakemake_executor_plugin_mantik.common.errors import UserError, printable
 from snakemake_executor_plugin_mantik.common.humanize import humanize_count, humanize_size
 from snakemake_executor_plugin_mantik.common.state_directory import STATE
 from snakemake_executor_plugin_mantik.config.exclude import Include
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
-from snakemake_executor_plugin_mantik.config.reading import LoadedConfig, read_configs
-from snakemake_executor_plugin_mantik.connections.connect import reach_sites
-from snakemake_executor_plugin_mantik.engine.stage import Stager
+from snakemake_executor_plugin_mantik.config.reading import read_configs
+from snakemake_executor_plugin_mantik.connections.connect import open_journal, reach_sites
 from snakemake_executor_plugin_mantik.jobs.paths import display_path, is_at, local_path
 from snakemake_executor_plugin_mantik.journal import Journal, StoredOutput, read_stored
 from snakemake_executor_plugin_mantik.rules.paths.job_paths import JobPaths
@@ -27,42 +26,6 @@ from .shared import Workdir, is_config, make_progress, say
 _MOST_BUNDLES = 64
 """In how many bundles files are uploaded at most, if none is large: a script names all that it
 needs, and of a bundle all is uploaded again if one of its files changes."""
-
-
-async def upload_early(
-    stager: Stager,
-    files: Sequence[LocalFile],
-    begin: Callable[[int], Callable[[float], None]],
-    *,
-    upload_bytes: int,
-) -> tuple[int, int]:
-    """Upload those of `files` that a place lacks, in bundles that stay until a job unpacks them.
-
-    Returns the number of files that were uploaded, and their size in bytes.
-
-    `begin` is called with the number of bytes to upload; the function that it returns is called
-    with the number of those that have been, again and again. `upload_bytes` is the most that the
-    site takes with one request.
-
-    Raises:
-        FileChanged: a file changed meanwhile. What was uploaded before it counts.
-        UserError: a file cannot be read.
-        SiteError: the site refuses a request.
-    """
-    lacking = await stager.find_lacking(files)
-    size = sum(file.size for file in lacking)
-    report = begin(size)
-    done = 0
-    for batch in _split(lacking, max(upload_bytes, size // _MOST_BUNDLES)):
-        whole = sum(file.size for file in batch)
-
-        def meter(share: float, before: int = done, whole: int = whole) -> None:
-            report(before + share * whole)
-
-        await stager.keep(batch, meter)
-        done += whole
-        report(done)
-    return len(lacking), size
 
 
 def _split(files: Sequence[LocalFile], size: int) -> Iterator[list[LocalFile]]:
@@ -115,7 +78,10 @@ def put(
     known = read_stored(directory / STATE)
     name = next(iter(config), None) or _choose(list(known.sites), site)
     _refuse_outputs(directory, known.outputs, wanted)
-    journal = _open(directory, config)
+    journal = open_journal(
+        directory, "It uploads what its jobs need; use smk-mantik put when it has ended", new=True,
+        shared=any(loaded.config.site.sharing == "group" for loaded in config.values()),
+    )  # fmt: skip
     if journal.remark:
         say(journal.remark)
     sent, size, left = asyncio.run(_put(journal, name, given, wanted))
@@ -136,23 +102,6 @@ def _place(directory: Path, path: str) -> str:
     if found is None or whole.is_relative_to(os.path.abspath(directory / path)):
         raise UserError("it is no input of a job", where=path, do="Name the files that jobs read")
     return found
-
-
-def _open(directory: Path, config: dict[str, LoadedConfig]) -> Journal:
-    """Open the journal, or begin it; this process becomes the workflow's controller.
-
-    Raises:
-        JournalLocked: another controller holds it, mostly a running Snakemake.
-    """
-    shared = any(loaded.config.site.sharing == "group" for loaded in config.values())
-    try:
-        return Journal(directory / STATE, shared=shared)
-    except JournalLocked as error:
-        raise JournalLocked(
-            error.what,
-            where=error.where,
-            do="It uploads what its jobs need; use smk-mantik put when it has ended",
-        ) from None
 
 
 def _choose(sites: Sequence[str], name: str | None) -> str:
@@ -226,18 +175,24 @@ async def _put(
         def notify(text: str) -> None:
             progress.console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
 
-        def begin(size: int) -> Callable[[float], None]:
-            task = progress.add_task(f"to {name}", total=size)
-            return lambda sent: progress.update(task, completed=sent)
-
         async with reach_sites(journal, [name], given, notify, new=True) as there:
             if name in there.away:
                 notify(there.away[name])
                 raise typer.Exit(_NOT_DONE)
             runner = there.runners[name]
             _refuse_secrets(runner.planner.config, there.workdir, paths)
+            stager = runner.place.stager
             files = await runner.local.look_at([(path, None) for path in paths])
-            sent, size = await upload_early(
-                runner.place.stager, files, begin, upload_bytes=runner.facts.upload_bytes
-            )
-    return sent, size, len(files) - sent
+            lacking = await stager.find_lacking(files)
+            size, done = sum(file.size for file in lacking), 0
+            task = progress.add_task(f"to {name}", total=size)
+            for batch in _split(lacking, max(runner.facts.upload_bytes, size // _MOST_BUNDLES)):
+                whole = sum(file.size for file in batch)
+
+                def sent(share: float, before: int = done, whole: int = whole) -> None:
+                    progress.update(task, completed=before + share * whole)
+
+                await stager.keep(batch, sent)
+                done += whole
+            progress.update(task, completed=done)
+    return len(lacking), size, len(files) - len(lacking)

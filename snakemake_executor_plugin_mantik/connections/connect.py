@@ -255,24 +255,28 @@ def workspace_name(home: Path, workflow: str) -> str:
     return f"{readable}-{hashlib.sha256(identity.encode(errors='surrogateescape')).hexdigest()[:8]}"
 
 
-def open_journal(directory: Path) -> Journal:
+def open_journal(
+    directory: Path,
+    do: str = "It manages its jobs itself: press Ctrl-C there, or send it SIGINT (kill -INT), which"
+    " cancels them; or wait until it ends",
+    *,
+    new: bool = False,
+    shared: bool = False,
+) -> Journal:
     """Open the journal of the workflow in `directory`; this process becomes its controller.
+
+    With `new` begin it if there is none, for a group if `shared`.
 
     Raises:
         JournalError: there is no journal, or it cannot be used.
-        JournalLocked: another controller holds it, mostly a running Snakemake.
+        JournalLocked: another controller holds it, mostly a running Snakemake; `do` says what then.
     """
-    state = directory / STATE
-    journal_path(state)
+    if not new:
+        journal_path(directory / STATE)
     try:
-        return Journal(state)
+        return Journal(directory / STATE, shared=shared)
     except JournalLocked as error:
-        raise JournalLocked(
-            error.what,
-            where=error.where,
-            do="It manages its jobs itself: press Ctrl-C there, or send it SIGINT (kill -INT),"
-            " which cancels them; or wait until it ends",
-        ) from None
+        raise JournalLocked(error.what, where=error.where, do=do) from None
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,6 @@ from snakemake_executor_plugin_mantik.common.errors import (
     OutputsLost,
     SiteError,
     SiteNotFound,
-    SiteRejected,
     UserError,
 )
 from snakemake_executor_plugin_mantik.common.humanize import humanize_count
@@ -48,7 +47,7 @@ from snakemake_executor_plugin_mantik.sites.base import Entry
 from snakemake_executor_plugin_mantik.sites.credentials import find_account
 from snakemake_executor_plugin_mantik.staging.transfers import download_file
 
-from .paths import Dataset, workspace_path
+from .paths import workspace_path
 
 if TYPE_CHECKING:
     from snakemake_executor_plugin_mantik.engine.core import Engine
@@ -249,40 +248,6 @@ class Finding:
 
     known: bool
     entry: Entry | None = None
-
-
-class Datasets:
-    """Looks up datasets: one listing per directory."""
-
-    def __init__(self, access: Access) -> None:
-        self._access = access
-        self._notify = access.notify
-        self._away: set[str] = set()
-        self._listed: dict[tuple[str, str], Mapping[str, Entry] | None] = {}
-
-    def try_again(self) -> None:
-        """Ask sites again that have not answered."""
-        self._away.clear()
-
-    def look(self, dataset: Dataset) -> Finding:
-        """Look up a dataset."""
-        directory, name = posixpath.split(dataset.path)
-        key = dataset.site, directory
-        if key not in self._listed:
-            place = self._access.place(dataset.site)
-            if place is None or dataset.site in self._away:
-                return Finding(known=False)
-            try:
-                self._listed[key] = self._access.list(place, directory)
-            except SiteRejected as error:  # of this directory
-                self._notify(f"{dataset} was not looked up: {error}")
-                self._listed[key] = None
-            except MantikError as error:
-                self._notify(f"Datasets at {dataset.site} were not looked up: {error}")
-                self._away.add(dataset.site)
-                return Finding(known=False)
-        entries = self._listed[key]
-        return Finding(known=False) if entries is None else Finding(True, entries.get(name))
 
 
 _OWN = frozenset({OURS, ".snakemake"})

@@ -18,6 +18,7 @@ from snakemake_executor_plugin_mantik.common.errors import (
     JournalError,
     JournalLocked,
     MantikError,
+    SiteRejected,
 )
 from snakemake_executor_plugin_mantik.common.state_directory import STATE
 from snakemake_executor_plugin_mantik.engine.messages import stays_message
@@ -38,7 +39,6 @@ from snakemake_executor_plugin_mantik.sites.base import Entry
 from .access import (
     Access,
     Comparison,
-    Datasets,
     Finding,
     as_output,
 )
@@ -74,7 +74,8 @@ class Catalog:
         self._lost = set(found.lost)
         self._known = {output.path: output for output in found.outputs}
         self.access = Access(workdir, environ, notify)
-        self._datasets = Datasets(self.access)
+        self._listed: dict[tuple[str, str], Mapping[str, Entry] | None] = {}
+        self._away: set[str] = set()
         self._comparison = Comparison(self.access, found.outputs)
         self._linked: set[str] = set()
         self._blocked: set[Path] = set()
@@ -108,14 +109,30 @@ class Catalog:
             return self._comparison.unnamed(output)
 
     def look(self, dataset: Dataset) -> Finding:
-        """Look up a dataset, once."""
+        """Look up a dataset: list each directory at a site once."""
+        directory, name = posixpath.split(dataset.path)
+        key = dataset.site, directory
         with self._lock:
-            return self._datasets.look(dataset)
+            if key not in self._listed:
+                place = self.access.place(dataset.site)
+                if place is None or dataset.site in self._away:
+                    return Finding(known=False)
+                try:
+                    self._listed[key] = self.access.list(place, directory)
+                except SiteRejected as error:  # of this directory
+                    self._notify(f"{dataset} was not looked up: {error}")
+                    self._listed[key] = None
+                except MantikError as error:
+                    self._notify(f"Datasets at {dataset.site} were not looked up: {error}")
+                    self._away.add(dataset.site)
+                    return Finding(known=False)
+            entries = self._listed[key]
+        return Finding(known=False) if entries is None else Finding(True, entries.get(name))
 
     def try_again(self) -> None:
-        """Ask sites again that have not answered."""
+        """Ask sites for datasets again that have not answered."""
         with self._lock:
-            self._datasets.try_again()
+            self._away.clear()
 
     def is_lost(self, path: str) -> bool:
         """Return whether an output does not exist, whatever lies here under its name."""
@@ -272,17 +289,19 @@ class Catalog:
             output = self._known[at]
             if output.here:
                 remove_path(self.home(path))
-                self._remove_empty(self.home(path).parent)
+                with suppress(OSError, ValueError):  # it is not empty, or outside
+                    for above in self.home(path).relative_to(self._workdir).parents[:-1]:
+                        (self._workdir / above).rmdir()
                 if self.home(at).exists():
                     return
             users: list[TryRecord] = []
-            if not output.here:
-                try:
-                    users = read_uses(self._workdir / STATE, output.place, path)
-                    if not users:
-                        self.access.remove(output.place, path)
-                except MantikError as error:  # no reason to end a run, and its jobs
-                    self._notify(f"{display_path(path)} stays at {self.site(output)}: {error}")
+            try:
+                if not output.here and not (
+                    users := read_uses(self._workdir / STATE, output.place, path)
+                ):
+                    self.access.remove(output.place, path)
+            except MantikError as error:  # no reason to end a run, and its jobs
+                self._notify(f"{display_path(path)} stays at {self.site(output)}: {error}")
             if users:
                 self._notify(f"{display_path(path)} {stays_message(self.site(output), users)}")
             self._known.pop(output.path, None)
@@ -294,13 +313,6 @@ class Catalog:
         for output in outputs:
             with suppress(MantikError):  # what is left there is no output for anybody
                 self.remove(output.path)
-
-    def _remove_empty(self, directory: Path) -> None:
-        """Remove a directory of the workflow, and those above it, if they are empty."""
-        with suppress(OSError):
-            while directory != self._workdir and directory.is_relative_to(self._workdir):
-                directory.rmdir()
-                directory = directory.parent
 
     def home(self, path: str) -> Path:
         """Return where a file lies on this machine if it is no stored output at a place."""

@@ -4,7 +4,6 @@ import asyncio
 import os
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 
 from snakemake_executor_plugin_mantik.common.errors import (
@@ -32,7 +31,7 @@ from snakemake_executor_plugin_mantik.staging.transfers import (
 
 from .evidence import Evidence
 from .site_retry import FIRST_WAIT_S, LONGEST_MISSING_WAIT_S, SiteRetry
-from .transfer_meter import Direction, Transfer
+from .transfer_meter import Direction
 from .workflow_context import WorkflowContext
 
 _LOG_ALONE_BYTES = 64 << 20
@@ -180,13 +179,11 @@ class Fetcher:
     ) -> None:
         local = self._scratch / f"{record.id}.tar"
         try:
-            what = f"outputs of {record.name}"
-            with self._measure(what, marker.archive_size) as transfer:
-                await download_file(
-                    self._site, record.paths.archive, local, size=marker.archive_size,
-                    sha256=marker.archive_sha256, repeat=self._repeat(marker),
-                    arrived=transfer.arrived,
-                )  # fmt: skip
+            await self._download(
+                f"outputs of {record.name}", record.paths.archive, local,
+                size=marker.archive_size, sha256=marker.archive_sha256,
+                repeat=self._repeat(marker),
+            )  # fmt: skip
             await asyncio.to_thread(landing.unpack, local, entries)
         finally:
             local.unlink(missing_ok=True)
@@ -203,15 +200,19 @@ class Fetcher:
                 where=f"site {self._site.name}, file {entry.path!r}",
                 do="Free space or quota there and run the rule again",
             )
-        target = landing.place(entry)
-        with self._measure(display_path(entry.path), entry.size) as transfer:
-            await download_file(
-                self._site, entry.path, target, size=entry.size, sha256=entry.sha256,
-                repeat=repeat, arrived=transfer.arrived,
-            )  # fmt: skip
+        what, target = display_path(entry.path), landing.place(entry)
+        await self._download(
+            what, entry.path, target, size=entry.size, sha256=entry.sha256, repeat=repeat
+        )
 
-    def _measure(self, what: str, size: int) -> AbstractContextManager[Transfer]:
-        return self._meter.measure(Direction.DOWNLOAD, self._site.name, what, size)
+    async def _download(
+        self, what: str, path: str, target: Path, *, size: int, sha256: str, repeat: Repeat
+    ) -> None:
+        with self._meter.measure(Direction.DOWNLOAD, self._site.name, what, size) as transfer:
+            await download_file(
+                self._site, path, target, size=size, sha256=sha256, repeat=repeat,
+                arrived=transfer.arrived,
+            )  # fmt: skip
 
     async def log(self, record: TryRecord, marker: Marker | None, target: Path) -> bytes:
         """Write the job's log to the local path `target`, and return what was written.

@@ -287,11 +287,9 @@ class Stager(Holdings):
         return numbers | self._number(carried)
 
     def _number(self, files: Iterable[FileRecord]) -> dict[str, int]:
-        numbers = {f.path: self._number_of(f) for f in files}
+        number = self._ledger.number
+        numbers = {f.path: number(self._place, f.path, f.sha256, self._floor) for f in files}
         return {path: number for path, number in numbers.items() if number}
-
-    def _number_of(self, file: FileRecord) -> int:
-        return self._ledger.number(self._place, file.path, file.sha256, self._floor)
 
     async def _clear(
         self,

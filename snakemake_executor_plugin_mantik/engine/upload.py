@@ -364,11 +364,15 @@ class Uploader:
     async def _attempt(
         self, bundle: str, files: Sequence[LocalFile], report: Callable[[float], None]
     ) -> None:
-        path, source = bundle_path(bundle), files[0].stored
-        again = self._ledger.unfinished_upload(self._place, self._digest(files)) == bundle
+        path, source, digest = bundle_path(bundle), files[0].stored, self._digest(files)
+        again = self._ledger.unfinished_upload(self._place, digest) == bundle
         # A directory has room for imports, and may be there even if none of them succeeds.
         whole_file = not source or all(file.size < IMPORT_BYTES for file in files)
-        imported = {} if whole_file else await self._import(bundle, files)
+        imported = {}
+        if not whole_file:
+            if not again:  # recorded, so that it is found again
+                self._ledger.set_upload(self._place, bundle, digest, 0, 0)
+            imported = await self.importer.bring(bundle, files)
         tar = await asyncio.to_thread(Bundle, files, imported)
         streamed = [file for file in files if file.path not in imported]
         report_all = partial(
@@ -389,21 +393,12 @@ class Uploader:
                 def landed(parts: int) -> None:
                     arrived(parts / count)
                     report(parts / count)
-                    self._ledger.set_upload(
-                        self._place, bundle, self._digest(files), tar.size, parts
-                    )
+                    self._ledger.set_upload(self._place, bundle, digest, tar.size, parts)
 
                 landed(sent)
                 parts = _cut(tar.read(self._fetch, sent * self._part_bytes), self._part_bytes)
                 async with aclosing(parts):
                     await self._send_parts(parts, path, sent, count, landed)
-
-    async def _import(self, bundle: str, files: Sequence[LocalFile]) -> dict[str, str]:
-        """Let the site import what it can of the files; record the bundle that they belong to."""
-        digest = self._digest(files)
-        if self._ledger.unfinished_upload(self._place, digest) != bundle:
-            self._ledger.set_upload(self._place, bundle, digest, 0, 0)  # so that it is found again
-        return await self.importer.bring(bundle, files)
 
     async def _sent(self, bundle: str, size: int, count: int) -> int:
         """Return how many of a bundle's parts are at the site; the rest is sent again.

@@ -22,15 +22,14 @@ from pathlib import Path, PurePosixPath
 from snakemake_executor_plugin_mantik.common.errors import SiteRejected
 from snakemake_executor_plugin_mantik.jobs.paths import display_path, is_outside, local_path
 from snakemake_executor_plugin_mantik.journal import MADE, FileRecord, TryRecord
-from snakemake_executor_plugin_mantik.sites.base import Site, is_rest_safe
+from snakemake_executor_plugin_mantik.sites.base import is_rest_safe
 from snakemake_executor_plugin_mantik.staging.local import LocalFile
 
 from .adopt import ended_since_message
 from .compare import find_empty
 from .evidence import find_markers, list_claims, revoke_try
-from .site_retry import SiteRetry
 from .stage import Stager
-from .workflow_context import WorkflowContext
+from .workflow_context import PlaceContext
 
 _LOOK_AGAIN_S = 10.0
 """Seconds between two looks at jobs of this run that must end first: they are watched anyway."""
@@ -45,24 +44,12 @@ class InUse:
     them. Tries of earlier runs end that would overwrite files of this run, or read what it makes.
     """
 
-    def __init__(
-        self,
-        site: Site,
-        place: str,
-        workflow: WorkflowContext,
-        stager: Stager,
-        retry: SiteRetry,
-    ) -> None:
-        """Make it; `place` is the identity of the place, and `site` a site that sees it."""
-        self._site = site
-        self._place = place
-        self._journal = workflow.journal
-        self._ledger = workflow.journal.files
-        self._workdir = workflow.workdir
-        self._give_up = workflow.give_up
-        self._notify = workflow.notify
+    def __init__(self, at: PlaceContext, stager: Stager) -> None:
+        self._place, self._site, self._retry = at.id, at.site, at.retry
+        self._journal, self._workdir = at.workflow.journal, at.workflow.workdir
+        self._give_up, self._notify = at.workflow.give_up, at.workflow.notify
+        self._ledger = self._journal.files
         self._stager = stager
-        self._retry = retry
         self._looking = asyncio.Lock()
         self._ended: dict[str, tuple[float, Collection[str]]] = {}
         self._used: dict[str, None] = {}

@@ -35,8 +35,8 @@ from .leases import Leases
 from .plan import Planner
 from .site_retry import SiteRetry
 from .stage import Stager
-from .upload import Share, Uploader
-from .workflow_context import WorkflowContext
+from .upload import Share
+from .workflow_context import PlaceContext, WorkflowContext
 
 OPEN_WAIT_S = 60.0
 """Seconds that a site has to answer when it is opened; then a run waits as long as it takes."""
@@ -94,12 +94,9 @@ class Place:
         self.retry = retry = make_retry(site, workflow.notify)
         self.looks = Looks(site, self.id, retry, MOST_DIRECTORIES)
         self.spare = PlaceSpare(site, journal, self.id, retry, self.lead.assure)
-        uploader = Uploader(
-            site, self.id, workflow, retry, fetch=fetch, share=share, limit=upload_bytes
-        )
-        self._importer = uploader.importer
-        self.stager = Stager(site, self.id, workflow, retry, uploader, term=leases.term)
-        self.in_use = InUse(site, self.id, workflow, self.stager, retry)
+        at = PlaceContext(self.id, site, retry, workflow)
+        self.stager = Stager(at, fetch=fetch, share=share, limit=upload_bytes, term=leases.term)
+        self.in_use = InUse(at, self.stager)
 
     # Sources
 
@@ -162,7 +159,7 @@ class Place:
         for bundle in bundles:
             self._journal.files.set_bundle(bundle, "gone")
         for bundle in begun:
-            await self._importer.end(bundle)
+            await self.stager.uploader.end_imports(bundle)
             self._journal.files.forget_upload(bundle)
 
         async def one(bucket: int) -> None:

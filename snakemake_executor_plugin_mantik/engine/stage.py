@@ -23,15 +23,14 @@ from snakemake_executor_plugin_mantik.journal import (
     is_checksum,
     is_utf8,
 )
-from snakemake_executor_plugin_mantik.sites.base import Site, is_rest_safe
-from snakemake_executor_plugin_mantik.staging.bundle import pack
+from snakemake_executor_plugin_mantik.sites.base import is_rest_safe
+from snakemake_executor_plugin_mantik.staging.bundle import Fetch, pack
 from snakemake_executor_plugin_mantik.staging.local import LocalFile
 
 from .compare import Looks, by_directory
 from .messages import stays_message
-from .site_retry import SiteRetry
-from .upload import Uploader
-from .workflow_context import WorkflowContext
+from .upload import Share, Uploader
+from .workflow_context import PlaceContext
 
 _NUMBERS = 10**9
 """Size of the range of content numbers of each term."""
@@ -106,28 +105,25 @@ class Stager(Holdings):
     that each such job names.
 
     Attributes:
+        uploader: uploads bundles to the place.
         sent: the bundles whose upload this run has begun.
         sources: the working directory's sources that it has uploaded, by path.
     """
 
     def __init__(
-        self,
-        site: Site,
-        place: str,
-        workflow: WorkflowContext,
-        retry: SiteRetry,
-        uploader: Uploader,
-        *,
-        term: int = 1,
+        self, at: PlaceContext, *, fetch: Fetch, share: Share, limit: int, term: int = 1
     ) -> None:
-        super().__init__(place, workflow.journal.files)
+        """Make it for a controller that leads the place for the `term`-th time.
+
+        `fetch` reads files that are stored at other places, `share` lets the site fetch large ones
+        of these itself, and `limit` is the most bytes that the site takes in one request.
+        """
+        super().__init__(at.id, at.workflow.journal.files)
         # Numbers given in earlier terms are unknown: start above them.
         self._floor = _NUMBERS * (term - 1)
-        self._site = site
-        self._uses = workflow.journal.uses
-        self._notify = workflow.notify
-        self._retry = retry
-        self._uploader = uploader
+        self._site, self._retry = at.site, at.retry
+        self._uses, self._notify = at.workflow.journal.uses, at.workflow.notify
+        self.uploader = Uploader(at, fetch, share, limit)
         self.sent: set[str] = set()
         self._uploads: dict[str, asyncio.Task[None]] = {}
         self._old: dict[str, list[FileRecord]] = {}
@@ -382,7 +378,7 @@ class Stager(Holdings):
 
         The paths themselves are not pending any more, either: a bundle that held them is unpacked.
         """
-        self._uploader.importer.doubt(paths)
+        self.uploader.doubt(paths)
         for path in paths:
             self._pending.pop(path, None)
         below = [f.path for p in paths for f in self._ledger.remote_files(self._place, below=p)]
@@ -415,10 +411,10 @@ class Stager(Holdings):
 
         From now on other jobs that need it wait for it.
         """
-        bundle = self._uploader.begin(files, keep=keep)
+        bundle = self.uploader.begin(files, keep=keep)
         self.sent.add(bundle)
         self._pending |= {file.path: (file.sha256, bundle) for file in files}
-        self._uploads[bundle] = asyncio.create_task(self._uploader.send(bundle, files, report))
+        self._uploads[bundle] = asyncio.create_task(self.uploader.send(bundle, files, report))
         return self._uploaded(bundle)
 
     async def _uploaded(self, bundle: str) -> str:

@@ -36,13 +36,13 @@ from snakemake_executor_plugin_mantik.jobs.paths import (
     imported_path,
 )
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
-from snakemake_executor_plugin_mantik.sites.base import JobState, Phase, SharedFile, Site
+from snakemake_executor_plugin_mantik.sites.base import JobState, Phase, SharedFile
 from snakemake_executor_plugin_mantik.staging.bundle import Bundle, ContentDiffers, Fetch, compress
 from snakemake_executor_plugin_mantik.staging.local import LocalFile
 
-from .site_retry import TRANSIENT, SiteRetry
+from .site_retry import TRANSIENT
 from .transfer_meter import WAYS, Direction
-from .workflow_context import WorkflowContext
+from .workflow_context import PlaceContext
 
 IMPORT_BYTES: Final = 16 << 20
 """Size from which a file is imported: it may take a job at each of the two sites."""
@@ -87,17 +87,13 @@ class _ImportFailed(Exception):  # noqa: N818 - a plain name
 class Importer:
     """Lets the site of one place import files. Belongs to the event loop's thread."""
 
-    def __init__(
-        self, site: Site, workflow: WorkflowContext, retry: SiteRetry, share: Share
-    ) -> None:
-        self._site = site
-        self._ledger = workflow.journal.files
-        self._retry = retry
+    def __init__(self, at: PlaceContext, share: Share) -> None:
+        self._site, self._retry = at.site, at.retry
+        self._ledger = at.workflow.journal.files
+        self._notify, self._meter = at.workflow.notify, at.workflow.meter
         self._share = share
-        self._notify = workflow.notify
-        self._meter = workflow.meter
         # By place: one that is away holds up no other.
-        self._slots: defaultdict[str, asyncio.Semaphore] = defaultdict(
+        self._importing: defaultdict[str, asyncio.Semaphore] = defaultdict(
             lambda: asyncio.Semaphore(_IMPORTS_AT_ONCE)
         )
         # By place, the imports that failed since one succeeded. Paths and checksums of what was
@@ -126,12 +122,12 @@ class Importer:
         """Return the name of an imported file; empty if it must come in another way."""
         if (file.path, file.sha256) in self._doubted:
             return ""
-        async with self._slots[file.stored]:
+        async with self._importing[file.stored]:
             begun = self._ledger.find_import(bundle, file.path, self._site.name)
             if begun is None and self._failures[file.stored] >= _MOST_FAILURES:
                 return ""
             try:
-                begun = begun or await self._begin(bundle, file)
+                begun = begun or await self._begin_import(bundle, file)
                 if begun is None:
                     self._failures[file.stored] = _MOST_FAILURES
                     return ""
@@ -149,13 +145,13 @@ class Importer:
         self._imported.add((file.path, file.sha256))
         return begun[0]
 
-    async def end(self, bundle: str) -> None:
+    async def end_imports(self, bundle: str) -> None:
         """End the imports to a bundle that nobody needs any more, as far as the site answers."""
         for import_id in self._ledger.import_ids(bundle, self._site.name):
             with suppress(SiteError):
                 await self._site.end_import(import_id)
 
-    async def _begin(self, bundle: str, file: LocalFile) -> tuple[str, str] | None:
+    async def _begin_import(self, bundle: str, file: LocalFile) -> tuple[str, str] | None:
         """Begin an import; return the file's name and the import's id, or None if there is no way.
 
         The id is empty if the site's answer was lost: the import may have begun.
@@ -274,44 +270,19 @@ _WORKER: Final = ThreadPoolExecutor(1, "mantik-compress")
 """One thread for all parts: the C library keeps the memory of each thread that held one."""
 
 
-class Uploader:
+class Uploader(Importer):
     """Uploads bundles to one place. Belongs to the event loop's thread.
 
     Of the bundles that are larger than one part, one at a time is sent from this machine, and one
     from each other place.
     """
 
-    def __init__(
-        self,
-        site: Site,
-        place: str,
-        workflow: WorkflowContext,
-        retry: SiteRetry,
-        *,
-        fetch: Fetch,
-        share: Share,
-        limit: int,
-    ) -> None:
-        """Make it.
-
-        Args:
-            site: a site that sees the place.
-            place: the place's identity.
-            workflow: what the work at all places shares.
-            retry: repeats requests to the site.
-            fetch: reads files that are stored at other places.
-            share: lets the site fetch large ones of these itself.
-            limit: most bytes that the site takes in one request.
-        """
-        self._site = site
-        self._place = place
-        self._journal = workflow.journal
-        self._ledger = workflow.journal.files
-        self._retry = retry
-        self._notify = workflow.notify
-        self._meter = workflow.meter
+    def __init__(self, at: PlaceContext, fetch: Fetch, share: Share, limit: int) -> None:
+        """Make it; see `Stager`."""
+        super().__init__(at, share)
+        self._place = at.id
+        self._journal = at.workflow.journal
         self._fetch = fetch
-        self.importer = Importer(site, workflow, retry, share)
         self._part_bytes = int(limit * _PLAIN_SHARE)
         self._slots = asyncio.Semaphore(_PARTS_AT_ONCE)
         self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -372,7 +343,7 @@ class Uploader:
         if not whole_file:
             if not again:  # recorded, so that it is found again
                 self._ledger.set_upload(self._place, bundle, digest, 0, 0)
-            imported = await self.importer.bring(bundle, files)
+            imported = await self.bring(bundle, files)
         tar = await asyncio.to_thread(Bundle, files, imported)
         streamed = [file for file in files if file.path not in imported]
         report_all = partial(

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from snakemake_executor_plugin_mantik.journal import Journal, TryRecord
+from snakemake_executor_plugin_mantik.sites.base import Site
 
+from .site_retry import SiteRetry
 from .transfer_meter import TransferMeter
 
 
@@ -39,3 +41,19 @@ class WorkflowContext:
     def about(self) -> str:
         """Describe this controller to people, here and in leases: directory, host and process."""
         return f"{self.workdir} on {platform.node()}, process {os.getpid()}"
+
+
+@dataclass(frozen=True)
+class PlaceContext:
+    """What all parts of the work at one place share.
+
+    Attributes:
+        id: its identity.
+        site: a site that sees it.
+        retry: repeats requests there.
+    """
+
+    id: str
+    site: Site
+    retry: SiteRetry
+    workflow: WorkflowContext

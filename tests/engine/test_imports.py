@@ -19,6 +19,7 @@ from snakemake_executor_plugin_mantik.common.errors import (
 )
 from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
 from snakemake_executor_plugin_mantik.engine.upload import IMPORT_BYTES, Importer
+from snakemake_executor_plugin_mantik.engine.workflow_context import PlaceContext
 from snakemake_executor_plugin_mantik.jobs.paths import imported_path
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.journal import FileRecord, Journal
@@ -111,8 +112,8 @@ class Run:
         self.away = ""
         self.refused = False
         retry = SiteRetry("sim", self.said.append, asyncio.get_running_loop().time)
-        workflow = context_of(self.journal, self.said.append)
-        self.importer = Importer(self.site, workflow, retry, self._share)
+        at = PlaceContext("sim", self.site, retry, context_of(self.journal, self.said.append))
+        self.importer = Importer(at, self._share)
 
     async def _share(self, file: LocalFile) -> SharedFile | None:
         if file.stored == self.away:
@@ -301,7 +302,7 @@ async def test_an_import_of_another_site_of_the_place_is_left_alone(
     run.journal.files.set_import("1/b", "set.tar", "name", "twin", "import-7")
     assert await run.bring(stored()) == ["set.tar"]
     assert len(site.begun) == 1
-    await run.importer.end("1/b")
+    await run.importer.end_imports("1/b")
     assert "import-7" not in site.ended
 
 

@@ -5,8 +5,7 @@ from typing import Any, cast
 
 from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
 from snakemake_executor_plugin_mantik.engine.stage import Stager
-from snakemake_executor_plugin_mantik.engine.upload import Uploader
-from snakemake_executor_plugin_mantik.engine.workflow_context import WorkflowContext
+from snakemake_executor_plugin_mantik.engine.workflow_context import PlaceContext, WorkflowContext
 from snakemake_executor_plugin_mantik.journal import Journal
 from snakemake_executor_plugin_mantik.sites.base import SharedFile, Site
 from snakemake_executor_plugin_mantik.staging.bundle import Fetch
@@ -41,8 +40,5 @@ def make_stager(
     fetch: Fetch = nowhere,
 ) -> Stager:
     """Make the stager of the place `sim`."""
-    workflow = context_of(journal, notify)
-    uploader = Uploader(
-        site, "sim", workflow, retry, fetch=fetch, share=unshared, limit=UPLOAD_BYTES
-    )
-    return Stager(site, "sim", workflow, retry, uploader)
+    at = PlaceContext("sim", site, retry, context_of(journal, notify))
+    return Stager(at, fetch=fetch, share=unshared, limit=UPLOAD_BYTES)

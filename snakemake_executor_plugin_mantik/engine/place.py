@@ -24,7 +24,7 @@ from snakemake_executor_plugin_mantik.jobs.paths import (
 )
 from snakemake_executor_plugin_mantik.journal import sent_try_ids
 from snakemake_executor_plugin_mantik.sites.base import SharedFile, Site, SiteFacts
-from snakemake_executor_plugin_mantik.staging.bundle import Fetch, FileChanged
+from snakemake_executor_plugin_mantik.staging.bundle import FileChanged
 from snakemake_executor_plugin_mantik.staging.local import LocalFile, LocalFiles
 from snakemake_executor_plugin_mantik.staging.transfers import stream_file
 
@@ -35,7 +35,6 @@ from .leases import Leases
 from .plan import Planner
 from .site_retry import SiteRetry
 from .stage import Stager
-from .upload import Share
 from .workflow_context import PlaceContext, WorkflowContext
 
 OPEN_WAIT_S = 60.0
@@ -67,24 +66,15 @@ class Place:
         leftovers: an observer's directories there, removed at the end of the run.
     """
 
-    def __init__(
-        self,
-        leases: Leases,
-        site: Site,
-        workflow: WorkflowContext,
-        *,
-        local: LocalFiles,
-        fetch: Fetch,
-        share: Share,
-        upload_bytes: int,
-    ) -> None:
+    def __init__(self, leases: Leases, site: Site, places: "Places", upload_bytes: int) -> None:
+        workflow = places.workflow
         self.id = leases.lease.place
         self.leftovers: set[str] = set()
         self.lead = leases
         self.site = site
         self._journal = journal = workflow.journal
         self._notify = workflow.notify
-        self._local = local
+        self._local = places.local
         self._sending = asyncio.Lock()
         scratch = workflow.state / "transfers" / quote(site.name, safe="")
         scratch.mkdir(parents=True, exist_ok=True)
@@ -95,7 +85,9 @@ class Place:
         self.looks = Looks(site, self.id, retry, MOST_DIRECTORIES)
         self.spare = PlaceSpare(site, journal, self.id, retry, self.lead.assure)
         at = PlaceContext(self.id, site, retry, workflow)
-        self.stager = Stager(at, fetch=fetch, share=share, limit=upload_bytes, term=leases.term)
+        self.stager = Stager(
+            at, fetch=places.fetch, share=places.share, limit=upload_bytes, term=leases.term
+        )
         self.in_use = InUse(at, self.stager)
 
     # Sources
@@ -253,13 +245,10 @@ class Places:
             self.workflow.notify(message)
         identity = leases.lease.place
         if (place := self._known.get(identity)) is None:
-            place = self._known[identity] = Place(
-                leases, site, self.workflow, local=self.local, fetch=self._fetch,
-                share=self._share, upload_bytes=facts.upload_bytes,
-            )  # fmt: skip
+            place = self._known[identity] = Place(leases, site, self, facts.upload_bytes)
         return place
 
-    async def _fetch(self, file: LocalFile, offset: int) -> AsyncGenerator[bytes, None]:
+    async def fetch(self, file: LocalFile, offset: int) -> AsyncGenerator[bytes, None]:
         """Read a file that is stored at a place, from `offset` to its end; see `stream_file`."""
         place = await self._find(file.stored)
         chunks = stream_file(
@@ -269,7 +258,7 @@ class Places:
             async for chunk in chunks:
                 yield chunk
 
-    async def _share(self, file: LocalFile) -> SharedFile | None:
+    async def share(self, file: LocalFile) -> SharedFile | None:
         """Let other servers read a file that is stored at a place; see `Site.share`."""
         place = await self._find(file.stored)
         return await place.retry(lambda: place.site.share(str(file.local)))

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import CancelledError
 from contextlib import closing
@@ -19,6 +20,7 @@ from snakemake_executor_plugin_mantik.engine.request import JobNumber, JobReques
 from snakemake_executor_plugin_mantik.jobs.spec import JobSpec, ScriptLimits
 from snakemake_executor_plugin_mantik.journal import Journal, TryState, read_history
 from snakemake_executor_plugin_mantik.staging.sources import Sources
+from snakemake_executor_plugin_mantik.storage import access
 from tests.support.controller import CONFIG, request
 from tests.support.simulated import Fate, Fault, SimulatedPlanner, SimulatedSite, World
 from tests.support.trial import wait_until
@@ -376,3 +378,31 @@ def test_ids_of_jobs_are_those_of_a_machine(tmp_path: Path, machine: str) -> Non
         assert known.site_jobs == (("17",) if machine == "daint" else ())
         [shown] = journal.tries([over.id])
         assert shown.site_jobs == ("16",), "nothing is asked about it any more"
+
+
+def test_storage_makes_its_requests_with_the_engines_clients(
+    start: Start, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second client would log in again, and be counted by the server's limits again."""
+    world.write("results/model", b"made")
+    engine = start()
+    [at_site] = engine.places
+    threads: set[str] = set()
+
+    def asked(method: str, about: str) -> Fault:
+        threads.add(threading.current_thread().name)
+        return ""
+
+    sites[tmp_path].fault = asked
+    monkeypatch.setattr(access, "open_site_again", lambda *_: pytest.fail("a second client"))
+
+    with closing(access.Access(tmp_path, {}, print)) as there:
+        there.use(engine)
+        assert [*there.list(at_site.id, "results")] == ["model"]
+        there.download(at_site.id, [("results/model", tmp_path / "model", 4, "")], int)
+        there.remove(at_site.id, "results/model")
+        there.use(None)
+
+    assert (tmp_path / "model").read_bytes() == b"made"
+    assert "results/model" not in world.files
+    assert threads == {"mantik-engine"}

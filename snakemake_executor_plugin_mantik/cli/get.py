@@ -86,7 +86,7 @@ def find_undeclared(
         if f.path in exact and not is_same_file(local_path(f.path, directory), f.size, f.made)
     ]:
         raise UserError(
-            f"there are other files here: {', '.join(display_path(f.path) for f in others[:5])}",
+            f"there are other files here: {_names([f.path for f in others])}",
             where=str(directory),
             do="Move them away, or replace them with --force",
         )
@@ -133,15 +133,13 @@ def bring_undeclared(
             remove_path(part)
     if changed:
         raise UserError(
-            f"files changed while they were brought: "
-            f"{', '.join(display_path(file.path) for file in changed[:5])}",
+            f"files changed while they were brought: {_names([f.path for f in changed])}",
             where=f"site {catalog.site(changed[0])}",
             do="Bring them again when no job writes to them",
         )
     if kept:
         raise UserError(
-            f"there are other files or directories here now:"
-            f" {', '.join(display_path(file.path) for file in kept[:5])}",
+            f"there are other files or directories here now: {_names([f.path for f in kept])}",
             where=str(directory),
             do="Move them away and bring these again",
         )

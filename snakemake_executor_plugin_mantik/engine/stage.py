@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from snakemake_executor_plugin_mantik.common.errors import SiteNotFound, SiteRejected, UserError
+from snakemake_executor_plugin_mantik.common.errors import SiteRejected, UserError
 from snakemake_executor_plugin_mantik.jobs.paths import (
     KEPT,
     bundle_path,
@@ -127,7 +127,7 @@ class Stager(Holdings):
         self.sent: set[str] = set()
         self._uploads: dict[str, asyncio.Task[None]] = {}
         self._old: dict[str, list[FileRecord]] = {}
-        self._comparisons: dict[str, asyncio.Task[None]] = {}
+        self._comparing: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._distrust()
         self.sources: dict[str, LocalFile] = {}
         self._source_bundles: set[str] = set()
@@ -138,7 +138,6 @@ class Stager(Holdings):
     def _distrust(self) -> None:
         """Require that each record of the manifest is compared with the site before it counts."""
         self._old = by_directory(self._ledger.remote_files(self._place))
-        self._comparisons = {}
         self._looks = Looks(self._site, self._place, self._retry)
 
     async def send_sources(self, sources: Sequence[LocalFile]) -> int:
@@ -244,10 +243,7 @@ class Stager(Holdings):
         kept = [b for b in self._ledger.pending_bundles(self._place) if b.startswith(KEPT)]
         if kept:
             directory = posixpath.dirname(bundle_path(kept[0]))
-            try:
-                there = await self._retry(lambda: self._site.list(directory))
-            except SiteNotFound:
-                there = {}
+            there = await self._retry.listed(lambda: self._site.list(directory))
             self.gone([b for b in kept if posixpath.basename(bundle_path(b)) not in there])
 
     async def _send_moved(self, missing: Sequence[LocalFile]) -> tuple[list[str], list[LocalFile]]:
@@ -435,14 +431,14 @@ class Stager(Holdings):
         dropped.
         """
         named = dict.fromkeys(posixpath.dirname(file.path) for file in files)
-        directories = [directory for directory in named if directory in self._old]
-        for directory in directories:
-            if directory not in self._comparisons:
-                task = asyncio.create_task(self._compare(directory, self._old[directory]))
-                self._comparisons[directory] = task
-        await asyncio.gather(*(self._comparisons[directory] for directory in directories))
+        await asyncio.gather(*(self._compare(each) for each in named if each in self._old))
 
-    async def _compare(self, directory: str, files: Sequence[FileRecord]) -> None:
+    async def _compare(self, directory: str) -> None:
+        async with self._comparing[directory]:  # of many jobs the first one does it
+            if (files := self._old.get(directory)) is not None:
+                await self._forget_lost(directory, files)
+
+    async def _forget_lost(self, directory: str, files: Sequence[FileRecord]) -> None:
         sight = None
         with suppress(SiteRejected):
             sight = await self._looks.at(directory, files)

@@ -24,7 +24,6 @@ from snakemake_executor_plugin_mantik.common.errors import (
     OutputsLost,
     SiteBusy,
     SiteError,
-    SiteNotFound,
     SiteUnauthorized,
     SiteUnreachable,
     UserError,
@@ -378,10 +377,7 @@ class Uploader(Importer):
         """
         known = self._ledger.parts_sent(bundle, size)
         path = bundle_path(bundle)
-        try:
-            there = await self._retry(lambda: self._site.list(path))
-        except SiteNotFound:
-            return 0
+        there = await self._retry.listed(lambda: self._site.list(path))
         for name in there:
             if _PART in name and not name.endswith(_part_name(0, count)[-_PART_DIGITS:]):
                 await self._retry(lambda name=name: self._site.remove(f"{path}/{name}"))  # type: ignore[misc]

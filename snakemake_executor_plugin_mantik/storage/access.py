@@ -58,8 +58,8 @@ _T = TypeVar("_T")
 class Access:
     """Connections to places, made when they are first needed. Safe to use from any thread.
 
-    While an engine runs in this process, its event loop makes all requests, with its clients for
-    the places that it has opened.
+    While an engine runs in this process, its event loop and clients serve all places that it has
+    opened.
     """
 
     def __init__(
@@ -77,11 +77,15 @@ class Access:
         self._engine: Engine | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._starting = threading.Lock()
+        self._under_way = 0
 
     def use(self, engine: "Engine | None") -> None:
-        """Reach the places through an engine from now on, or no longer."""
-        self.close()
+        """Reach the places that an engine has opened through it from now on, or no longer."""
         self._engine = engine
+        with self._starting:
+            idle = not self._under_way
+        if idle:  # what is needed again is opened again
+            self.close()
 
     def list(self, place: str, directory: str, paths: Iterable[str] = ()) -> dict[str, Entry]:
         """Return the entries of a directory at a place by name; none if it does not exist.
@@ -176,6 +180,8 @@ class Access:
 
     def close(self) -> None:
         """Close the connections that the engine has not made."""
+        if self._loop is None:
+            return
         opening, self._opening = self._opening, {}
 
         async def close() -> None:
@@ -183,40 +189,41 @@ class Access:
                 if task.done() and task.exception() is None:
                     await task.result().site.close()
 
-        if opening:
-            self._run(close())
-        if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
-            self._loop.close()
-            self._loop = None
+        self._run(close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+        self._loop = None
 
-    def _at(self, place: str, act: Callable[[Looks], Coroutine[Any, Any, _T]]) -> _T:
-        """Return the result of `act` at a place, in the thread that makes requests."""
+    def _at(self, identity: str, act: Callable[[Looks], Coroutine[Any, Any, _T]]) -> _T:
+        """Return the result of `act` at a place."""
+        engine = self._engine
+        place = engine.places.known(identity) if engine is not None else None
+        if engine is not None and place is not None:
+            return engine.run(act(place.looks))
 
         async def acted() -> _T:
-            return await act(await self._reach(place))
+            return await act(await self._reach(identity))
 
         return self._run(acted())
 
     def _run(self, what: Coroutine[Any, Any, _T]) -> _T:
-        if self._engine is not None:
-            return self._engine.run(what)
         with self._starting:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
                 self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
                 self._thread.start()
-            future = asyncio.run_coroutine_threadsafe(what, self._loop)
-        return future.result()
+            self._under_way += 1
+        try:
+            return asyncio.run_coroutine_threadsafe(what, self._loop).result()
+        finally:
+            with self._starting:
+                self._under_way -= 1
 
-    async def _reach(self, identity: str) -> Looks:
-        known = self._opening.get(identity)
+    async def _reach(self, place: str) -> Looks:
+        known = self._opening.get(place)
         if known is None or (known.done() and known.exception() is not None):
-            place = self._engine.places.known(identity) if self._engine is not None else None
-            if place is not None:
-                return place.looks
-            known = self._opening[identity] = asyncio.create_task(self._open(identity))
+            known = self._opening[place] = asyncio.create_task(self._open(place))
         return await known
 
     async def _open(self, place: str) -> Looks:

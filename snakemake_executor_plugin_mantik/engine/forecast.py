@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Literal, Self
 
-from snakemake_executor_plugin_mantik.config.environment_keys import EnvironmentConfig
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
 from snakemake_executor_plugin_mantik.jobs.paths import nearest, workspace_below
 from snakemake_executor_plugin_mantik.jobs.resources import cpus_per_node
@@ -40,9 +39,8 @@ TRY: Final = "00000000-0000-4000-8000-000000000000"
 WORKSPACE: Final = "/WORKSPACE"
 """Placeholder for the workspace's path at the site."""
 
-
-EnvironmentKind = Literal["apptainer", "containerengine", "pyxis", "uenv", "python", "none"]
-"""The key of the backend config's environment, in lower case."""
+_ENVIRONMENTS: Final = ("apptainer", "container_engine", "pyxis", "uenv", "python")
+"""What a command may run in, by the name of the backend config's key."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +49,7 @@ class Preview:
 
     Attributes:
         resources: the requested resources, normalised.
-        environment: what the command runs in.
+        environment: the key of what the command runs in, in lower case, or `none`.
         image_type: where the image is; None without one.
         variables: the variables that are set for the command, as its process sees them.
         submission: UNICORE's job description, or the body of firecREST's `POST …/jobs`.
@@ -63,7 +61,7 @@ class Preview:
     site: str
     api: Literal["unicore", "firecrest"]
     resources: Mapping[str, str | int | None]
-    environment: EnvironmentKind
+    environment: str
     image_type: Literal["local", "remote"] | None
     variables: Mapping[str, str]
     submission: Mapping[str, Any]
@@ -101,12 +99,13 @@ def make_preview(
     spec = _spec(planner, site, command, environment, image_size)
     submission, script = _submission(config, make_submission(spec), spec.workspace, unicore_version)
     of_config = config.named_environment(environment)
+    kind = next((k for k in _ENVIRONMENTS if getattr(of_config, k) is not None), "none")
     files = [path for _, path in planner.environment_files(environment)]
     return Preview(
         site=site,
         api=config.api,
         resources=_resources(spec),
-        environment=_environment(of_config),
+        environment=kind.replace("_", ""),
         image_type=of_config.apptainer.type if of_config.apptainer else None,
         variables={**spec.variables, **spec.environment.variables},
         submission=submission,
@@ -155,17 +154,6 @@ def _resources(spec: JobSpec) -> dict[str, str | int | None]:
         "node_constraints": resources.constraint,
         "qos": resources.qos,
     }
-
-
-def _environment(environment: EnvironmentConfig) -> EnvironmentKind:
-    kinds: Mapping[EnvironmentKind, object] = {
-        "apptainer": environment.apptainer,
-        "containerengine": environment.container_engine,
-        "pyxis": environment.pyxis,
-        "uenv": environment.uenv,
-        "python": environment.python,
-    }
-    return next((kind for kind, given in kinds.items() if given is not None), "none")
 
 
 def _submission(

@@ -13,7 +13,6 @@ import math
 import os
 from collections.abc import Iterable
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,14 +53,6 @@ _EVERYWHERE = ("/dev/", "/proc/", "/sys/")
 _TIMESTAMP = ".snakemake_timestamp"
 
 
-@cache
-def _catalog_in(workdir: str) -> "Catalog":
-    # Imported here because Snakemake imports all storage plugins for each of its commands.
-    from snakemake_executor_plugin_mantik.storage.catalog import catalog_of
-
-    return catalog_of(Path(workdir))
-
-
 class StorageProvider(StorageProviderBase):
     """Knows which outputs of a workflow lie at which site."""
 
@@ -88,7 +79,10 @@ class StorageProvider(StorageProviderBase):
     @property
     def catalog(self) -> "Catalog":
         """The catalog of the workflow in the present working directory."""
-        return _catalog_in(os.getcwd())
+        # Imported here because Snakemake imports all storage plugins for each of its commands.
+        from snakemake_executor_plugin_mantik.storage.catalog import catalog_of
+
+        return catalog_of(Path.cwd())
 
     def rate_limiter_key(self, query: str, operation: Any) -> str:  # noqa: ARG002
         return PREFIX

@@ -44,7 +44,10 @@ class UndeclaredFiles:
                 os.path.lexists(self._workdir / entry.path)
                 or not self._is_known(record.place, entry.path)
             )
-            and not self._is_being_made(record, entry.path)
+            and not any(  # an open try of another run makes it
+                other.makes and other.id != record.id
+                for other in self._journal.files.conflicts(record.place, entry.path)
+            )
         ]
         here = await asyncio.to_thread(lambda: [_look_at(self._workdir / e.path, e) for e in new])
         stay = [entry for entry, state in zip(new, here, strict=True) if not state]
@@ -75,10 +78,6 @@ class UndeclaredFiles:
     def _is_known(self, place: str, path: str) -> bool:
         files = self._journal.files
         return files.is_stored(path) or files.remote_file(place, path) is not None
-
-    def _is_being_made(self, record: TryRecord, path: str) -> bool:
-        conflicts = self._journal.files.conflicts(record.place, path)
-        return any(other.makes and other.id != record.id for other in conflicts)
 
 
 def _is_copied(entry: OutputEntry, request: JobRequest, made: Mapping[str, int]) -> bool:

@@ -250,14 +250,14 @@ class OutputStaging:
         )
 
     def write(self, entry: OutputEntry, content: bytes) -> None:
-        """Write an output's content, already compared with the marker.
+        """Write an output's content.
 
         Raises:
-            OutputsLost: the job reports a file that the rule does not declare, or one too deep.
+            OutputsLost: the job reports a file that the rule does not declare, or one too deep; or
+                the content is not what it has reported.
             OSError: it cannot be written here.
         """
-        with open_private(self._with_folder(entry), "wb") as file:
-            file.write(content)
+        self._stream(entry, [content])
 
     def directory(self, entry: OutputEntry) -> None:
         """Make an output directory, or a directory in one."""

@@ -328,8 +328,9 @@ class Engine:
     async def _open_site(self, name: str) -> SiteRunner:
         site, planner = self._sites[name]
         facts, place = await self.places.open(
-            name, site, planner, lambda facts: self._refuse_to_leave(name, facts.workspace)
-        )
+            name, site, planner, lambda facts: self._refuse_to_leave(name, facts.workspace),
+            "then start again; nothing was submitted",
+        )  # fmt: skip
         left = self._journal.set_site(
             name, planner.config.server, facts.workspace, place.id, self._configs.get(name, "")
         )

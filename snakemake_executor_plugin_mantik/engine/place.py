@@ -184,17 +184,19 @@ class Places:
         site: Site,
         planner: Planner,
         check: Callable[[SiteFacts], object] = lambda _: None,
+        do: str = "and try again",
     ) -> tuple[SiteFacts, Place]:
         """Open a site, its client once for all names that share it; return its facts and place.
 
-        `check` sees the facts before the place is opened.
+        `check` sees the facts before the place is opened; `do` is what the user can do, besides
+        checking the network, if the site does not answer.
 
         Raises:
             PlaceTaken: another workflow or controller uses its workspace.
             MantikError: the site cannot be opened, or does not answer.
         """
         config = planner.config
-        async with answering(name, "then start again; nothing was submitted"):
+        async with answering(name, do):
             if id(site) not in self._facts:
                 self._facts[id(site)] = opening = asyncio.create_task(site.open())
                 # Retrieve the exception even if no job awaits the task any more.

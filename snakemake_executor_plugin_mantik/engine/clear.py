@@ -2,6 +2,7 @@
 
 import asyncio
 import posixpath
+from collections import defaultdict
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -82,17 +83,17 @@ class Clearer:
 
     async def measure(self) -> dict[str, WorkspacePart]:
         """Return the numbers and sizes of the files there, by kind."""
-        found: dict[str, WorkspacePart] = {}
+        found = defaultdict[str, WorkspacePart](WorkspacePart)
         level = list(_DIRECTORIES)
         if self._shared:
             level = [OURS]
             for file in self._known():
-                found.setdefault(WORKFLOW_FILES, WorkspacePart()).add(file.size)
+                found[WORKFLOW_FILES].add(file.size)
         looked = 0
         while level:
             if looked + len(level) > MOST_LISTINGS:
                 for path in level[max(0, MOST_LISTINGS - looked) :]:
-                    found.setdefault(_part(path), WorkspacePart()).more = True
+                    found[_part(path)].more = True
                 level = level[: max(0, MOST_LISTINGS - looked)]
             looked += len(level)
             below = []
@@ -105,7 +106,7 @@ class Clearer:
                     if entry.directory:
                         below.append(path)
                     else:
-                        found.setdefault(_part(path), WorkspacePart()).add(entry.size)
+                        found[_part(path)].add(entry.size)
             level = below
         return found
 

@@ -176,24 +176,18 @@ def _begin(copy: _Copy) -> None:
 
 
 def _unpack(place: Path, pack: Pack) -> None:
-    later = _later(place)
     for file in pack.files:
         _write(place, file)
+    later = set[str]()
+    with suppress(FileNotFoundError):
+        text = (place / LIVE_LATER).read_text(encoding="utf-8", errors="surrogateescape")
+        later = set(text.split("\0")) - {""}
     known = later | {path.as_posix() for path in pack.later}
     known -= {file.path.as_posix() for file in pack.files}
     if known != later:
         new = place / f".{LIVE_LATER}"
         new.write_text("\0".join(sorted(known)), encoding="utf-8", errors="surrogateescape")
         new.rename(place / LIVE_LATER)
-
-
-def _later(place: Path) -> set[str]:
-    """Read the paths below a copy's tree that are missing or outdated."""
-    try:
-        text = (place / LIVE_LATER).read_text(encoding="utf-8", errors="surrogateescape")
-    except FileNotFoundError:
-        return set()
-    return set(text.split("\0")) - {""}
 
 
 def _write(place: Path, file: Packed) -> None:

@@ -6,10 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from snakemake.common.tests import (
-    TestWorkflowsLocalStorageBase,
-    TestWorkflowsMinioPlayStorageBase,
-)
+from snakemake.common.tests import TestWorkflowsLocalStorageBase, TestWorkflowsMinioPlayStorageBase
 from snakemake_interface_executor_plugins.settings import ExecutorSettingsBase
 
 from hpc_sandbox.server import Sandbox

@@ -81,9 +81,7 @@ def opened(stream: TextIO, *quiet: Quietness) -> bool:
     handler.name = "DefaultStreamHandler"
     logger.addHandler(handler)
     workflow: Any = SimpleNamespace(
-        output_settings=SimpleNamespace(quiet=set(quiet) or None),
-        scheduler=None,
-        dag=(),
+        output_settings=SimpleNamespace(quiet=set(quiet) or None), scheduler=None, dag=()
     )
     line = open_progress_line(workflow, logger, dict, TransferMeter())
     if line is None:

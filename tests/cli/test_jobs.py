@@ -9,11 +9,7 @@ from rich.console import Console
 from snakemake_executor_plugin_mantik.cli.jobs import jobs, jobs_table
 from snakemake_executor_plugin_mantik.common.errors import JournalError
 from snakemake_executor_plugin_mantik.journal import Journal, read_history
-from snakemake_executor_plugin_mantik.views.workflow import (
-    Condition,
-    overview_jobs,
-    present_tries,
-)
+from snakemake_executor_plugin_mantik.views.workflow import Condition, overview_jobs, present_tries
 
 STATE = Path(".snakemake", "mantik")
 

@@ -137,8 +137,7 @@ def test_up_prints_what_another_terminal_needs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
-    [("x=ssh", "no API 'ssh'"), ("=unicore", "name"), ("=", "name")],
+    ("text", "words"), [("x=ssh", "no API 'ssh'"), ("=unicore", "name"), ("=", "name")]
 )
 def test_sites_that_cannot_be(text: str, words: str) -> None:
     with pytest.raises(UserError, match=words):

@@ -123,11 +123,7 @@ PIECES = [
     *("[a-d]", "[!a]", "[", "]", "\\", "keep", "a", " "),
     *("[:digit:]", "[:alpha:]", "[:", ":]", "^", "-", "[z-a]", "[^", "[[", "]]", "1", "run"),
 ]
-PATTERN = st.lists(
-    st.sampled_from(PIECES),
-    min_size=1,
-    max_size=5,
-).map("".join)
+PATTERN = st.lists(st.sampled_from(PIECES), min_size=1, max_size=5).map("".join)
 
 
 @settings(max_examples=150, deadline=None)

@@ -264,12 +264,7 @@ def test_a_run_that_leaves_its_jobs_says_how_far_they_go(pipeline: Project) -> N
     assert (ran(pipeline), submitted(pipeline)) == (RAN, 7)
 
 
-LOCAL = one_rule_each(
-    a="",
-    b='input: "a"',
-    c='input: "b"\nlocalrule: True',
-    d='input: "c"',
-)
+LOCAL = one_rule_each(a="", b='input: "a"', c='input: "b"\nlocalrule: True', d='input: "c"')
 
 
 def test_a_local_rule_waits_for_this_machine(project: Project) -> None:

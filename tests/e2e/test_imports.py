@@ -9,11 +9,7 @@ import pytest
 
 from hpc_sandbox.faults import Fault
 from hpc_sandbox.server import Sandbox
-from hpc_sandbox.settings import (
-    SandboxSettings,
-    SiteOption,
-    Timing,
-)
+from hpc_sandbox.settings import SandboxSettings, SiteOption, Timing
 from snakemake_executor_plugin_mantik.jobs.paths import workspace_root
 from tests.real.centre import tsi
 from tests.real.centre.firecrest import SOFTWARE as FIRECREST

@@ -150,10 +150,7 @@ MISTAKES: list[tuple[tuple[str, ...], str]] = [
         ("it's churn", "-P", "data=x", "--continue", "3", "--checkpoint", "/c"),
         "below the working directory",
     ),
-    (
-        ("it's churn", "-P", "data=x", "--continue", "3", "--checkpoint", "c"),
-        "needs a walltime",
-    ),
+    (("it's churn", "-P", "data=x", "--continue", "3", "--checkpoint", "c"), "needs a walltime"),
     (("it's churn", "-P", "data=x", "--output", "../x"), "--output: has to be a path below"),
     (("..", "-e", "x.sh"), "no script"),
 ]

@@ -20,15 +20,7 @@ from tests.real.centre.firecrest import SOFTWARE as FIRECREST
 from tests.support.command import smk_mantik
 from tests.support.places import REAL
 from tests.support.ports import free_port
-from tests.support.workflows import (
-    FILES_STAY,
-    UNTRACKED,
-    Place,
-    Project,
-    tells,
-    tree,
-    until,
-)
+from tests.support.workflows import FILES_STAY, UNTRACKED, Place, Project, tells, tree, until
 
 PIPELINE = """
     localrules: report
@@ -645,8 +637,7 @@ REAL_PAIR = pytest.param(
 
 
 @pytest.mark.parametrize(
-    "places",
-    [pytest.param(("sandbox", "firecrest"), id="sandbox"), REAL_PAIR],
+    "places", [pytest.param(("sandbox", "firecrest"), id="sandbox"), REAL_PAIR]
 )
 def test_between_sites(
     places: tuple[str, str], request: pytest.FixtureRequest, tmp_path: Path

@@ -13,12 +13,7 @@ from snakemake_executor_plugin_mantik.engine.attempt import Attempt
 from snakemake_executor_plugin_mantik.engine.evidence import ClaimOwner, Evidence, Finding
 from snakemake_executor_plugin_mantik.jobs.markers import Marker
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
-from snakemake_executor_plugin_mantik.journal import (
-    Times,
-    TryRecord,
-    TryState,
-    read_history,
-)
+from snakemake_executor_plugin_mantik.journal import Times, TryRecord, TryState, read_history
 from snakemake_executor_plugin_mantik.sites.base import JobState, Phase
 from snakemake_executor_plugin_mantik.views.usage import usage_by_rule
 from snakemake_executor_plugin_mantik.views.workflow import overview_jobs

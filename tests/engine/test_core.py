@@ -82,10 +82,7 @@ def at(
 ) -> dict[str, tuple[SimulatedSite, SimulatedPlanner]]:
     """Sites by name, each with a world and a workspace."""
     return {
-        name: (
-            SimulatedSite(world, name, workspace),
-            SimulatedPlanner(QUICK, None, workdir, world),
-        )
+        name: (SimulatedSite(world, name, workspace), SimulatedPlanner(QUICK, None, workdir, world))
         for name, (world, workspace) in named.items()
     }
 

@@ -50,8 +50,7 @@ def test_given_up_when_the_site_says_so_and_it_is_silent(tmp_path: Path) -> None
 
 
 async def test_a_marker_that_is_seen_only_after_a_write_counts_when_a_job_is_cancelled(
-    controller: Controller,
-    world: World,
+    controller: Controller, world: World
 ) -> None:
     """An NFS client shows an old directory until it has written to it: the job had succeeded."""
     world.duration = lambda spec: 10.0

@@ -12,11 +12,7 @@ from unittest import mock
 
 import pytest
 
-from snakemake_executor_plugin_mantik.common.errors import (
-    PlaceTaken,
-    SiteRejected,
-    SiteUnreachable,
-)
+from snakemake_executor_plugin_mantik.common.errors import PlaceTaken, SiteRejected, SiteUnreachable
 from snakemake_executor_plugin_mantik.engine import place
 from snakemake_executor_plugin_mantik.engine.leases import Lease
 from snakemake_executor_plugin_mantik.engine.place import Place, Places
@@ -24,12 +20,7 @@ from snakemake_executor_plugin_mantik.engine.request import Outcome
 from snakemake_executor_plugin_mantik.engine.site_runner import SiteRunner
 from snakemake_executor_plugin_mantik.engine.workflow_context import WorkflowContext
 from snakemake_executor_plugin_mantik.jobs.paths import NEWER, PLACE, TRIES
-from snakemake_executor_plugin_mantik.journal import (
-    Journal,
-    TryRecord,
-    TryState,
-    database,
-)
+from snakemake_executor_plugin_mantik.journal import Journal, TryRecord, TryState, database
 from snakemake_executor_plugin_mantik.sites.base import Entry
 from tests.support.controller import CONFIG, request
 from tests.support.laptop import Session, no_sources
@@ -186,8 +177,7 @@ async def test_two_that_come_at_once_where_files_show_late(seat: Seats) -> None:
     for site in sites:
         site.lag_s = 30.0
     led = await asyncio.gather(
-        *(one.lead(site) for one, site in zip(seats, sites, strict=True)),
-        return_exceptions=True,
+        *(one.lead(site) for one, site in zip(seats, sites, strict=True)), return_exceptions=True
     )
     assert sum(isinstance(one, Place) for one in led) <= 1, led
     assert all(isinstance(one, Place | PlaceTaken) for one in led), led

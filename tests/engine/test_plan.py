@@ -60,10 +60,7 @@ FACTS = SiteFacts("/w", "UNICORE/X 11.0.0", queues={"batch": LIMITS, "free": Que
         ({"qos": "long"}, "QoS 'long' requested; queue batch allows normal, short"),
         ({"qos": "Short"}, "QoS 'Short' requested"),
         ({"constraint": "slow"}, "constraint 'slow' requested; queue batch allows fast"),
-        (
-            {"runtime_s": 259_200},
-            "runtime: 3 days requested; queue batch allows at most 24 h",
-        ),
+        ({"runtime_s": 259_200}, "runtime: 3 days requested; queue batch allows at most 24 h"),
     ],
 )
 def test_what_a_queue_does_not_have(asked: dict[str, Any], told: str) -> None:

@@ -17,10 +17,7 @@ from snakemake_executor_plugin_mantik.engine.segments import (
 )
 from snakemake_executor_plugin_mantik.jobs.markers import Marker, OutputEntry
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
-from snakemake_executor_plugin_mantik.jobs.segments import (
-    Continuation,
-    parse_continuation,
-)
+from snakemake_executor_plugin_mantik.jobs.segments import Continuation, parse_continuation
 from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
 from snakemake_executor_plugin_mantik.journal import TryRecord, TryState
 

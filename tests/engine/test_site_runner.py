@@ -12,13 +12,7 @@ from snakemake_executor_plugin_mantik.engine.request import Outcome
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.jobs.spec import JobSpec
 from snakemake_executor_plugin_mantik.journal import TryState, read_history
-from tests.support.controller import (
-    Controller,
-    request,
-    run_one,
-    simulate,
-    states,
-)
+from tests.support.controller import Controller, request, run_one, simulate, states
 from tests.support.simulated import Fate, Fault, World
 
 

@@ -332,9 +332,7 @@ async def test_a_job_that_cannot_start_is_reported_once(bench: Bench, lag: bool)
     assert (bench.pending, bench.began) == (["ReqNodeNotAvail"], [True])
 
 
-async def test_a_job_that_waits_its_turn_has_a_reason_but_no_obstacle(
-    bench: Bench,
-) -> None:
+async def test_a_job_that_waits_its_turn_has_a_reason_but_no_obstacle(bench: Bench) -> None:
     fated(bench.world, Fate(starts=(400.0,)))
     record, job = bench.sent()
     await bench.watcher.watch(record, [job], sent=1)
@@ -425,9 +423,7 @@ async def test_a_marker_that_is_seen_only_after_a_write_counts_before_the_schedu
     assert (waited < bench.settings.timing.marker_grace_s) == (fate is WARNED), waited
 
 
-async def test_where_nothing_can_be_written_the_last_look_has_to_do(
-    bench: Bench,
-) -> None:
+async def test_where_nothing_can_be_written_the_last_look_has_to_do(bench: Bench) -> None:
     fated(bench.world, Fate(killed_after=5.0))
     record, job = bench.sent()
     bench.site.fault = lambda method, about: "rejected" if method == "put" else ""

@@ -165,8 +165,7 @@ def kills(step: str, kind: str) -> list[tuple[str, str, str, str]]:
 
 
 @pytest.mark.parametrize(
-    ("step", "kind", "when", "api"),
-    in_turn(kills(step, kind) for step, kind in KILLED_AT),
+    ("step", "kind", "when", "api"), in_turn(kills(step, kind) for step, kind in KILLED_AT)
 )
 def test_controller_killed(
     step: str, kind: str, when: str, api: str, tmp_path: Path, prove: Prove

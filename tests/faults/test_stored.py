@@ -53,8 +53,7 @@ def sum_of(content: bytes) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("fault", "api"),
-    in_turn([(f, api) for api in APIS] for f in (*FAULTS, *ODD) if f.name in MET),
+    ("fault", "api"), in_turn([(f, api) for api in APIS] for f in (*FAULTS, *ODD) if f.name in MET)
 )
 def test_fault_while_stored_outputs_are_brought(fault: Fault, api: str, tmp_path: Path) -> None:
     sites = [SiteOption(SITE, api), SiteOption("other", APIS[api])]

@@ -15,14 +15,7 @@ import pytest
 from hpc_sandbox.settings import SiteOption
 from tests.golden.record import RecordingSandbox, history, transcript, watch_steps
 from tests.support.places import PATIENT
-from tests.support.workflows import (
-    FILES_STAY,
-    UNTRACKED,
-    Project,
-    place_in,
-    until,
-    with_snakemake,
-)
+from tests.support.workflows import FILES_STAY, UNTRACKED, Project, place_in, until, with_snakemake
 
 _SITES = {"hpc1": "unicore", "hpc2": "firecrest"}
 

@@ -28,8 +28,7 @@ def test_refusals_have_the_form_of_the_api(faulty: Sandbox, fire: FirecrestClien
 
 
 @pytest.mark.parametrize(
-    ("action", "seconds", "jobs"),
-    [("timeout_before", 0.0, 0), ("timeout_after", 2.0, 1)],
+    ("action", "seconds", "jobs"), [("timeout_before", 0.0, 0), ("timeout_after", 2.0, 1)]
 )
 def test_a_slow_sbatch(
     faulty: Sandbox, fire: FirecrestClient, action: Action, seconds: float, jobs: int

@@ -163,10 +163,7 @@ def test_files_at_unicore(unicore_sandbox: Server, real_unicore: Server, name: s
     "request_of", [put("closed/y"), ask("POST", "closed/x"), ask("DELETE", "closed/x")]
 )
 def test_what_unicore_denies(
-    faulty: Sandbox,
-    unicore_sandbox: Server,
-    real_unicore: Server,
-    request_of: Act,
+    faulty: Sandbox, unicore_sandbox: Server, real_unicore: Server, request_of: Act
 ) -> None:
     """Root made a directory at the real one; for who runs the sandbox nothing may be closed."""
     for server in (unicore_sandbox, real_unicore):

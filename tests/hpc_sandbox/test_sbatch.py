@@ -2,12 +2,7 @@
 
 import pytest
 
-from hpc_sandbox.sbatch import (
-    SbatchError,
-    parse_sbatch_memory,
-    parse_sbatch_time,
-    parse_script,
-)
+from hpc_sandbox.sbatch import SbatchError, parse_sbatch_memory, parse_sbatch_time, parse_script
 from hpc_sandbox.settings import PARTITIONS
 
 

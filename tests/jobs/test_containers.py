@@ -129,10 +129,7 @@ def test_only_programs_that_handle_the_warning_get_it(plugins: Trial) -> None:
         command,
         environment=pyxis(plugins),
         segment=Segment(0, 2, ("ckpt/",), 3600, 120),
-        outputs=(
-            OutputFile("model"),
-            OutputFile("ckpt", "checkpoint", directory=True, keep=True),
-        ),
+        outputs=(OutputFile("model"), OutputFile("ckpt", "checkpoint", directory=True, keep=True)),
     )
     ended = plugins.signalled(spec, signal.SIGUSR1, env=ALLOCATION)
     assert ended.sure.go_on == "time_limit", ended.log

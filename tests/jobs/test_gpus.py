@@ -6,12 +6,7 @@ from dataclasses import replace
 import pytest
 
 from snakemake_executor_plugin_mantik.jobs.library import read_library
-from snakemake_executor_plugin_mantik.jobs.spec import (
-    JobSpec,
-    LiveDirectory,
-    OutputFile,
-    Resources,
-)
+from snakemake_executor_plugin_mantik.jobs.spec import JobSpec, LiveDirectory, OutputFile, Resources
 from tests.support.trial import QUICK, Trial
 
 STORE = "its store"
@@ -67,7 +62,7 @@ def test_their_mean_is_a_metric_of_its_run(trial: Trial) -> None:
         for path in (trial.workspace / METRICS / "system").iterdir()
     }
     assert {name: words[1:] for name, words in found.items()} == {
-        "gpu_utilization_percentage": ["60", "0"],
+        "gpu_utilization_percentage": ["60", "0"]
     }
     assert all(len(words[0]) == 13 and words[0].isdecimal() for words in found.values())
     # What is listed is what is there: the sampling has ended before.
@@ -75,14 +70,7 @@ def test_their_mean_is_a_metric_of_its_run(trial: Trial) -> None:
     assert f"{METRICS}/system/gpu_utilization_percentage" in listed
 
 
-@pytest.mark.parametrize(
-    "lines",
-    [
-        "",
-        "No devices were found\\n",
-        "[Unknown Error]\\n5",
-    ],
-)
+@pytest.mark.parametrize("lines", ["", "No devices were found\\n", "[Unknown Error]\\n5"])
 def test_a_driver_that_fails_or_hangs_disturbs_nothing(trial: Trial, lines: str) -> None:
     # A process that waits for a driver cannot be ended; this one ignores what can be ignored.
     smi(trial, "trap '' TERM INT HUP PIPE; exec sleep 600" if not lines else "exit 9", lines)

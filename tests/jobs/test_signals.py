@@ -43,8 +43,7 @@ def ended_by(trial: Trial, command: str, number: int, environment: Environment) 
 
 
 @pytest.mark.parametrize(
-    ("number", "name", "code"),
-    [(signal.SIGTERM, "TERM", 143), (signal.SIGINT, "INT", 130)],
+    ("number", "name", "code"), [(signal.SIGTERM, "TERM", 143), (signal.SIGINT, "INT", 130)]
 )
 def test_a_signal_reaches_the_command_and_the_marker(
     trial: Trial, number: int, name: str, code: int

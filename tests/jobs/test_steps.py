@@ -14,12 +14,7 @@ from snakemake_executor_plugin_mantik.jobs.deployment import (
     wrap_modules,
 )
 from snakemake_executor_plugin_mantik.jobs.script import PART_BYTES, STEPS
-from snakemake_executor_plugin_mantik.jobs.spec import (
-    Environment,
-    InputFile,
-    JobSpec,
-    OutputFile,
-)
+from snakemake_executor_plugin_mantik.jobs.spec import Environment, InputFile, JobSpec, OutputFile
 from tests.support.trial import NASTY, QUICK, Trial, wait_until
 
 CLEAN = ("echo cleaned > after",)

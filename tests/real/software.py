@@ -40,10 +40,7 @@ GROUPS = {
 """What runs in one worker, because each worker would start a server of its own."""
 
 
-IN_TURN = (
-    ("unicore_centre", "firecrest_centre"),
-    ("tsi_bench", "firecrest_bench"),
-)
+IN_TURN = (("unicore_centre", "firecrest_centre"), ("tsi_bench", "firecrest_bench"))
 """Parameters of tests: the real servers of the two APIs. CI runs a test at one of them, as its name
 decides; `make nightly` at both."""
 

@@ -181,8 +181,7 @@ def test_what_a_queue_does_not_list_is_refused_before(
 ) -> None:
     project = Project(tmp_path / "project", unicore_centre_place, dict(UNTRACKED))
     project.write(
-        "Snakefile",
-        f"rule one:\n    output: 'a'\n    resources: {resource}\n    shell: 'touch a'",
+        "Snakefile", f"rule one:\n    output: 'a'\n    resources: {resource}\n    shell: 'touch a'"
     )
     tells(project.run().failed(), told, "nothing submitted")
     assert project.tries == []

@@ -13,9 +13,7 @@ from snakemake_executor_plugin_mantik.jobs.paths import workspace_below
 from tests.real.centre import USER, Centre, tsi
 from tests.support.workflows import UNTRACKED, Place, Project
 
-pytestmark = [
-    pytest.mark.software(tsi.SOFTWARE),
-]
+pytestmark = [pytest.mark.software(tsi.SOFTWARE)]
 
 LARGE = 3_000_000
 

@@ -104,9 +104,7 @@ def test_a_command_that_is_no_word_goes_as_a_file(job: SimpleNamespace) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # Snakemake leaves them open
-def test_an_environment_in_an_image_is_where_snakemake_has_put_it(
-    job: SimpleNamespace,
-) -> None:
+def test_an_environment_in_an_image_is_where_snakemake_has_put_it(job: SimpleNamespace) -> None:
     (job.folder / "e.linux-64.pin.txt").write_text("@EXPLICIT")
     job.container_img_url, job.is_containerized = "docker://x", True
     made = payload(job, DeploymentMethod.CONDA, DeploymentMethod.APPTAINER)

@@ -72,11 +72,7 @@ def test_what_runs_at_a_time_adds_up() -> None:
 
 def test_members_that_say_nothing_get_what_the_backend_config_says() -> None:
     base = site(runtime_s=3600, memory_mib_per_node=400, gpus_per_node=1, nodes=2)
-    assert asked(DEPENDING, {"one": base}).resources == {
-        "mem_mb": 150,
-        "runtime": 25,
-        "nodes": 1,
-    }
+    assert asked(DEPENDING, {"one": base}).resources == {"mem_mb": 150, "runtime": 25, "nodes": 1}
     silent = group([member("a", mem_mb=100, runtime=10, gpu=2), member("b")])
     found = asked(silent, {"one": base})
     assert found.resources == {"mem_mb": 400, "runtime": 60, "gpu": 2, "nodes": 1}

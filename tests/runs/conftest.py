@@ -23,13 +23,7 @@ from snakemake_executor_plugin_mantik.runs.directories import RunDirectory
 from snakemake_executor_plugin_mantik.runs.local_runs import LocalRun, read_local_run
 from tests.support.command import smk_mantik
 from tests.support.workflows import WAIT_S, Project, Ran, until
-from tests.tracking.conftest import (
-    TrackingServer,
-    place,
-    sandbox,
-    tracking_server,
-    until_published,
-)
+from tests.tracking.conftest import TrackingServer, place, sandbox, tracking_server, until_published
 
 __all__ = ["sandbox", "tracking_server"]
 

@@ -23,8 +23,7 @@ from snakemake_executor_plugin_mantik.tracking.run import WAITING_REASON
 )
 def test_whose_directory_a_run_is_in(told: str, owner: str) -> None:
     run = SimpleNamespace(
-        info=SimpleNamespace(run_id="a" * 32),
-        data=SimpleNamespace(tags={DIRECTORY_OF: told}),
+        info=SimpleNamespace(run_id="a" * 32), data=SimpleNamespace(tags={DIRECTORY_OF: told})
     )
 
     assert _owner(run) == owner

@@ -13,10 +13,7 @@ from snakemake_executor_plugin_mantik.schedule.schedules import (
     MissedPolicy,
     ScheduleRequest,
 )
-from snakemake_executor_plugin_mantik.schedule.store import (
-    CAUGHT_UP,
-    NEVER_BEGUN,
-)
+from snakemake_executor_plugin_mantik.schedule.store import CAUGHT_UP, NEVER_BEGUN
 from snakemake_executor_plugin_mantik.schedule.submit import (
     INTERRUPTED,
     LATE_S,

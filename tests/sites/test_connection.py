@@ -127,10 +127,7 @@ SUBMISSIONS = [
 def test_a_submission_is_made_once_and_its_fate_is_unknown(parrot: Parrot, say: Say) -> None:
     parrot.answers = [say]
     with pytest.raises(SiteUnreachable):
-        talk(
-            parrot,
-            lambda site: site.submit(A_JOB),
-        )
+        talk(parrot, lambda site: site.submit(A_JOB))
     assert len(parrot.asked) == 1
 
 
@@ -186,9 +183,7 @@ def test_time_out(parrot: Parrot) -> None:
     parrot.answers = [Say(delay_s=1.5)]
     with pytest.raises(SiteUnreachable):
         talk(
-            parrot,
-            lambda site: site._connection.once("x", "POST", "/jobs", json={}),
-            timeout_s=0.2,
+            parrot, lambda site: site._connection.once("x", "POST", "/jobs", json={}), timeout_s=0.2
         )
 
 
@@ -227,11 +222,7 @@ def test_a_refused_token_is_renewed_once(parrot: Parrot) -> None:
 
 def test_an_issuer_that_refuses_is_a_site_that_refuses(parrot: Parrot) -> None:
     with pytest.raises(SiteUnauthorized, match="the refresh token was refused"):
-        talk(
-            parrot,
-            read,
-            credential=Renewing(issuer_refuses=True),
-        )
+        talk(parrot, read, credential=Renewing(issuer_refuses=True))
     assert parrot.asked == []
 
 

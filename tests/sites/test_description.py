@@ -241,10 +241,7 @@ def test_cpus_are_told_in_ways_that_do_not_contradict() -> None:
 
 @pytest.mark.parametrize(
     ("scheduler", "line"),
-    [
-        ("slurm", "#SBATCH --dependency=afterany:7:12"),
-        ("pbs", "#PBS -W depend=afterany:7:12"),
-    ],
+    [("slurm", "#SBATCH --dependency=afterany:7:12"), ("pbs", "#PBS -W depend=afterany:7:12")],
 )
 def test_a_job_that_starts_after_others(scheduler: Any, line: str) -> None:
     job = Submission(TRY, "x", "true\n", Resources(), after=("7", "12"))

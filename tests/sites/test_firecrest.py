@@ -12,15 +12,9 @@ import pytest
 
 from hpc_sandbox.faults import Fault
 from hpc_sandbox.firecrest import store
-from hpc_sandbox.firecrest.site import (
-    FirecrestServer as FirecrestSandbox,
-)
+from hpc_sandbox.firecrest.site import FirecrestServer as FirecrestSandbox
 from hpc_sandbox.server import Sandbox
-from snakemake_executor_plugin_mantik.common.errors import (
-    SiteBusy,
-    SiteRejected,
-    SiteUnreachable,
-)
+from snakemake_executor_plugin_mantik.common.errors import SiteBusy, SiteRejected, SiteUnreachable
 from snakemake_executor_plugin_mantik.jobs.spec import Resources
 from snakemake_executor_plugin_mantik.sites.base import Phase, Submission
 from snakemake_executor_plugin_mantik.sites.firecrest import FirecrestSite

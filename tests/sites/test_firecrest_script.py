@@ -90,10 +90,7 @@ def test_pbs() -> None:
 
 @pytest.mark.parametrize(
     ("scheduler", "line"),
-    [
-        ("slurm", "#SBATCH --dependency=afterany:7:12\n"),
-        ("pbs", "#PBS -W depend=afterany:7:12\n"),
-    ],
+    [("slurm", "#SBATCH --dependency=afterany:7:12\n"), ("pbs", "#PBS -W depend=afterany:7:12\n")],
 )
 def test_a_job_that_starts_after_others(scheduler: SchedulerName, line: str) -> None:
     job = replace(JOB, resources=Resources(), after=("7", "12"))

@@ -11,20 +11,13 @@ import httpx
 import pytest
 
 from hpc_sandbox import files
-from snakemake_executor_plugin_mantik.common.errors import (
-    SiteRejected,
-    UserError,
-)
+from snakemake_executor_plugin_mantik.common.errors import SiteRejected, UserError
 from snakemake_executor_plugin_mantik.config.reading import read_configs
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.jobs.spec import Resources
 from snakemake_executor_plugin_mantik.sites import make_site
 from snakemake_executor_plugin_mantik.sites.authentication import Bearer, Password, SshKey
-from snakemake_executor_plugin_mantik.sites.base import (
-    QueueLimits,
-    SiteFacts,
-    Submission,
-)
+from snakemake_executor_plugin_mantik.sites.base import QueueLimits, SiteFacts, Submission
 from snakemake_executor_plugin_mantik.sites.firecrest import FirecrestSite
 from snakemake_executor_plugin_mantik.sites.unicore import UnicoreSite
 from snakemake_executor_plugin_mantik.sites.unicore.connection import (

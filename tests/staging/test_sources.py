@@ -8,11 +8,7 @@ import pytest
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.config.exclude import Exclude
-from snakemake_executor_plugin_mantik.staging.sources import (
-    Sources,
-    select_sources,
-    why_left_out,
-)
+from snakemake_executor_plugin_mantik.staging.sources import Sources, select_sources, why_left_out
 
 NASTY = "a b'\"\n#%*$HOME`ü;-"
 

@@ -11,9 +11,7 @@ from typing import Literal, TypeVar
 
 import pytest
 
-from hpc_sandbox.firecrest.site import (
-    FirecrestServer as FirecrestSandbox,
-)
+from hpc_sandbox.firecrest.site import FirecrestServer as FirecrestSandbox
 from hpc_sandbox.server import Sandbox
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings, Timing
 from snakemake_executor_plugin_mantik.sites.authentication import Bearer, Credential, Password

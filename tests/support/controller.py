@@ -149,10 +149,7 @@ def simulate(
 
 
 def killed_when(
-    workdir: Path,
-    world: World,
-    dead: Callable[[Controller], bool],
-    job: JobRequest | None = None,
+    workdir: Path, world: World, dead: Callable[[Controller], bool], job: JobRequest | None = None
 ) -> Controller:
     """Run a job until a condition comes true, then die."""
 

@@ -14,13 +14,7 @@ import pytest
 from hpc_sandbox.faults import Protocol
 from hpc_sandbox.firecrest.site import FirecrestServer
 from hpc_sandbox.server import Sandbox
-from hpc_sandbox.settings import (
-    PARTITIONS,
-    FirecrestSettings,
-    SandboxSettings,
-    SiteOption,
-    Timing,
-)
+from hpc_sandbox.settings import PARTITIONS, FirecrestSettings, SandboxSettings, SiteOption, Timing
 from hpc_sandbox.unicore import UnicoreServer
 from tests.support import clusters
 

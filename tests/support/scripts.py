@@ -97,9 +97,7 @@ class ScriptRule:
         return SimpleNamespace(rule=rule, dag=dag, wildcards_dict={}, **{**lists, **self.given})
 
     def text(
-        self,
-        iteration: int | None = None,
-        workspace: str = "/workspace",
+        self, iteration: int | None = None, workspace: str = "/workspace"
     ) -> tuple[str, tuple[Upload, ...]]:
         """What runs, and the files that it needs."""
         places = JobPaths(Path.cwd(), lambda: workspace)

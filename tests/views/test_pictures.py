@@ -20,11 +20,7 @@ from snakemake_executor_plugin_mantik.views import (
     render_timeline,
 )
 from snakemake_executor_plugin_mantik.views.pipeline import MAX_JOB_BOXES, Bend, layer_graph
-from snakemake_executor_plugin_mantik.views.timeline import (
-    MOST_BARS,
-    SOME_BARS,
-    Axis,
-)
+from snakemake_executor_plugin_mantik.views.timeline import MOST_BARS, SOME_BARS, Axis
 
 SVG = "{http://www.w3.org/2000/svg}"
 T = 1_795_000_000.0

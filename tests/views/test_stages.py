@@ -5,12 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from snakemake_executor_plugin_mantik.journal import (
-    Times,
-    TryRecord,
-    TryState,
-    turn_of,
-)
+from snakemake_executor_plugin_mantik.journal import Times, TryRecord, TryState, turn_of
 from snakemake_executor_plugin_mantik.views.workflow import overview_jobs
 
 MAKER = TryRecord(

@@ -7,13 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from snakemake_executor_plugin_mantik.common.errors import SiteError, SiteRejected
 from snakemake_executor_plugin_mantik.jobs.spec import Resources
-from snakemake_executor_plugin_mantik.sites.base import (
-    JobState,
-    Phase,
-    Site,
-    SiteFacts,
-    Submission,
-)
+from snakemake_executor_plugin_mantik.sites.base import JobState, Phase, Site, SiteFacts, Submission
 
 NAME = "rule: a=1,b"
 """What jobs are called."""

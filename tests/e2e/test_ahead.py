@@ -143,17 +143,6 @@ def test_it_goes_on_after_its_controller_was_killed(pipelines: Project) -> None:
 
 
 @pytest.mark.nightly
-def test_without_it_jobs_are_submitted_when_their_inputs_exist(pipeline: Project) -> None:
-    hold(pipeline)
-    run = pipeline.start("--mantik-ahead", "0")
-    all_submitted(pipeline, run, 2)
-    until(lambda: len(ran(pipeline)) == 2, "the first two")
-    assert submitted(pipeline) == 2
-    go(pipeline)
-    assert "queued behind" not in run.end().ok().output
-
-
-@pytest.mark.nightly
 def test_no_more_wait_than_allowed(pipeline: Project) -> None:
     hold(pipeline)
     options = ("--executor", "mantik", "--mantik-backend-config", str(pipeline.config))

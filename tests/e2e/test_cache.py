@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from tests.support.places import MakeProject
 from tests.support.workflows import Place, Project, tells
 
 SNAKEFILE = """
@@ -27,9 +28,11 @@ SNAKEFILE = """
 """
 
 
-def test_between_workflows(project: Project, firecrest_place: Place, tmp_path: Path) -> None:
-    other = Project(tmp_path / "other", firecrest_place)
-    local = Project(tmp_path / "local", project.place)
+def test_between_workflows(
+    project: Project, project_at: MakeProject, firecrest_place: Place, tmp_path: Path
+) -> None:
+    other = project_at(firecrest_place, folder="other")
+    local = project_at(project.place, folder="local")
     (tmp_path / "cache").mkdir()
     for each in (project, other, local):
         each.write("Snakefile", SNAKEFILE)
@@ -47,8 +50,6 @@ def test_between_workflows(project: Project, firecrest_place: Place, tmp_path: P
     for each in (project, other, local):
         assert each.read("made/last.txt") == "in\na\n1\n"
         assert (each.directory / "made/a.txt").is_symlink()
-    other.close()
-    local.close()
 
     # There is none without a place for it, as Snakemake says.
     del project.extra["SNAKEMAKE_OUTPUT_CACHE"]

@@ -1,7 +1,6 @@
 """What is particular to firecREST sites, through whole workflows at the sandbox."""
 
 import os
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -29,20 +28,14 @@ def served(sandbox: Sandbox) -> FirecrestServer:
 
 
 @pytest.fixture
-def own_sandbox(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Sandbox]:
-    """A sandbox of one firecREST site; the parameter is its settings."""
-    own = replace(PATIENT.firecrest, **request.param)
+def own(tmp_path: Path) -> Iterator[Project]:
+    """A project at a site without an object store."""
+    settings = replace(PATIENT.firecrest, transfer_method=None, account_needed=True)
     sites = [SiteOption("hpc2", "firecrest")]
-    with Sandbox(tmp_path / "sandbox", sites, replace(PATIENT, firecrest=own)) as box:
-        yield box
-
-
-@pytest.fixture
-def own(own_sandbox: Sandbox, tmp_path: Path) -> Iterator[Project]:
-    """A project at that site."""
-    made = Project(tmp_path / "project", place_in(own_sandbox, "hpc2"))
-    yield made
-    made.close()
+    with Sandbox(tmp_path / "sandbox", sites, replace(PATIENT, firecrest=settings)) as box:
+        made = Project(tmp_path / "project", place_in(box, "hpc2"))
+        yield made
+        made.close()
 
 
 def test_unknown_account_of_a_rule_is_told_before_anything_is_sent(
@@ -64,40 +57,38 @@ def use(project: Project, prefix: str, values: dict[str, str]) -> None:
     project.extra |= {f"{prefix}_{name}": value for name, value in values.items()}
 
 
-class TestCredentials:
-    def test_that_are_wrong_are_told_by_their_names(
-        self, firecrest: Project, sandbox: Sandbox
-    ) -> None:
-        firecrest.write("Snakefile", GOOD)
-        tokens = served(sandbox).tokens
-        values = {"CLIENT_ID": tokens.client_id, "CLIENT_SECRET": "a-wrong-guess"}
-        use(firecrest, "MANTIK_FIRECREST", values)
-        jobs = len(sandbox.record("hpc2")["runs"])
+def test_credentials_that_are_wrong_are_told_by_their_names(
+    firecrest: Project, sandbox: Sandbox
+) -> None:
+    firecrest.write("Snakefile", GOOD)
+    tokens = served(sandbox).tokens
+    values = {"CLIENT_ID": tokens.client_id, "CLIENT_SECRET": "a-wrong-guess"}
+    use(firecrest, "MANTIK_FIRECREST", values)
+    jobs = len(sandbox.record("hpc2")["runs"])
 
-        said = firecrest.run().failed()
+    said = firecrest.run().failed()
 
-        tells(said, *(f"MANTIK_FIRECREST_{name}" for name in values))
-        assert said.count("Error") == 1
-        assert "a-wrong-guess" not in said
-        assert len(sandbox.record("hpc2")["runs"]) == jobs
+    tells(said, *(f"MANTIK_FIRECREST_{name}" for name in values))
+    assert said.count("Error") == 1
+    assert "a-wrong-guess" not in said
+    assert len(sandbox.record("hpc2")["runs"]) == jobs
 
 
-class TestModules:
-    def test_are_loaded_in_a_login_shell(self, firecrest: Project) -> None:
-        profile = firecrest.place.server / "home" / "mantik" / ".bash_profile"
-        profile.write_text("export PROFILE=read\n")
-        shown = "echo ${{PROFILE:-none}} ${{LOADEDMODULES:-none}}"
-        firecrest.write("Snakefile", GOOD.replace("echo good", shown))
-        try:
-            firecrest.run().ok()
-            assert firecrest.read("good.txt") == "none none\n"
+def test_modules_are_loaded_in_a_login_shell(firecrest: Project) -> None:
+    profile = firecrest.place.server / "home" / "mantik" / ".bash_profile"
+    profile.write_text("export PROFILE=read\n")
+    shown = "echo ${{PROFILE:-none}} ${{LOADEDMODULES:-none}}"
+    firecrest.write("Snakefile", GOOD.replace("echo good", shown))
+    try:
+        firecrest.run().ok()
+        assert firecrest.read("good.txt") == "none none\n"
 
-            environment = "Environment:\n  Modules: [Sandbox/1.0]\n"
-            firecrest.config.write_text(firecrest.place.config + environment)
-            firecrest.run("--forceall").ok()
-            assert firecrest.read("good.txt") == "read Sandbox/1.0\n"
-        finally:
-            profile.unlink()
+        environment = "Environment:\n  Modules: [Sandbox/1.0]\n"
+        firecrest.config.write_text(firecrest.place.config + environment)
+        firecrest.run("--forceall").ok()
+        assert firecrest.read("good.txt") == "read Sandbox/1.0\n"
+    finally:
+        profile.unlink()
 
 
 LARGE = """
@@ -111,46 +102,21 @@ LARGE = """
 """
 
 
-class TestLargeFiles:
+def test_large_files_go_and_come_in_parts_where_there_is_no_object_store(
+    own: Project,
+) -> None:
     """Above 5 MiB they cannot go directly."""
-
-    def fill(self, project: Project) -> dict[str, bytes]:
-        contents = {"in.bin": os.urandom(7 << 20), "d/müde.bin": os.urandom((6 << 20) + 11)}
-        for name, content in contents.items():
-            project.write(name).write_bytes(content)
-        project.write("Snakefile", LARGE)
-        return contents
-
-    def check(self, project: Project, contents: dict[str, bytes]) -> None:
-        first, second = contents.values()
-        assert (project.directory / "out/large.bin").read_bytes() == first[1:] + first[:1]
-        assert (project.directory / "out/gröss er.bin").read_bytes() == second
-        assert (project.directory / "many/1").read_bytes() == second
-        assert (project.directory / "many/2").read_bytes() == first
-
-    @pytest.mark.nightly
-    def test_by_the_sites_object_store(self, firecrest: Project, sandbox: Sandbox) -> None:
-        contents = self.fill(firecrest)
-        before = Counter(sandbox.record("hpc2")["requests"])
-
-        firecrest.run().ok()
-
-        self.check(firecrest, contents)
-        new = Counter(sandbox.record("hpc2")["requests"]) - before
-        assert new["POST filesystem/transfer/upload"] == 0, "no job is needed for it"
-        assert new["POST filesystem/transfer/download"] >= 1
-
-    @pytest.mark.parametrize(
-        "own_sandbox", [{"transfer_method": None, "account_needed": True}], indirect=True
-    )
-    def test_in_parts_where_there_is_none(self, own: Project) -> None:
-        contents = self.fill(own)
-
-        own.run().ok()
-
-        self.check(own, contents)
-        transfers = own.workspace / ".mantik" / "transfers"
-        assert not [path for path in transfers.rglob("*") if path.is_file()]
+    first, second = os.urandom(7 << 20), os.urandom((6 << 20) + 11)
+    own.write("in.bin").write_bytes(first)
+    own.write("d/müde.bin").write_bytes(second)
+    own.write("Snakefile", LARGE)
+    own.run().ok()
+    assert (own.directory / "out/large.bin").read_bytes() == first[1:] + first[:1]
+    assert (own.directory / "out/gröss er.bin").read_bytes() == second
+    assert (own.directory / "many/1").read_bytes() == second
+    assert (own.directory / "many/2").read_bytes() == first
+    transfers = own.workspace / ".mantik" / "transfers"
+    assert not [path for path in transfers.rglob("*") if path.is_file()]
 
 
 def test_a_command_that_no_script_could_hold_travels_as_a_file(firecrest: Project) -> None:

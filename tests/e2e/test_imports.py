@@ -1,7 +1,7 @@
 """Large files from site to site without this machine: one server fetches them from the other."""
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from snakemake_executor_plugin_mantik.jobs.paths import workspace_root
 from tests.real.centre import tsi
 from tests.real.centre.firecrest import SOFTWARE as FIRECREST
 from tests.support.command import smk_mantik
-from tests.support.places import unicorex_place
+from tests.support.places import MakeProject, unicorex_place
 from tests.support.unicoreserver import trust
 from tests.support.unicorex import SOFTWARE as UNICOREX
 from tests.support.unicorex import own_unicorex
@@ -53,12 +53,19 @@ def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
         yield made
 
 
-def between(first: Place, other: Place, tmp_path: Path) -> Project:
-    """A project whose file is made at one site and read at another."""
-    made = Project(tmp_path / "project", first)
+Between = Callable[[Place, Place], Project]
+
+
+@pytest.fixture
+def between(project_at: MakeProject) -> Between:
+    """Makes a project whose file is made at one site and read at another."""
+    return lambda first, other: crossing(project_at(first), first, other)
+
+
+def crossing(made: Project, first: Place, other: Place) -> Project:
     names = {"first": first.name, "other": other.name}
     made.write("Snakefile", SNAKEFILE.format(**names, size=SIZE, made=MADE_AT))
-    second = tmp_path / f"{other.name}.yaml"
+    second = made.config.with_name(f"{other.name}.yaml")
     second.write_text(other.config)
     made.sites = [str(second)]
     made.extra |= other.environment
@@ -85,10 +92,10 @@ def plan(project: Project) -> str:
 @pytest.mark.software(tsi.SOFTWARE)
 @pytest.mark.software(FIRECREST)
 def test_a_real_server_imports(
-    firecrest_centre_place: Place, unicore_centre_place: Place, tmp_path: Path
+    firecrest_centre_place: Place, unicore_centre_place: Place, between: Between
 ) -> None:
     """UNICORE/X, with its TSI, fetches from the object store of the real firecREST."""
-    project = between(firecrest_centre_place, unicore_centre_place, tmp_path)
+    project = between(firecrest_centre_place, unicore_centre_place)
 
     ran = project.run(*FILES_STAY).ok()
 
@@ -96,15 +103,14 @@ def test_a_real_server_imports(
     tells(ran.output, told)
     assert "through this machine" not in ran.output
     verify(project, unicore_centre_place)
-    project.close()
 
 
 @pytest.mark.software(FIRECREST)
-def test_a_job_at_a_real_site_fetches(firecrest_centre_place: Place, tmp_path: Path) -> None:
+def test_a_job_at_a_real_site_fetches(firecrest_centre_place: Place, between: Between) -> None:
     """A job of the real Slurm, with the directives of the real firecREST's transfer jobs."""
     first = firecrest_centre_place
     other = replace(first, name="other", storage=first.storage / "elsewhere")
-    project = between(first, other, tmp_path)
+    project = between(first, other)
     with Path(project.sites[0]).open("a") as config:
         config.write(
             f"  Workspace: {workspace_root(str(project.workspace_at(other)))}\n"
@@ -115,20 +121,21 @@ def test_a_job_at_a_real_site_fetches(firecrest_centre_place: Place, tmp_path: P
     tells(ran.output, f"Moving results/tool ({SHOWN}) to site other, from server to server.")
     assert "through this machine" not in ran.output
     verify(project, other)
-    project.close()
 
 
 @pytest.mark.nightly
 @pytest.mark.software(UNICOREX)
 @pytest.mark.parametrize("trusting", [True, False])
-def test_real_servers_import_from_each_other(tmp_path: Path, trusting: bool) -> None:
+def test_real_servers_import_from_each_other(
+    tmp_path: Path, between: Between, trusting: bool
+) -> None:
     with own_unicorex(tmp_path / "a", 1) as source, own_unicorex(tmp_path / "b", 1) as target:
         for one, another in (source, target), (target, source):
             if trusting:
                 trust(one, another)
             one.start()
         other = replace(unicorex_place(target), name="other")
-        project = between(unicorex_place(source), other, tmp_path)
+        project = between(unicorex_place(source), other)
 
         ran = project.run(*FILES_STAY).ok()
 
@@ -136,13 +143,12 @@ def test_real_servers_import_from_each_other(tmp_path: Path, trusting: bool) -> 
         tells(ran.output, f"Moving results/tool ({SHOWN}) to site other, {way}.")
         assert ("through this machine" in ran.output) != trusting
         verify(project, other)
-        project.close()
 
 
-def test_from_server_to_server(box: Sandbox, tmp_path: Path) -> None:
+def test_from_server_to_server(box: Sandbox, between: Between) -> None:
     """Between others with a fault, below."""
     first, other = "one", "two"
-    project = between(place_in(box, first), place_in(box, other), tmp_path)
+    project = between(place_in(box, first), place_in(box, other))
     project.run(*FILES_STAY, "results/tool").ok()
 
     planned = plan(project)
@@ -152,12 +158,11 @@ def test_from_server_to_server(box: Sandbox, tmp_path: Path) -> None:
     tells(ran.output, f"Moving results/tool ({SHOWN}) to site {other}, from server to server.")
     assert "through this machine" not in ran.output
     verify(project, place_in(box, other))
-    project.close()
 
 
-def test_an_import_that_fails_is_replaced_by_a_stream(box: Sandbox, tmp_path: Path) -> None:
+def test_an_import_that_fails_is_replaced_by_a_stream(box: Sandbox, between: Between) -> None:
     """Errors of Java repeat the address."""
-    project = between(place_in(box, "three"), place_in(box, "one"), tmp_path)
+    project = between(place_in(box, "three"), place_in(box, "one"))
     message = "URISyntaxException at index 9: http://store/o?X-Amz-Signature=secret"
     fault = box.faults.add(Fault("refuse", "POST", "/transfers$", status=400, message=message))
 
@@ -173,12 +178,11 @@ def test_an_import_that_fails_is_replaced_by_a_stream(box: Sandbox, tmp_path: Pa
     )
     assert "Signature" not in ran.output
     verify(project, place_in(box, "one"))
-    project.close()
 
 
-def test_no_way_from_server_to_server(box: Sandbox, tmp_path: Path) -> None:
+def test_no_way_from_server_to_server(box: Sandbox, between: Between) -> None:
     """firecREST fetches nothing that needs UNICORE's trust."""
-    project = between(place_in(box, "one"), place_in(box, "three"), tmp_path)
+    project = between(place_in(box, "one"), place_in(box, "three"))
     project.run(*FILES_STAY, "results/tool").ok()
 
     planned = plan(project)
@@ -188,7 +192,6 @@ def test_no_way_from_server_to_server(box: Sandbox, tmp_path: Path) -> None:
     tells(ran.output, f"Moving results/tool ({SHOWN}) to site three, through this machine.")
     assert "from server to server" not in ran.output
     verify(project, place_in(box, "three"))
-    project.close()
 
 
 WAYS = {
@@ -221,10 +224,10 @@ ONE_WAY = [
         for fault in FAULTS
     ],
 )
-def test_faults_of_imports(box: Sandbox, way: str, fault: str, tmp_path: Path) -> None:
+def test_faults_of_imports(box: Sandbox, way: str, fault: str, between: Between) -> None:
     """Whatever happens, all of the file comes, and it comes once."""
     first, other, reads = WAYS[way]
-    project = between(place_in(box, first), place_in(box, other), tmp_path)
+    project = between(place_in(box, first), place_in(box, other))
     project.run(*FILES_STAY, "results/tool").ok()
     # The job at firecREST goes on, after 1, 2, ... seconds, until it gives up.
     times = 5 if other == "four" else 1
@@ -248,14 +251,13 @@ def test_faults_of_imports(box: Sandbox, way: str, fault: str, tmp_path: Path) -
     assert begun.happened == again + (other == "four"), "one import, and a job"
     assert "Signature" not in ran.output
     verify(project, place_in(box, other))
-    project.close()
 
 
 @pytest.mark.parametrize("way", ONE_WAY)
-def test_killed_while_a_file_is_imported(box: Sandbox, way: str, tmp_path: Path) -> None:
+def test_killed_while_a_file_is_imported(box: Sandbox, way: str, between: Between) -> None:
     """Where the site's answer is unknown, too, the next run begins no second import."""
     first, other, _ = WAYS[way]
-    project = between(place_in(box, first), place_in(box, other), tmp_path)
+    project = between(place_in(box, first), place_in(box, other))
     project.run(*FILES_STAY, "results/tool").ok()
     lost = box.faults.add(Fault("drop_after", "POST", BEGIN[other]))
     begun = box.faults.add(Fault("delay", "POST", BEGIN[other], count=None))
@@ -271,4 +273,3 @@ def test_killed_while_a_file_is_imported(box: Sandbox, way: str, tmp_path: Path)
     assert begun.happened == (other == "four"), "the job alone"
     assert "through this machine" not in ran.output
     verify(project, place_in(box, other))
-    project.close()

@@ -1,17 +1,14 @@
 """A training takes ten times its walltime, and much happens to it; each epoch counts once."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from hpc_sandbox.server import Sandbox
 from snakemake_executor_plugin_mantik.journal import TryRecord
-from tests.real.centre import open_directory
 from tests.real.centre.firecrest import SYSTEM
-from tests.support.places import REAL
-from tests.support.sandbox import RestClient
+from tests.support.places import REAL, MakeProject
 from tests.support.workflows import UNTRACKED, Project, Running, until
 
 SEGMENTS, EPOCHS = 10, 20
@@ -62,16 +59,10 @@ Cancel = Callable[[str], object]
 
 
 @pytest.fixture(params=[pytest.param("firecrest", marks=pytest.mark.nightly), *REAL])
-def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Project, Cancel]]:
+def site(request: pytest.FixtureRequest, project_at: MakeProject) -> tuple[Project, Cancel]:
     """A project at each site, and how somebody else cancels its jobs: in another way at each."""
     get = request.getfixturevalue
-    project = Project(tmp_path / "project", get(f"{request.param}_place"), dict(UNTRACKED))
-
-    def abort_at_sandbox(job: str) -> None:
-        box: Sandbox = get("sandbox")
-        client = RestClient(box)
-        with client.http as http:
-            http.post(f"{client.url}/jobs/{job}/actions/abort").raise_for_status()
+    project = project_at(get(f"{request.param}_place"), dict(UNTRACKED))
 
     def abort_at_unicore(job: str) -> None:
         get("tsi_unicorex").ask(f"jobs/{job}/actions/abort", "POST", json={}).raise_for_status()
@@ -81,24 +72,15 @@ def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Proje
             client.delete(f"/compute/{SYSTEM}/jobs/{job}").raise_for_status()
 
     cancel: dict[str, Cancel] = {
-        "sandbox": abort_at_sandbox,
         "firecrest": lambda job: project.place.end([job]),  # as scancel does
         "unicore_centre": abort_at_unicore,
         "firecrest_centre": delete_at_firecrest,
     }
-    walltime = "40s" if request.param in ("sandbox", "firecrest") else "60s"
+    walltime = "40s" if request.param == "firecrest" else "60s"
     text = project.config.read_text()
     assert "Resources:\n" in text
     project.config.write_text(text.replace("Resources:\n", f"Resources:\n  Runtime: {walltime}\n"))
-    yield project, cancel[request.param]
-    project.close()
-
-
-@pytest.fixture
-def outside() -> Iterator[Path]:
-    """A directory of files for which segments wait until they are gone."""
-    with open_directory() as directory:
-        yield directory
+    return project, cancel[request.param]
 
 
 def test_each_epoch_counts_once(site: tuple[Project, Cancel], outside: Path) -> None:

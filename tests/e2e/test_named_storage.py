@@ -3,15 +3,13 @@
 import os
 import re
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support.command import smk_mantik
-from tests.support.places import REAL
 from tests.support.ports import free_port
-from tests.support.workflows import UNTRACKED, Place, Project, tells, until
+from tests.support.workflows import UNTRACKED, Project, tells, until
 
 STAYS = """
     rule all:
@@ -49,13 +47,10 @@ open(snakemake.output[1] + "/1", "w").write("1\\n")
 """
 
 
-@pytest.fixture(params=["firecrest", *REAL])
-def workflow(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Project]:
-    place: Place = request.getfixturevalue(f"{request.param}_place")
-    made = Project(tmp_path / "project", place)
-    made.extra |= UNTRACKED
-    yield made
-    made.close()
+@pytest.fixture
+def workflow(both: Project) -> Project:
+    both.extra |= UNTRACKED
+    return both
 
 
 def ran(project: Project) -> str:
@@ -152,7 +147,7 @@ def test_a_dataset_that_does_not_exist(workflow: Project, data: Path) -> None:
     assert not (workflow.workspace / "ran.txt").exists()
 
 
-@pytest.mark.parametrize("workflow", ["sandbox"], indirect=True)
+@pytest.mark.parametrize("place", ["sandbox"], indirect=True)
 def test_datasets_of_a_site_that_does_not_answer(workflow: Project, data: Path) -> None:
     assert data.exists()
     workflow.run().ok()

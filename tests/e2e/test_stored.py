@@ -7,7 +7,6 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from unittest.mock import ANY
 
@@ -18,7 +17,7 @@ from snakemake_executor_plugin_mantik.storage.copies import link_copy
 from tests.real.centre import tsi
 from tests.real.centre.firecrest import SOFTWARE as FIRECREST
 from tests.support.command import smk_mantik
-from tests.support.places import REAL
+from tests.support.places import MakeProject
 from tests.support.ports import free_port
 from tests.support.workflows import FILES_STAY, UNTRACKED, Place, Project, tells, tree, until
 
@@ -59,12 +58,9 @@ TARGETS = """
 REPORT = "set\nmodel\n2\n1\nraw\n"
 
 
-@pytest.fixture(params=["firecrest", *REAL])
-def pipeline(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Project]:
-    place: Place = request.getfixturevalue(f"{request.param}_place")
-    made = Project(tmp_path / "project", place)
-    yield laid_out(made)
-    made.close()
+@pytest.fixture
+def pipeline(both: Project) -> Project:
+    return laid_out(both)
 
 
 @pytest.fixture
@@ -640,9 +636,9 @@ REAL_PAIR = pytest.param(
     "places", [pytest.param(("sandbox", "firecrest"), id="sandbox"), REAL_PAIR]
 )
 def test_between_sites(
-    places: tuple[str, str], request: pytest.FixtureRequest, tmp_path: Path
+    places: tuple[str, str], request: pytest.FixtureRequest, project_at: MakeProject
 ) -> None:
-    project, first, other = between(places, request, tmp_path)
+    project, first, other = between(places, request, project_at)
     there = f'    rule train:\n        resources: mantik_site="{other.name}"\n'
     text = PIPELINE.replace("    rule train:\n", there)
     text = text.replace(" ln -s", " ln -s one {output[1]}/again; ln -s", 1)
@@ -664,16 +660,15 @@ def test_between_sites(
     said = run(project, "--forcerun", "score")
     assert "Moving" not in said
     assert project.read("report.txt") == REPORT
-    project.close()
 
 
 def between(
-    places: tuple[str, str], request: pytest.FixtureRequest, tmp_path: Path
+    places: tuple[str, str], request: pytest.FixtureRequest, project_at: MakeProject
 ) -> tuple[Project, Place, Place]:
     """A project at two sites."""
     first, other = (request.getfixturevalue(f"{name}_place") for name in places)
-    project = laid_out(Project(tmp_path / "project", first))
-    second = tmp_path / f"{other.name}.yaml"
+    project = laid_out(project_at(first))
+    second = project.config.with_name(f"{other.name}.yaml")
     second.write_text(other.config)
     project.sites = [str(second)]
     project.extra |= other.environment
@@ -750,9 +745,9 @@ LARGE_BYTES = 150_000_000
     [pytest.param(("sandbox", "firecrest"), marks=pytest.mark.nightly, id="sandbox"), REAL_PAIR],
 )
 def test_killed_while_a_file_moves(
-    places: tuple[str, str], request: pytest.FixtureRequest, tmp_path: Path
+    places: tuple[str, str], request: pytest.FixtureRequest, project_at: MakeProject
 ) -> None:
-    project, first, other = between(places, request, tmp_path)
+    project, first, other = between(places, request, project_at)
     text = LARGE.format(first=first.name, other=other.name, size=LARGE_BYTES)
     project.write("Snakefile", text)
     bundles = project.workspace_at(other) / ".mantik/bundles"
@@ -772,7 +767,6 @@ def test_killed_while_a_file_moves(
     assert (project.workspace_at(other) / "sum.txt").read_text() == f"{made}  -\nsum\n"
     here = [path for path in project.directory.rglob("*") if path.is_file()]
     assert max(path.stat().st_size for path in here) < LARGE_BYTES / 10, "nothing of it came here"
-    project.close()
 
 
 LINKS = """

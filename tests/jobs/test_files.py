@@ -133,7 +133,7 @@ def test_many_jobs_unpack_one_bundle_at_once(trial: Trial) -> None:
     files: dict[str, bytes | None] = {f"d{n % 7}/f{n}": b"x" * n for n in range(300)}
     trial.upload_parts("b", packed(files), 30)
     inputs = tuple(InputFile(name, len(data or b"")) for name, data in files.items())
-    check = "for f in d*/*; do [ $(stat -c %s $f) = ${f##*/f} ] || exit 1; done"
+    check = "stat -c '%s %n' d*/* | while read -r n f; do [ $n = ${f##*/f} ] || exit 1; done"
     specs = [trial.spec(check, bundles=("b",), inputs=inputs) for _ in range(8)]
     started = [trial.start(spec) for spec in specs]
     ended = [trial.end(spec, process) for spec, process in zip(specs, started, strict=True)]

@@ -43,25 +43,24 @@ def ended_by(trial: Trial, command: str, number: int, environment: Environment) 
 
 
 @pytest.mark.parametrize(
-    ("number", "name", "code"), [(signal.SIGTERM, "TERM", 143), (signal.SIGINT, "INT", 130)]
+    ("number", "name", "own", "code"),
+    [
+        (signal.SIGTERM, "TERM", 0, 143),
+        (signal.SIGINT, "INT", 0, 130),
+        (signal.SIGTERM, "TERM", 7, 7),
+    ],
 )
 def test_a_signal_reaches_the_command_and_the_marker(
-    trial: Trial, number: int, name: str, code: int
+    trial: Trial, number: int, name: str, own: int, code: int
 ) -> None:
-    command = 'trap "echo got it; exit 0" TERM; : > running; while :; do sleep 0.05; done'
+    """The command's own code stays if it is one."""
+    command = f'trap "echo got it; exit {own}" TERM; : > running; while :; do sleep 0.05; done'
     ended = ended_by(trial, command, number, AFTER)
     assert ended.returned == ended.sure.exit_code == code
     assert ended.sure.signal == name
     assert ended.sure.failed_step == ""
     assert "got it" in ended.log
     assert (trial.workspace / "after").read_text() == "cleaned\n"
-
-
-def test_the_commands_own_code_stays(trial: Trial) -> None:
-    command = 'trap "exit 7" TERM; : > running; while :; do sleep 0.05; done'
-    ended = ended_by(trial, command, signal.SIGTERM, AFTER)
-    assert ended.returned == ended.sure.exit_code == 7
-    assert ended.sure.signal == "TERM"
 
 
 def test_a_stubborn_command_is_killed_after_the_grace(trial: Trial) -> None:

@@ -12,8 +12,8 @@ from hpc_sandbox.server import Sandbox
 from hpc_sandbox.settings import SiteOption
 from tests.real import apptainer, slurm
 from tests.support.needs import require
-from tests.support.places import PATIENT
-from tests.support.workflows import Place, Project, place_in
+from tests.support.places import PATIENT, REAL, MakeProject
+from tests.support.workflows import UNTRACKED, Place, Project, place_in
 
 
 @pytest.hookimpl(trylast=True)
@@ -54,24 +54,13 @@ def slurm_box(
 
 
 @pytest.fixture
-def project(slurm_box: Sandbox, tmp_path: Path) -> Iterator[Project]:
-    """A project at the UNICORE site on Slurm."""
-    made = Project(tmp_path / "project", place_in(slurm_box, "hpc1"))
-    yield made
-    made.close()
+def sandbox_place(slurm_box: Sandbox) -> Place:
+    return place_in(slurm_box, "hpc1")
 
 
 @pytest.fixture
 def firecrest_place(slurm_box: Sandbox) -> Place:
     return place_in(slurm_box, "hpc2")
-
-
-@pytest.fixture
-def firecrest(firecrest_place: Place, tmp_path: Path) -> Iterator[Project]:
-    """A project at the firecREST site on Slurm."""
-    made = Project(tmp_path / "project", firecrest_place)
-    yield made
-    made.close()
 
 
 @pytest.fixture(params=["project", "firecrest"])
@@ -86,6 +75,19 @@ def image_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory that is a container image."""
     require(apptainer.lacking(), "Apptainer")
     return apptainer.make_root(tmp_path_factory.mktemp("image") / "root")
+
+
+@pytest.fixture(params=REAL)
+def centre_place(request: pytest.FixtureRequest) -> Place:
+    """The centre's site of each API."""
+    found: Place = request.getfixturevalue(f"{request.param}_place")
+    return found
+
+
+@pytest.fixture
+def at_centre(centre_place: Place, project_at: MakeProject) -> Project:
+    """A project at the centre's site of each API."""
+    return project_at(centre_place, dict(UNTRACKED))
 
 
 @pytest.fixture(scope="session")

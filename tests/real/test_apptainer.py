@@ -1,13 +1,13 @@
 """Containers with the real Apptainer, at a site of processes and on Slurm."""
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from hpc_sandbox.server import Sandbox
 from tests.real import apptainer
+from tests.support.places import MakeProject
 from tests.support.workflows import UNTRACKED, Project, place_in, tells
 
 pytestmark = pytest.mark.software("Apptainer")
@@ -22,12 +22,10 @@ def image(image_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(params=["processes", "slurm"])
-def contained(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Project]:
+def contained(request: pytest.FixtureRequest, project_at: MakeProject) -> Project:
     """A project at a UNICORE site without and with Slurm, whose jobs find apptainer."""
     box: Sandbox = request.getfixturevalue("slurm_box" if request.param == "slurm" else "sandbox")
-    made = Project(tmp_path / "project", place_in(box, "hpc1"), dict(UNTRACKED))
-    yield made
-    made.close()
+    return project_at(place_in(box, "hpc1"), dict(UNTRACKED))
 
 
 def configure(project: Project, image: str = "", variables: str = "") -> None:

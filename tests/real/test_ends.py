@@ -1,19 +1,15 @@
 """Ends of every kind at the centre's real servers: each is noticed, with the scheduler's reason."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.real.centre import USER, Centre, firecrest, open_directory, tsi
+from tests.real.centre import USER, Centre, tsi
 from tests.support.clusters import SlurmCluster, kill_all
 from tests.support.command import smk_mantik
+from tests.support.places import MakeProject
 from tests.support.workflows import UNTRACKED, Place, Project, tells, until
-
-SITES = [
-    pytest.param("unicore_centre_place", marks=pytest.mark.software(tsi.SOFTWARE)),
-    pytest.param("firecrest_centre_place", marks=pytest.mark.software(firecrest.SOFTWARE)),
-]
 
 SNAKEFILE = """
     O = {outside!r}
@@ -54,19 +50,9 @@ SNAKEFILE = """
 """
 
 
-@pytest.fixture(params=SITES)
-def project(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Project]:
-    """A project at the centre's site of each API."""
-    place = request.getfixturevalue(request.param)
-    made = Project(tmp_path / "project", place, dict(UNTRACKED))
-    yield made
-    made.close()
-
-
 @pytest.fixture
-def outside() -> Iterator[Path]:
-    with open_directory() as directory:
-        yield directory
+def project(at_centre: Project) -> Project:
+    return at_centre
 
 
 def numbers(path: Path) -> list[str]:
@@ -177,12 +163,11 @@ def test_why_a_job_cannot_start_is_reported(project: Project) -> None:
     ],
 )
 def test_what_a_queue_does_not_list_is_refused_before(
-    unicore_centre_place: Place, tmp_path: Path, resource: str, told: str
+    unicore_centre_place: Place, project_at: MakeProject, resource: str, told: str
 ) -> None:
-    project = Project(tmp_path / "project", unicore_centre_place, dict(UNTRACKED))
+    project = project_at(unicore_centre_place, dict(UNTRACKED))
     project.write(
         "Snakefile", f"rule one:\n    output: 'a'\n    resources: {resource}\n    shell: 'touch a'"
     )
     tells(project.run().failed(), told, "nothing submitted")
     assert project.tries == []
-    project.close()

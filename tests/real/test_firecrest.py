@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 import uuid
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,8 +15,9 @@ from snakemake_executor_plugin_mantik.sites.firecrest import FirecrestSite
 from tests.real.centre import firecrest
 from tests.real.centre.firecrest import Firecrest, OwnFirecrest
 from tests.real.slurm import ACCOUNTS
-from tests.support.benches import opened, real_firecrest_site
-from tests.support.workflows import UNTRACKED, Project, tells
+from tests.support.benches import real_firecrest_site
+from tests.support.places import MakeProject
+from tests.support.workflows import UNTRACKED, Place, Project, tells
 
 pytestmark = pytest.mark.software(firecrest.SOFTWARE)
 
@@ -26,20 +27,16 @@ SIZES = (0, 1, DIRECT, DIRECT + 3, 4_200_000, 5_300_000, 5_600_000, 8_000_000, 3
 """What a server answers to a direct download changes at 3.93 and 5.5 MB: 413, then 500 and 408."""
 
 
-AtSite = Callable[[Callable[[FirecrestSite, SiteFacts], Awaitable[None]]], None]
+@pytest.fixture
+def at_firecrest(firecrest_centre_place: Place, project_at: MakeProject) -> Project:
+    """A project at the centre's firecREST."""
+    return project_at(firecrest_centre_place, dict(UNTRACKED))
 
 
 @pytest.fixture
-def at_site(real_firecrest: Firecrest) -> AtSite:
-    """Runs a scenario with a new workspace.
-
-    The account is given: a busy accounting may answer the server's question for it with nothing.
-    """
-
-    def site() -> FirecrestSite:
-        return real_firecrest_site(real_firecrest, f"ws-{uuid.uuid4()}", account=ACCOUNTS[0])
-
-    return lambda scenario: opened(site, scenario)
+def made(real_firecrest: Firecrest) -> FirecrestSite:
+    """The account is given: a busy accounting may answer the question for it with nothing."""
+    return real_firecrest_site(real_firecrest, f"ws-{uuid.uuid4()}", account=ACCOUNTS[0])
 
 
 def write(facts: SiteFacts, size: int) -> str:
@@ -51,21 +48,19 @@ def write(facts: SiteFacts, size: int) -> str:
 
 
 @pytest.mark.parametrize(("number", "whole"), [(10_000, True), (30_000, False)])
-def test_a_listing_comes_whole_or_not_at_all(at_site: AtSite, number: int, whole: bool) -> None:
+async def test_a_listing_comes_whole_or_not_at_all(
+    site: FirecrestSite, facts: SiteFacts, number: int, whole: bool
+) -> None:
     """One that does not fit into the server's buffer of 5 MiB is an error, not a part of it."""
     names = {f"{n:0200}" for n in range(number)}
-
-    async def scenario(site: FirecrestSite, facts: SiteFacts) -> None:
-        await site.make_directory("many")
-        for name in names:
-            (Path(facts.workspace) / "many" / name).touch()
-        if whole:
-            assert set(await site.list("many")) == names
-        else:
-            with pytest.raises(SiteError):
-                await site.list("many")
-
-    at_site(scenario)
+    await site.make_directory("many")
+    for name in names:
+        (Path(facts.workspace) / "many" / name).touch()
+    if whole:
+        assert set(await site.list("many")) == names
+    else:
+        with pytest.raises(SiteError):
+            await site.list("many")
 
 
 async def fetched_by_one_request(site: FirecrestSite, size: int | None, made: str) -> None:
@@ -92,36 +87,32 @@ async def checksum(site: FirecrestSite, size: int | None) -> str:
 
 
 class TestDownloads:
-    def test_of_any_size(self, at_site: AtSite) -> None:
+    async def test_of_any_size(self, site: FirecrestSite, facts: SiteFacts) -> None:
         """Also where the size is unknown, or that of a file that has grown since."""
-
-        async def scenario(site: FirecrestSite, facts: SiteFacts) -> None:
-            for size in (*SIZES, 300_000_000):
-                await fetched_by_one_request(site, size, write(facts, size))
-            for size in (10, DIRECT + 3, 5_600_000):
-                await fetched_by_one_request(site, None, write(facts, size))
-            for size in (DIRECT + 3, 5_600_000, 30_000_000):
-                made = write(facts, size)
-                assert await checksum(site, 10) == made
-
-        at_site(scenario)
+        for size in (*SIZES, 300_000_000):
+            await fetched_by_one_request(site, size, write(facts, size))
+        for size in (10, DIRECT + 3, 5_600_000):
+            await fetched_by_one_request(site, None, write(facts, size))
+        for size in (DIRECT + 3, 5_600_000, 30_000_000):
+            written = write(facts, size)
+            assert await checksum(site, 10) == written
 
 
 class TestWithoutObjectStore:
-    def test_large_files_come_in_parts(self, real_firecrest: Firecrest) -> None:
-        async def scenario(site: FirecrestSite, facts: SiteFacts) -> None:
-            for size in (DIRECT + 3, 5_600_000, 12_000_000):
-                made = write(facts, size)
-                assert await checksum(site, size) == made
-            assert not list(Path(facts.workspace).glob(".mantik/transfers/*"))
-
+    @pytest.fixture
+    def made(self, real_firecrest: Firecrest) -> Iterator[FirecrestSite]:
         with real_firecrest.twin(stores=False) as server:
-            opened(lambda: real_firecrest_site(server, f"ws-{uuid.uuid4()}"), scenario)
+            yield real_firecrest_site(server, f"ws-{uuid.uuid4()}")
+
+    async def test_large_files_come_in_parts(self, site: FirecrestSite, facts: SiteFacts) -> None:
+        for size in (DIRECT + 3, 5_600_000, 12_000_000):
+            written = write(facts, size)
+            assert await checksum(site, size) == written
+        assert not list(Path(facts.workspace).glob(".mantik/transfers/*"))
 
 
 class TestWorkflows:
     def test_outputs_of_any_size_come_back(self, at_firecrest: Project) -> None:
-        at_firecrest.extra.update(UNTRACKED)
         at_firecrest.write(
             "Snakefile",
             f"""
@@ -154,7 +145,6 @@ class TestWorkflows:
             assert hashlib.sha256(content).hexdigest() == digest
 
     def test_a_long_log_of_a_failed_job_comes_back(self, at_firecrest: Project) -> None:
-        at_firecrest.extra.update(UNTRACKED)
         at_firecrest.write(
             "Snakefile",
             """
@@ -189,14 +179,12 @@ def all_ran_once(project: Project) -> None:
 
 
 @pytest.fixture
-def at_own(own_firecrest: OwnFirecrest, tmp_path: Path) -> Iterator[Project]:
+def at_own(own_firecrest: OwnFirecrest, project_at: MakeProject) -> Project:
     """A project at the test's own server."""
-    place = own_firecrest.place()
-    made = Project(tmp_path / "project", place.timed(Timing(unknown_wait_s=5)))
-    made.extra.update(UNTRACKED)
+    place = own_firecrest.place().timed(Timing(unknown_wait_s=5))
+    made = project_at(place, dict(UNTRACKED))
     made.write("Snakefile", COUNTED)
-    yield made
-    made.close()
+    return made
 
 
 class TestChecks:

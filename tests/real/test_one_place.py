@@ -11,6 +11,7 @@ import pytest
 
 from snakemake_executor_plugin_mantik.jobs.paths import workspace_below
 from tests.real.centre import USER, Centre, tsi
+from tests.support.places import MakeProject
 from tests.support.workflows import UNTRACKED, Place, Project
 
 pytestmark = [pytest.mark.software(tsi.SOFTWARE)]
@@ -59,8 +60,12 @@ def workspace(centre: Centre) -> Iterator[Path]:
 
 @pytest.fixture
 def project(
-    workspace: Path, unicore_centre_place: Place, firecrest_centre_place: Place, tmp_path: Path
-) -> Iterator[Project]:
+    workspace: Path,
+    unicore_centre_place: Place,
+    firecrest_centre_place: Place,
+    tmp_path: Path,
+    project_at: MakeProject,
+) -> Project:
     """A project at both sites, with one workspace."""
 
     def there(place: Place) -> Place:
@@ -72,9 +77,7 @@ def project(
     config = tmp_path / f"{other.name}.yaml"
     config.write_text(other.config)
     extra = {**other.environment, **UNTRACKED}
-    made = Project(tmp_path / "project", one, extra, sites=[str(config)])
-    yield made
-    made.close()
+    return project_at(one, extra, [str(config)])
 
 
 def test_two_servers_share_files_and_contents(

@@ -4,16 +4,15 @@ What the TSI does to jobs when it is away is tried in `test_tsi.py`.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
 from tests.real.centre import firecrest, tsi
 from tests.real.centre.firecrest import OwnFirecrest
 from tests.real.centre.tsi import Unicore
-from tests.support.places import unicorex_place
+from tests.support.places import MakeProject, unicorex_place
 from tests.support.workflows import UNTRACKED, Place, Project, until
 
 LONG_S = 800.0
@@ -60,11 +59,10 @@ def server(request: pytest.FixtureRequest) -> Server:
 
 
 @pytest.fixture
-def project(server: Server, tmp_path: Path) -> Iterator[Project]:
-    made = Project(tmp_path / "project", server.place, dict(UNTRACKED))
+def project(server: Server, project_at: MakeProject) -> Project:
+    made = project_at(server.place, dict(UNTRACKED))
     made.write("Snakefile", SNAKEFILE)
-    yield made
-    made.close()
+    return made
 
 
 def ran(project: Project) -> Counter[str]:

@@ -6,7 +6,7 @@ Files that a job reads, journals that know too little, directories for temporary
 import json
 import re
 import shutil
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -16,15 +16,9 @@ from urllib.parse import unquote
 import pytest
 
 from tests.faults.faults import refusal
-from tests.real.centre import firecrest, open_directory, tsi
 from tests.support.command import smk_mantik
 from tests.support.proxy import Answer, Exchange, Proxy, Request, Rule
 from tests.support.workflows import FILES_STAY, UNTRACKED, Place, Project, Ran, tells, until
-
-SITES = [
-    pytest.param("unicore_centre_place", marks=pytest.mark.software(tsi.SOFTWARE)),
-    pytest.param("firecrest_centre_place", marks=pytest.mark.software(firecrest.SOFTWARE)),
-]
 
 AGAIN = ("--nolock", "--rerun-incomplete")
 
@@ -69,23 +63,14 @@ JOURNAL = """
 """
 
 
-@pytest.fixture(params=SITES)
-def place(request: pytest.FixtureRequest) -> Place:
-    made: Place = request.getfixturevalue(request.param)
-    return made
+@pytest.fixture
+def place(centre_place: Place) -> Place:
+    return centre_place
 
 
 @pytest.fixture
-def project(place: Place, tmp_path: Path) -> Iterator[Project]:
-    made = Project(tmp_path / "project", place, dict(UNTRACKED))
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def outside() -> Iterator[Path]:
-    with open_directory() as directory:
-        yield directory
+def project(at_centre: Project) -> Project:
+    return at_centre
 
 
 def test_a_reader_of_an_earlier_run_keeps_its_temporary_input(

@@ -6,28 +6,19 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
-from tests.real.centre import USER, Centre, firecrest, tsi
-from tests.support.workflows import UNTRACKED, Project, tells, until
+from tests.real.centre import USER, Centre
+from tests.support.workflows import Project, tells, until
 
-SITES = [
-    pytest.param("unicore_centre_place", marks=pytest.mark.software(tsi.SOFTWARE)),
-    pytest.param("firecrest_centre_place", marks=pytest.mark.software(firecrest.SOFTWARE)),
-]
 GATED = "gated"
 """The queue whose state these tests change."""
 
 
-@pytest.fixture(params=SITES)
-def on_slurm(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Project]:
-    """A project at the centre's site of each API."""
-    place = request.getfixturevalue(request.param)
-    made = Project(tmp_path / "project", place, dict(UNTRACKED))
-    yield made
-    made.close()
+@pytest.fixture
+def on_slurm(at_centre: Project) -> Project:
+    return at_centre
 
 
 @dataclass(frozen=True)

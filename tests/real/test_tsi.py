@@ -3,17 +3,15 @@
 import subprocess
 import uuid
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from snakemake_executor_plugin_mantik.sites.base import Site, SiteFacts
 from tests.real.centre import Centre
 from tests.real.centre.tsi import SOFTWARE, Unicore
-from tests.support.benches import opened, unicore_site
+from tests.support.benches import in_use, unicore_site
 from tests.support.command import smk_mantik
-from tests.support.places import unicorex_place
+from tests.support.places import MakeProject, unicorex_place
 from tests.support.unicoreserver import UnicoreX
 from tests.support.workflows import UNTRACKED, Place, Project, Running, tells, until
 
@@ -35,11 +33,9 @@ WAITS = """
 
 
 @pytest.fixture
-def project(unicore_centre_place: Place, tmp_path: Path) -> Iterator[Project]:
+def project(unicore_centre_place: Place, project_at: MakeProject) -> Project:
     """A project at the centre."""
-    made = Project(tmp_path / "project", unicore_centre_place, dict(UNTRACKED))
-    yield made
-    made.close()
+    return project_at(unicore_centre_place, dict(UNTRACKED))
 
 
 def lines(project: Project, name: str) -> list[str]:
@@ -108,20 +104,16 @@ class TestAway:
     JOBS = 25
     GIVEN_UP = 3
 
-    def test_tsi(self, own_unicore: Unicore, tmp_path: Path) -> None:
+    def test_tsi(self, own_unicore: Unicore, project_at: MakeProject) -> None:
         tsi, server = own_unicore.tsi, own_unicore.server
-        project = Project(tmp_path / "project", unicorex_place(server), dict(UNTRACKED))
+        project = project_at(unicorex_place(server), dict(UNTRACKED))
         project.write("Snakefile", COUNTED.format(jobs=self.JOBS))
         running = project.start()
-        try:
-            until(lambda: running.output.count(": submitted to ") > 5, "some jobs", LONG_S)
-            tsi.kill()
-            until(lambda: given_up(server, project) >= self.GIVEN_UP, "lost jobs", LONG_S)
-            tsi.start()
-
-            said = running.end(2 * LONG_S).ok().output
-        finally:
-            project.close()
+        until(lambda: running.output.count(": submitted to ") > 5, "some jobs", LONG_S)
+        tsi.kill()
+        until(lambda: given_up(server, project) >= self.GIVEN_UP, "lost jobs", LONG_S)
+        tsi.start()
+        said = running.end(2 * LONG_S).ok().output
 
         assert Counter(lines(project, "ran")) == Counter(map(str, range(self.JOBS))), said
         assert "rejected" not in said
@@ -178,7 +170,7 @@ def test_jobs_do_not_see_what_is_the_tsis(project: Project) -> None:
 
 
 @pytest.mark.parametrize("number", [30, pytest.param(250, marks=pytest.mark.nightly)])
-def test_no_limit_of_a_server_cuts_a_listing(own_unicore: Unicore, number: int) -> None:
+async def test_no_limit_of_a_server_cuts_a_listing(own_unicore: Unicore, number: int) -> None:
     """It has a setting for one, which it does not heed: it lists what it is asked for."""
     server = own_unicore.server
     server.stop()
@@ -186,19 +178,16 @@ def test_no_limit_of_a_server_cuts_a_listing(own_unicore: Unicore, number: int) 
         settings.write("\ncoreServices.sms.lsLimit=20\n")
     server.start()
     names = {f"{n}" for n in range(number)}
-
-    async def scenario(site: Site, facts: SiteFacts) -> None:
+    async with in_use(unicore_site(server, f"ws-{uuid.uuid4()}")) as site:
+        facts = await site.open()
         await site.make_directory("many")
         for name in names:
             (Path(facts.workspace) / "many" / name).touch()
         assert set(await site.list("many")) == names
-
-        url = f"{site._url('many')}".removeprefix("/")  # type: ignore[attr-defined]
-        pages = [
-            server.ask(url, params={"offset": offset, "num": 12}).json()["content"]
-            for offset in range(0, number, 12)
-        ]
-        assert {len(page) for page in pages[:-1]} == {12}
-        assert {path.rpartition("/")[2] for page in pages for path in page} == names
-
-    opened(lambda: unicore_site(server, f"ws-{uuid.uuid4()}"), scenario)
+        url = f"{site._url('many')}".removeprefix("/")
+    pages = [
+        server.ask(url, params={"offset": offset, "num": 12}).json()["content"]
+        for offset in range(0, number, 12)
+    ]
+    assert {len(page) for page in pages[:-1]} == {12}
+    assert {path.rpartition("/")[2] for page in pages for path in page} == names

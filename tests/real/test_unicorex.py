@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from snakemake_executor_plugin_mantik.config.settings import Timing
-from tests.support.places import unicorex_place
+from tests.support.places import MakeProject, unicorex_place
 from tests.support.unicoreserver import OwnUnicoreX, UnicoreX
 from tests.support.unicorex import OWN_SLOTS, SLOTS, SOFTWARE, own_unicorex
 from tests.support.workflows import UNTRACKED, Project, Running, until
@@ -24,18 +24,9 @@ Make = Callable[[UnicoreX], Project]
 
 
 @pytest.fixture
-def at(tmp_path: Path) -> Iterator[Make]:
+def at(project_at: MakeProject) -> Make:
     """Makes a project at a server."""
-    made: list[Project] = []
-
-    def make(server: UnicoreX) -> Project:
-        place = unicorex_place(server)
-        made.append(Project(tmp_path / "projects" / "one", place, dict(UNTRACKED)))
-        return made[-1]
-
-    yield make
-    for project in made:
-        project.close()
+    return lambda server: project_at(unicorex_place(server), dict(UNTRACKED), folder="projects/one")
 
 
 COUNTED = """

@@ -24,6 +24,7 @@ from snakemake_executor_plugin_mantik.sites.http import retry_after, server_time
 from snakemake_executor_plugin_mantik.sites.issuers import ClientCredentials
 from snakemake_executor_plugin_mantik.sites.unicore import read_base
 from snakemake_executor_plugin_mantik.sites.unicore.connection import UnicoreConnection
+from tests.support.benches import in_use
 from tests.support.parrot import Parrot, Say
 
 HOURS = 3600.0
@@ -82,37 +83,32 @@ def strict(key_file: Path) -> Iterator[Callable[[float, bool], StrictSite]]:
         yield make
 
 
-def user_at(site: StrictSite, key_file: Path, times: int = 1) -> str:
-    async def asked() -> str:
-        connection = UnicoreConnection(
-            "strict", site.url, SshKey("ada", key_file), SiteSettings(), Path()
-        )
-        try:
-            for _ in range(times):
-                _, user = await read_base(connection)
-            return user
-        finally:
-            await connection.close()
-
-    return asyncio.run(asked())
+async def user_at(site: StrictSite, key_file: Path, times: int = 1) -> str:
+    key = SshKey("ada", key_file)
+    async with in_use(
+        UnicoreConnection("strict", site.url, key, SiteSettings(), Path())
+    ) as connection:
+        for _ in range(times):
+            _, user = await read_base(connection)
+        return user
 
 
 @pytest.mark.parametrize("polite", [True, False])
 @pytest.mark.parametrize("ahead", [-5 * HOURS, -90.0, 0.0, 10 * 60.0, 5 * HOURS])
-def test_tokens_are_signed_by_the_sites_clock(
+async def test_tokens_are_signed_by_the_sites_clock(
     strict: Callable[[float, bool], StrictSite], key_file: Path, ahead: float, polite: bool
 ) -> None:
     site = strict(ahead, polite)
-    assert user_at(site, key_file, times=3) == "ada"
+    assert await user_at(site, key_file, times=3) == "ada"
     assert len(site.asked) == (3 if ahead == 0 else 4), "it is learnt once"
 
 
 @pytest.mark.parametrize("ahead", [-400 * 24 * HOURS, 400 * 24 * HOURS])
-def test_no_token_for_next_year(
+async def test_no_token_for_next_year(
     strict: Callable[[float, bool], StrictSite], key_file: Path, ahead: float
 ) -> None:
     with pytest.raises(SiteUnauthorized):
-        user_at(strict(ahead, False), key_file)
+        await user_at(strict(ahead, False), key_file)
 
 
 class TestTokensOfAnIssuer:

@@ -6,6 +6,7 @@ It stands for proxies, portals and servers in trouble; what UNICORE itself does 
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from typing import TypeVar
 
 import pytest
 
@@ -22,34 +23,21 @@ from snakemake_executor_plugin_mantik.sites import rest
 from snakemake_executor_plugin_mantik.sites.authentication import Bearer, Credential
 from snakemake_executor_plugin_mantik.sites.base import JobState, Phase, Submission
 from snakemake_executor_plugin_mantik.sites.unicore import UnicoreSite
-from tests.support.benches import firecrest_site_at, site_at
+from tests.support.benches import firecrest_site_at, in_use, site_at
 from tests.support.parrot import Parrot, Say
 
+_T = TypeVar("_T")
 TOKEN = "t0p-secret-token"
 
 
-def talk(
-    parrot: Parrot,
-    act: Callable[[UnicoreSite], Awaitable[object]],
-    *,
-    timeout_s: float = 60.0,
-    pace: float = 100.0,
-    credential: Credential | None = None,
-) -> object:
-    async def opened() -> object:
-        site = site_at(
-            parrot.url,
-            credential or Bearer(TOKEN),
-            timeout_s=timeout_s,
-            concurrent_requests=4,
-            submissions_per_second=pace,
-        )
-        try:
-            return await act(site)
-        finally:
-            await site.close()
-
-    return asyncio.run(opened())
+async def talk(
+    parrot: Parrot, act: Callable[[UnicoreSite], Awaitable[_T]], *, timeout_s: float = 60.0,
+    pace: float = 100.0, credential: Credential | None = None,
+) -> _T:  # fmt: skip
+    given = credential or Bearer(TOKEN)
+    timing = {"concurrent_requests": 4, "submissions_per_second": pace}
+    async with in_use(site_at(parrot.url, given, timeout_s=timeout_s, **timing)) as site:
+        return await act(site)
 
 
 async def read(site: UnicoreSite) -> object:
@@ -63,53 +51,47 @@ async def content(site: UnicoreSite, offset: int = 0) -> bytes:
 A_JOB = Submission("a", "job", "exit 0", Resources())
 
 
-def test_reads_again_when_a_server_is_in_trouble(parrot: Parrot) -> None:
+async def test_reads_again_when_a_server_is_in_trouble(parrot: Parrot) -> None:
     parrot.answers = [Say(502), Say(503), Say(body=b'{"a": 1}')]
-    assert talk(parrot, read) == {"a": 1}
+    assert await talk(parrot, read) == {"a": 1}
     assert len(parrot.asked) == 3
 
 
-def test_gives_up_after_a_while(parrot: Parrot) -> None:
+async def test_gives_up_after_a_while(parrot: Parrot) -> None:
     parrot.answers = [Say(502)]
     with pytest.raises(SiteUnreachable):
-        talk(parrot, read)
+        await talk(parrot, read)
     assert len(parrot.asked) == rest.REPEAT_ATTEMPTS
 
 
-def test_a_list_of_jobs_is_not_asked_for_again_after_an_error(parrot: Parrot) -> None:
+async def test_a_list_of_jobs_is_not_asked_for_again_after_an_error(parrot: Parrot) -> None:
     """firecREST has then waited for the scheduler for five seconds, with one of few channels."""
     parrot.answers = [Say(500)]
 
-    async def find() -> None:
-        site = firecrest_site_at(parrot.url, Bearer(TOKEN))
-        try:
+    async with in_use(firecrest_site_at(parrot.url, Bearer(TOKEN))) as site:
+        with pytest.raises(SiteUnreachable):
             await site.find({"tag": "job"})
-        finally:
-            await site.close()
-
-    with pytest.raises(SiteUnreachable):
-        asyncio.run(find())
     assert len(parrot.asked) == 1
 
 
-def test_a_definite_answer_is_not_asked_for_again(parrot: Parrot) -> None:
+async def test_a_definite_answer_is_not_asked_for_again(parrot: Parrot) -> None:
     parrot.answers = [Say(404, b"")]
     with pytest.raises(SiteNotFound):
-        talk(parrot, read)
+        await talk(parrot, read)
     assert len(parrot.asked) == 1
 
 
-def test_waits_as_long_as_it_is_told(parrot: Parrot) -> None:
+async def test_waits_as_long_as_it_is_told(parrot: Parrot) -> None:
     parrot.answers = [Say(429, b"", {"Retry-After": "1"}), Say()]
     started = time.monotonic()
-    talk(parrot, read)
+    await talk(parrot, read)
     assert time.monotonic() - started >= 1
 
 
-def test_does_not_wait_for_an_hour(parrot: Parrot) -> None:
+async def test_does_not_wait_for_an_hour(parrot: Parrot) -> None:
     parrot.answers = [Say(429, b"", {"Retry-After": "3600"})]
     with pytest.raises(SiteBusy) as caught:
-        talk(parrot, read)
+        await talk(parrot, read)
     assert caught.value.retry_after == 3600
     assert len(parrot.asked) == 1
 
@@ -124,21 +106,21 @@ SUBMISSIONS = [
 
 
 @pytest.mark.parametrize("say", SUBMISSIONS)
-def test_a_submission_is_made_once_and_its_fate_is_unknown(parrot: Parrot, say: Say) -> None:
+async def test_a_submission_is_made_once_and_its_fate_is_unknown(parrot: Parrot, say: Say) -> None:
     parrot.answers = [say]
     with pytest.raises(SiteUnreachable):
-        talk(parrot, lambda site: site.submit(A_JOB))
+        await talk(parrot, lambda site: site.submit(A_JOB))
     assert len(parrot.asked) == 1
 
 
-def test_submissions_keep_to_the_pace(parrot: Parrot) -> None:
+async def test_submissions_keep_to_the_pace(parrot: Parrot) -> None:
     parrot.answers = [Say(201, b"", {"Location": "https://elsewhere/rest/core/jobs/7"})]
 
-    async def five(site: UnicoreSite) -> list[str]:
-        return list(await asyncio.gather(*(site.submit(A_JOB) for _ in range(5))))
-
     started = time.monotonic()
-    assert talk(parrot, five, pace=20.0) == ["7"] * 5
+    five = await talk(
+        parrot, lambda site: asyncio.gather(*(site.submit(A_JOB) for _ in range(5))), pace=20.0
+    )
+    assert five == ["7"] * 5
     assert time.monotonic() - started >= 4 / 20
 
 
@@ -154,35 +136,32 @@ PORTAL = Say(body=b"<html>Log in</html>", headers={"Content-Type": "text/html"})
         (PORTAL, content),
     ],
 )
-def test_what_is_no_answer(
+async def test_what_is_no_answer(
     parrot: Parrot, say: Say, act: Callable[[UnicoreSite], Awaitable[object]]
 ) -> None:
     parrot.answers = [say]
     with pytest.raises(SiteUnreachable):
-        talk(parrot, act)
+        await talk(parrot, act)
 
 
-def test_body_that_is_cut_gives_what_came_first(parrot: Parrot) -> None:
+async def test_body_that_is_cut_gives_what_came_first(parrot: Parrot) -> None:
     parrot.answers = [Say(body=b"half", length=8)]
 
-    async def first(site: UnicoreSite) -> bytes:
-        return await anext(site.get("f"))
-
-    assert talk(parrot, first) == b"half"
+    assert await talk(parrot, lambda site: anext(site.get("f"))) == b"half"
 
 
-def test_range_that_is_ignored(parrot: Parrot) -> None:
+async def test_range_that_is_ignored(parrot: Parrot) -> None:
     entry = b'{"isDirectory": false, "size": 9, "lastAccessed": "2026-11-21T11:20:45+0000"}'
     parrot.answers = [Say(body=entry), Say(body=b"from the start")]
 
     with pytest.raises(SiteUnreachable, match="instead of its bytes from 4 on"):
-        talk(parrot, lambda site: content(site, 4))
+        await talk(parrot, lambda site: content(site, 4))
 
 
-def test_time_out(parrot: Parrot) -> None:
+async def test_time_out(parrot: Parrot) -> None:
     parrot.answers = [Say(delay_s=1.5)]
     with pytest.raises(SiteUnreachable):
-        talk(
+        await talk(
             parrot, lambda site: site._connection.once("x", "POST", "/jobs", json={}), timeout_s=0.2
         )
 
@@ -209,61 +188,60 @@ class Renewing(Bearer):
         return True
 
 
-def test_a_refused_token_is_renewed_once(parrot: Parrot) -> None:
+async def test_a_refused_token_is_renewed_once(parrot: Parrot) -> None:
     parrot.answers = [Say(401), Say(body=b'{"a": 1}')]
-    assert talk(parrot, read, credential=Renewing()) == {"a": 1}
+    assert await talk(parrot, read, credential=Renewing()) == {"a": 1}
     assert [h["Authorization"] for _, _, h in parrot.asked] == ["Bearer 0", "Bearer 1"]
     parrot.asked.clear()
     parrot.answers = [Say(401)]
     with pytest.raises(SiteUnauthorized):
-        talk(parrot, read, credential=Renewing())
+        await talk(parrot, read, credential=Renewing())
     assert len(parrot.asked) == 2
 
 
-def test_an_issuer_that_refuses_is_a_site_that_refuses(parrot: Parrot) -> None:
+async def test_an_issuer_that_refuses_is_a_site_that_refuses(parrot: Parrot) -> None:
     with pytest.raises(SiteUnauthorized, match="the refresh token was refused"):
-        talk(parrot, read, credential=Renewing(issuer_refuses=True))
+        await talk(parrot, read, credential=Renewing(issuer_refuses=True))
     assert parrot.asked == []
 
 
-def test_requests_at_the_same_time_are_limited(parrot: Parrot) -> None:
+async def test_requests_at_the_same_time_are_limited(parrot: Parrot) -> None:
     parrot.answers = [Say(delay_s=0.1)]
 
-    async def twelve(site: UnicoreSite) -> object:
-        return await asyncio.gather(*(site._connection.get("x", "") for _ in range(12)))
-
     started = time.monotonic()
-    talk(parrot, twelve)
+    await talk(
+        parrot, lambda site: asyncio.gather(*(site._connection.get("x", "") for _ in range(12)))
+    )
     assert time.monotonic() - started >= 3 * 0.1
 
 
-def test_extension_that_is_refused_with_200(parrot: Parrot) -> None:
+async def test_extension_that_is_refused_with_200(parrot: Parrot) -> None:
     refusal = b'{"terminationTime": "Error setting property: exceeds the maximum lifetime"}'
     parrot.answers = [
         Say(body=b'{"terminationTime": "2026-01-01T00:00:00+0000"}'),
         Say(body=refusal),
     ]
     with pytest.raises(SiteRejected, match="exceeds the maximum lifetime"):
-        talk(parrot, lambda site: site.extend(["j"], 60))
+        await talk(parrot, lambda site: site.extend(["j"], 60))
 
 
-def test_file_that_cannot_be_closed_to_others_is_not_filled(parrot: Parrot) -> None:
+async def test_file_that_cannot_be_closed_to_others_is_not_filled(parrot: Parrot) -> None:
     parrot.answers = [Say(204, b""), Say(body=b'{"permissions": "FAILED: not supported"}')]
     with pytest.raises(SiteRejected, match="closed to others"):
-        talk(parrot, lambda site: site.put("f", b"secret", private=True))
+        await talk(parrot, lambda site: site.put("f", b"secret", private=True))
     assert [method for method, _, _ in parrot.asked] == ["PUT", "PUT"]
     assert parrot.asked[0][2]["Content-Length"] == "0"
 
 
-def test_silence_is_not_waited_for_job_by_job(parrot: Parrot) -> None:
+async def test_silence_is_not_waited_for_job_by_job(parrot: Parrot) -> None:
     parrot.answers = [Say(delay_s=1.0)]
 
     with pytest.raises(SiteUnreachable):
-        talk(parrot, lambda site: site.states([f"job{n}" for n in range(100)]), timeout_s=0.1)
+        await talk(parrot, lambda site: site.states([f"job{n}" for n in range(100)]), timeout_s=0.1)
     assert len(parrot.asked) <= 4 * rest.REPEAT_ATTEMPTS
 
 
-def test_one_job_in_trouble_hides_no_other(parrot: Parrot) -> None:
+async def test_one_job_in_trouble_hides_no_other(parrot: Parrot) -> None:
     parrot.answers = [Say(500)] * rest.REPEAT_ATTEMPTS
     parrot.answers.append(Say(body=b'{"status": "RUNNING"}'))
 
@@ -271,8 +249,7 @@ def test_one_job_in_trouble_hides_no_other(parrot: Parrot) -> None:
         site._connection.max_concurrency = 1
         return await site.states(["bad", "good"])
 
-    found = talk(parrot, states)
-    assert isinstance(found, dict)
+    found = await talk(parrot, states)
     assert [found[job].phase for job in ("bad", "good")] == [Phase.UNKNOWN, Phase.RUNNING]
 
 
@@ -298,27 +275,25 @@ class Renewable(Credential):
 
 
 @pytest.mark.parametrize("api", ["unicore", "firecrest"])
-def test_new_credentials_are_looked_for_only_in_place_of_refused_ones(
+async def test_new_credentials_are_looked_for_only_in_place_of_refused_ones(
     parrot: Parrot, api: str
 ) -> None:
     credential = Renewable()
     no, yes = Say(401), Say(body=b'{"systems": []}')
 
     async def asked() -> None:
-        site = (site_at if api == "unicore" else firecrest_site_at)(parrot.url, credential)
-        try:
+        make = site_at if api == "unicore" else firecrest_site_at
+        async with in_use(make(parrot.url, credential)) as site:
             await site._connection.get("base", "")
-        finally:
-            await site.close()
 
     parrot.answers = [no, yes, yes]
-    asyncio.run(asked())
-    asyncio.run(asked())
+    await asked()
+    await asked()
     assert credential.looked == 0, "a token that was renewed is no refused credential"
     parrot.answers = [no, no, yes, yes]
     with pytest.raises(SiteUnauthorized):
-        asyncio.run(asked())
-    asyncio.run(asked())
+        await asked()
+    await asked()
     assert credential.looked == 1
-    asyncio.run(asked())
+    await asked()
     assert credential.looked == 1, "what a site has taken is not looked for any more"

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import uuid
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,20 +19,14 @@ from snakemake_executor_plugin_mantik.sites.base import Phase, Submission
 from snakemake_executor_plugin_mantik.sites.firecrest import FirecrestSite
 from snakemake_executor_plugin_mantik.sites.firecrest.jobs import name_lists
 from tests.sites.contract.steps import content, ended, until
-from tests.support.benches import firecrest_site
+from tests.support.benches import firecrest_site, in_use
 
 SUBMIT = {"method": "POST", "path": "/compute/hpc2/jobs$"}
 
 
 @pytest.fixture
-async def site(sandbox: Sandbox) -> AsyncIterator[FirecrestSite]:
-    """A site that is open."""
-    made = firecrest_site(sandbox, f"ws-{uuid.uuid4()}")
-    try:
-        await made.open()
-        yield made
-    finally:
-        await made.close()
+def made(sandbox: Sandbox) -> FirecrestSite:
+    return firecrest_site(sandbox, f"ws-{uuid.uuid4()}")
 
 
 def a_job(script: str = "exit 0") -> Submission:
@@ -190,10 +183,9 @@ class TestFiles:
         self, sandbox: Sandbox, site: FirecrestSite
     ) -> None:
         await site.put("d/e/one", b"1")
-        other = firecrest_site(sandbox, site._workspace_name)
-        await other.open()
-        await other.remove("d")
-        await other.close()
+        async with in_use(firecrest_site(sandbox, site._workspace_name)) as other:
+            await other.open()
+            await other.remove("d")
         await site.put("d/e/two", b"2")
         assert list(await site.list("d/e")) == ["two"]
 

@@ -36,6 +36,7 @@ JOB = Submission(
         constraint="gpu",
         qos="debug",
     ),
+    after=("7", "12"),
 )
 PBS = Resources(
     queue="workq",
@@ -66,6 +67,7 @@ def test_slurm() -> None:
         "#SBATCH --mem=65536M\n"
         "#SBATCH --no-requeue\n"
         '#SBATCH --output="/scratch/me/ws/.mantik/jobs/%j.out"\n'
+        "#SBATCH --dependency=afterany:7:12\n"
         "_m_scheduler_output=/scratch/me/ws/.mantik/jobs/$SLURM_JOB_ID.out\n"
         "# Job\necho hi\n"
     )
@@ -84,18 +86,9 @@ def test_pbs() -> None:
         "#PBS -r n\n"
         '#PBS -o "/work/me/ws/.mantik/jobs/"\n'
         "#PBS -j oe\n"
+        "#PBS -W depend=afterany:7:12\n"
         "# Job\necho hi\n"
     )
-
-
-@pytest.mark.parametrize(
-    ("scheduler", "line"),
-    [("slurm", "#SBATCH --dependency=afterany:7:12\n"), ("pbs", "#PBS -W depend=afterany:7:12\n")],
-)
-def test_a_job_that_starts_after_others(scheduler: SchedulerName, line: str) -> None:
-    job = replace(JOB, resources=Resources(), after=("7", "12"))
-    assert line in scheduler_script(job, scheduler, "/ws/.mantik/jobs")
-    assert "depend" not in scheduler_script(replace(job, after=()), scheduler, "/ws/.mantik/jobs")
 
 
 def test_the_request_has_the_script_and_where_it_runs() -> None:

@@ -13,7 +13,7 @@ from snakemake_executor_plugin_mantik.config.settings import SiteSettings, Timin
 from snakemake_executor_plugin_mantik.sites import http, issuers, rest
 from snakemake_executor_plugin_mantik.sites.authentication import Bearer
 from snakemake_executor_plugin_mantik.sites.issuers import ClientCredentials
-from tests.support.benches import any_site, open_and_close, site_at
+from tests.support.benches import any_site, in_use, open_and_close, site_at
 from tests.support.parrot import Parrot, Say
 
 MIB = 1 << 20
@@ -77,38 +77,32 @@ def test_answers_of_issuers(parrot: Parrot, monkeypatch: pytest.MonkeyPatch, tro
         asyncio.run(ClientCredentials(parrot.url, "id", "secret").renew())
 
 
-def asked(parrot: Parrot) -> httpx.Response:
-    async def get() -> httpx.Response:
-        site = site_at(parrot.url, Bearer("t"))
-        try:
-            return await site._connection.once("x", "GET", "")
-        finally:
-            await site.close()
-
-    return asyncio.run(get())
+async def asked(parrot: Parrot) -> httpx.Response:
+    async with in_use(site_at(parrot.url, Bearer("t"))) as site:
+        return await site._connection.once("x", "GET", "")
 
 
 @pytest.mark.parametrize("coding", ["gzip", "deflate", "identity", ""])
-def test_what_is_packed_once_is_unpacked(parrot: Parrot, coding: str) -> None:
+async def test_what_is_packed_once_is_unpacked(parrot: Parrot, coding: str) -> None:
     body = b'{"a": 1}'
     packed = {"gzip": gzip.compress(body), "deflate": zlib.compress(body)}.get(coding, body)
     parrot.answers = [Say(body=packed, headers={"Content-Encoding": coding})]
 
-    answer = asked(parrot)
+    answer = await asked(parrot)
     assert answer.json() == {"a": 1}
     assert answer.request.url == parrot.url
     assert answer.headers["Content-Type"] == "application/json"
 
 
-def test_escapes_that_make_sense(parrot: Parrot) -> None:
+async def test_escapes_that_make_sense(parrot: Parrot) -> None:
     parrot.answers = [Say(body=b'{"pair": "\\uD83D\\uDE00", "none": "\\\\ud800"}')]
-    assert asked(parrot).json() == {"pair": "\U0001f600", "none": "\\ud800"}
+    assert (await asked(parrot)).json() == {"pair": "\U0001f600", "none": "\\ud800"}
 
 
-def test_a_file_may_hold_what_no_answer_may(parrot: Parrot) -> None:
+async def test_a_file_may_hold_what_no_answer_may(parrot: Parrot) -> None:
     content = b'{"half": "\\ud83d"}'
     parrot.answers = [Say(body=content, headers={"Content-Type": "application/octet-stream"})]
-    answer = asked(parrot)
+    answer = await asked(parrot)
     assert answer.content == content
     with pytest.raises(ValueError, match="surrogates"):
         answer.json()

@@ -23,7 +23,7 @@ from snakemake_executor_plugin_mantik.sites.firecrest.connection import (
     zone_offset,
 )
 from snakemake_executor_plugin_mantik.sites.unicore import queue_limits
-from tests.support.benches import any_site, open_and_close
+from tests.support.benches import any_site, in_use, open_and_close
 from tests.support.parrot import Parrot, Say
 
 DAINT: dict[str, Any] = {
@@ -80,23 +80,19 @@ def test_a_portal_proves_nothing(parrot: Parrot, answer: Say) -> None:
         open_at(parrot)
 
 
-def test_an_empty_list_of_accounts_is_asked_for_again(parrot: Parrot) -> None:
+async def test_an_empty_list_of_accounts_is_asked_for_again(parrot: Parrot) -> None:
     async def read() -> FirecrestUser:
-        connection = FirecrestConnection(
-            "alps", parrot.url, Bearer("s3cr3t"), SiteSettings(), Path()
-        )
-        try:
-            return await read_user(connection, "Daint")
-        finally:
-            await connection.close()
+        api = FirecrestConnection("alps", parrot.url, Bearer("s3cr3t"), SiteSettings(), Path())
+        async with in_use(api):
+            return await read_user(api, "Daint")
 
     none = say({"user": {"id": "1", "name": "me"}, "accounts": []})
     some = say({"user": {"id": "1", "name": "me"}, "accounts": [{"name": "a", "default": True}]})
     parrot.answers = [none, some]
-    assert asyncio.run(read()) == FirecrestUser("me", "a", ("a",))
+    assert await read() == FirecrestUser("me", "a", ("a",))
     parrot.asked.clear()
     parrot.answers = [none]
-    assert asyncio.run(read()) == FirecrestUser("me")
+    assert await read() == FirecrestUser("me")
     assert len(parrot.asked) == 2
 
 

@@ -1,6 +1,5 @@
 """No credential is in an error, its traceback or a log, whatever a server does with it."""
 
-import asyncio
 import logging
 import traceback
 from pathlib import Path
@@ -75,7 +74,7 @@ def site_of(api: str, url: str, variables: dict[str, str], key: Path) -> Site:
 @pytest.mark.parametrize(
     "kind", [f"{api} {number}" for api, kinds in KINDS.items() for number in range(len(kinds))]
 )
-def test_nothing_is_told(
+async def test_nothing_is_told(
     parrot: Parrot, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, key: Path,
     kind: str, trouble: str,
 ) -> None:  # fmt: skip
@@ -88,11 +87,8 @@ def test_nothing_is_told(
     else:
         parrot.answers = [say]
 
-    async def act() -> None:
-        await open_and_close(site_of(api, url, KINDS[api][int(number)], key))
-
     with pytest.raises(MantikError) as caught:
-        asyncio.run(act())
+        await open_and_close(site_of(api, url, KINDS[api][int(number)], key))
     told = "".join(traceback.format_exception(caught.value)) + repr(caught.value)
     told += caplog.text
     assert MARK not in told

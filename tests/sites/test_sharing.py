@@ -1,6 +1,5 @@
 """What is made at a site is closed to others, and a group's only where the config says so."""
 
-import asyncio
 import os
 import uuid
 from pathlib import Path
@@ -14,7 +13,7 @@ from snakemake_executor_plugin_mantik.jobs.paths import workspace_below, workspa
 from snakemake_executor_plugin_mantik.sites.authentication import Password
 from snakemake_executor_plugin_mantik.sites.base import Site
 from snakemake_executor_plugin_mantik.sites.unicore import UnicoreSite
-from tests.support.benches import firecrest_site
+from tests.support.benches import firecrest_site, in_use
 
 
 def site_of(box: Sandbox, name: str, **settings: Any) -> Site:
@@ -26,22 +25,16 @@ def site_of(box: Sandbox, name: str, **settings: Any) -> Site:
     )  # fmt: skip
 
 
-def opened(site: Site) -> Path:
+async def opened(site: Site) -> Path:
     """The workspace, after a file was put into it and a directory made."""
-
-    async def act() -> str:
-        try:
-            facts = await site.open()
-            await site.make_directory(".mantik/tries/1")
-            await site.make_directory(".mantik/open")
-            for _ in range(2):  # also one that is there, and open
-                await site.make_directory(".mantik/open", private=True)
-            await site.put(".mantik/open/secrets", b"x", private=True)
-            return facts.workspace
-        finally:
-            await site.close()
-
-    return Path(workspace_root(asyncio.run(act())))
+    async with in_use(site):
+        facts = await site.open()
+        await site.make_directory(".mantik/tries/1")
+        await site.make_directory(".mantik/open")
+        for _ in range(2):  # also one that is there, and open
+            await site.make_directory(".mantik/open", private=True)
+        await site.put(".mantik/open/secrets", b"x", private=True)
+        return Path(workspace_root(facts.workspace))
 
 
 DEEP = workspace_below("")
@@ -53,13 +46,13 @@ def mode(path: Path) -> int:
 
 @pytest.mark.parametrize(("sharing", "bits"), [("private", 0o700), ("group", 0o750)])
 @pytest.mark.parametrize("name", ["hpc1", "hpc2"])
-def test_a_workspace(sandbox: Sandbox, name: str, sharing: str, bits: int) -> None:
-    first = opened(site_of(sandbox, name))
+async def test_a_workspace(sandbox: Sandbox, name: str, sharing: str, bits: int) -> None:
+    first = await opened(site_of(sandbox, name))
     project = first.parent
     before = mode(project)
     project.chmod(before | 0o2000)  # as centres make project directories
     try:
-        workspace = opened(site_of(sandbox, name, Sharing=sharing))
+        workspace = await opened(site_of(sandbox, name, Sharing=sharing))
     finally:
         project.chmod(before)
     assert mode(first) == 0o700
@@ -70,14 +63,16 @@ def test_a_workspace(sandbox: Sandbox, name: str, sharing: str, bits: int) -> No
 
 @pytest.mark.parametrize(("sharing", "bits"), [("private", 0o700), ("group", 0o750)])
 @pytest.mark.parametrize("name", ["hpc1", "hpc2"])
-def test_in_a_directory_of_the_user(sandbox: Sandbox, name: str, sharing: str, bits: int) -> None:
-    own = opened(site_of(sandbox, name)).parent / f"own-{uuid.uuid4()}"
+async def test_in_a_directory_of_the_user(
+    sandbox: Sandbox, name: str, sharing: str, bits: int
+) -> None:
+    own = (await opened(site_of(sandbox, name))).parent / f"own-{uuid.uuid4()}"
     own.mkdir()
     own.chmod(0o755)
     site = site_of(sandbox, name, Sharing=sharing, Workspace=str(own))
-    assert opened(site) == own
+    assert await opened(site) == own
     assert mode(own) == 0o755, "it is his"
     assert mode(own / DEEP / ".mantik") == bits
     os.chmod(own / DEEP / ".mantik", 0o711)
-    opened(site_of(sandbox, name, Workspace=str(own)))
+    await opened(site_of(sandbox, name, Workspace=str(own)))
     assert mode(own / DEEP / ".mantik") == 0o711, "and what he changed stays"

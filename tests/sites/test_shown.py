@@ -25,7 +25,7 @@ from snakemake_executor_plugin_mantik.jobs.resources import merge_resources
 from snakemake_executor_plugin_mantik.jobs.spec import JobSpec
 from snakemake_executor_plugin_mantik.sites.base import Site, Submission
 from snakemake_executor_plugin_mantik.sites.unicore.connection import SESSION_EXPIRED
-from tests.support.benches import firecrest_site, unicore_site
+from tests.support.benches import firecrest_site, in_use, unicore_site
 from tests.support.unicoreserver import UnicoreX
 
 COMMAND = "echo 'it is' $HOME | cat; exit 3"
@@ -85,13 +85,11 @@ def submissions(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]
 
 async def submitted(site: Site, config: BackendConfig) -> str:
     """Submit the job to the site; the workspace that it was made for."""
-    try:
+    async with in_use(site):
         facts = await site.open()
         job = await site.submit(submission(config, facts.workspace))
         await site.cancel([job])
         return facts.workspace
-    finally:
-        await site.close()
 
 
 def test_firecrest(sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from snakemake_executor_plugin_mantik.sites import rest
 from snakemake_executor_plugin_mantik.sites.authentication import Password
 from snakemake_executor_plugin_mantik.sites.base import Entry, Site, Submission
 from snakemake_executor_plugin_mantik.sites.firecrest import jobs
-from tests.support.benches import any_site, firecrest_site
+from tests.support.benches import any_site, firecrest_site, in_use
 from tests.support.proxy import Answer, Exchange, Proxy, Rule
 from tests.support.seeds import seeds
 
@@ -138,16 +138,13 @@ def test_no_answer_surprises_us(
             if name == "hpc1"
             else firecrest_site(sandbox, "ws", url=url)
         )
-        try:
-            async with asyncio.timeout(250):
-                try:
-                    await site.open()
-                except MantikError:
-                    return []
-                opened = True
-                return await everything(site)
-        finally:
-            await site.close()
+        async with in_use(site), asyncio.timeout(250):
+            try:
+                await site.open()
+            except MantikError:
+                return []
+            opened = True
+            return await everything(site)
 
     server, slash, path = sandbox.url(name).partition(f"/{name}/")
     with Proxy(server, lambda _: "any") as proxy:

@@ -21,9 +21,8 @@ from snakemake_executor_plugin_mantik.common.errors import MantikError, SiteUnre
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
 from snakemake_executor_plugin_mantik.sites import rest
 from snakemake_executor_plugin_mantik.sites.authentication import Password
-from snakemake_executor_plugin_mantik.sites.firecrest import FirecrestSite
 from snakemake_executor_plugin_mantik.sites.issuers import ClientCredentials, DeviceLogin, Issuer
-from tests.support.benches import any_site, open_and_close
+from tests.support.benches import any_site, in_use, open_and_close
 from tests.support.parrot import Parrot, Say
 
 DAY = datetime.timedelta(days=1)
@@ -250,25 +249,18 @@ def test_a_redirect_takes_nothing_elsewhere(authority: Authority, serve: Serve, 
     assert elsewhere.asked == []
 
 
-def test_the_object_store_gets_no_token(authority: Authority, serve: Serve) -> None:
+async def test_the_object_store_gets_no_token(authority: Authority, serve: Serve) -> None:
     """A presigned URL is all that it needs, and its host is not the API's."""
     store = serve(authority.context())
     store.answers = [Say(200, b"object")]
 
-    async def fetched() -> bytes:
-        site = FirecrestSite(
-            "a", "https://firecrest.example.org", "m", Password("ada", SECRET),
-            workspace_name="w",
-            settings=SiteSettings().model_copy(update={"ca_file": str(authority.file)}),
-        )  # fmt: skip
-        try:
-            url = f"{store.url}/b/o?X-Amz-Signature=x"
-            async with site._connection.download(url, 3) as (_, chunks):
-                return b"".join([chunk async for chunk in chunks])
-        finally:
-            await site.close()
-
-    assert asyncio.run(fetched()) == b"object"
+    settings = SiteSettings().model_copy(update={"ca_file": str(authority.file)})
+    elsewhere, url = "https://firecrest.example.org", f"{store.url}/b/o?X-Amz-Signature=x"
+    async with (
+        in_use(any_site("firecrest", elsewhere, Password("ada", SECRET), settings)) as site,
+        site._connection.download(url, 3) as (_, chunks),
+    ):
+        assert [chunk async for chunk in chunks] == [b"object"]
     ((method, _, headers),) = store.asked
     assert method == "GET"
     assert not {"authorization", "x-api-key", "cookie"} & {name.lower() for name in headers}

@@ -3,7 +3,7 @@
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from snakemake_executor_plugin_mantik.sites.unicore.connection import (
     parse_server_time,
 )
 from tests.sites.contract.steps import content, ended, until
-from tests.support.benches import Bench, open_and_close, site_at, unicore_site
+from tests.support.benches import Bench, in_use, open_and_close, site_at, unicore_site
 from tests.support.unicoreserver import KEY_USER, PASSWORD, USER, UnicoreX
 
 
@@ -41,25 +41,8 @@ def settings() -> dict[str, Any]:
 
 
 @pytest.fixture
-async def opened(
-    unicorex: UnicoreX, workspace: str, settings: dict[str, Any]
-) -> AsyncIterator[tuple[UnicoreSite, SiteFacts]]:
-    """A site that is open, and what it tells when it opens."""
-    made = unicore_site(unicorex, workspace, **settings)
-    try:
-        yield made, await made.open()
-    finally:
-        await made.close()
-
-
-@pytest.fixture
-def site(opened: tuple[UnicoreSite, SiteFacts]) -> UnicoreSite:
-    return opened[0]
-
-
-@pytest.fixture
-def facts(opened: tuple[UnicoreSite, SiteFacts]) -> SiteFacts:
-    return opened[1]
+def made(unicorex: UnicoreX, workspace: str, settings: dict[str, Any]) -> UnicoreSite:
+    return unicore_site(unicorex, workspace, **settings)
 
 
 DEEP = "up3/up2/up1/workdir"
@@ -290,8 +273,7 @@ async def test_a_limit_below_the_one_that_is_asked_for(
 ) -> None:
     """The server says nothing of the entries that it leaves out."""
     monkeypatch.setattr(files, "_MAX_ENTRIES", limit)
-    site = sandbox_bench.site()
-    try:
+    async with in_use(sandbox_bench.site()) as site:
         facts = await site.open()
         names = {f"{n}" for n in range(limit + more)}
         await site.make_directory("many")
@@ -299,5 +281,3 @@ async def test_a_limit_below_the_one_that_is_asked_for(
             (Path(facts.workspace) / "many" / name).touch()
         for _ in range(2):
             assert set(await site.list("many")) == names
-    finally:
-        await site.close()

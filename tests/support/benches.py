@@ -3,9 +3,9 @@
 A new kind of site joins the suite with a fixture that yields a `Bench`, and its name in `BENCHES`.
 """
 
-import asyncio
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
@@ -24,6 +24,7 @@ from snakemake_executor_plugin_mantik.sites.firecrest.connection import (
 )
 from snakemake_executor_plugin_mantik.sites.firecrest.script import WorkspacePaths
 from snakemake_executor_plugin_mantik.sites.issuers import ClientCredentials
+from snakemake_executor_plugin_mantik.sites.rest import Connection
 from snakemake_executor_plugin_mantik.sites.unicore import UnicoreSite
 from snakemake_executor_plugin_mantik.sites.unicore.connection import StoragePaths, UnicoreOpened
 from tests.real.centre import USER as CENTRE_USER
@@ -41,8 +42,7 @@ BENCHES = [
 ]
 """Fixtures that the contract suite runs with: a sandbox and a real server of each API."""
 
-_S = TypeVar("_S", bound=Site)
-_T = TypeVar("_T")
+_S = TypeVar("_S", bound=Site | Connection)
 
 
 @dataclass(frozen=True)
@@ -61,22 +61,14 @@ class Bench:
     away: Callable[[], Site]
     cluster: Cluster
 
-    def run(self, scenario: Callable[[Site], Awaitable[_T]]) -> _T:
-        """The result of `scenario` with a site that is open."""
-        return opened(self.site, lambda site, _: scenario(site))
 
-
-def opened(site: Callable[[], _S], scenario: Callable[[_S, SiteFacts], Awaitable[_T]]) -> _T:
-    """The result of `scenario` with a new site, which is open."""
-
-    async def with_site() -> _T:
-        made = site()
-        try:
-            return await scenario(made, await made.open())
-        finally:
-            await made.close()
-
-    return asyncio.run(with_site())
+@asynccontextmanager
+async def in_use(made: _S) -> AsyncIterator[_S]:
+    """A site or connection, which is closed afterwards."""
+    try:
+        yield made
+    finally:
+        await made.close()
 
 
 def any_site(
@@ -91,10 +83,8 @@ def any_site(
 
 async def open_and_close(site: Site) -> SiteFacts:
     """What a site tells when it opens."""
-    try:
+    async with in_use(site):
         return await site.open()
-    finally:
-        await site.close()
 
 
 def unicore_site(
@@ -138,6 +128,20 @@ def firecrest_site_at(url: str, credential: Credential, **timing: float) -> Fire
         None,
     )
     return site
+
+
+@pytest.fixture
+async def facts(made: Site) -> AsyncIterator[SiteFacts]:
+    """What the site that the module's fixture `made` gives tells when it opens."""
+    async with in_use(made):
+        yield await made.open()
+
+
+@pytest.fixture
+def site(made: Site, facts: SiteFacts) -> Site:
+    """The site, which is open."""
+    del facts
+    return made
 
 
 @pytest.fixture

@@ -1,10 +1,11 @@
 """The sites that whole workflows run at."""
 
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -89,25 +90,35 @@ def place(request: pytest.FixtureRequest) -> Place:
     return found
 
 
+MakeProject = Callable[..., Project]
+
+
 @pytest.fixture
-def both(place: Place, tmp_path: Path) -> Iterator[Project]:
+def project_at(tmp_path: Path) -> Iterator[MakeProject]:
+    """Makes a project at a site, with further values as `Project` takes them; closes it."""
+    with ExitStack() as made:
+
+        def make(place: Place, *values: Any, folder: str = "project") -> Project:
+            project = Project(tmp_path / folder, place, *values)
+            made.callback(project.close)
+            return project
+
+        yield make
+
+
+@pytest.fixture
+def both(place: Place, project_at: MakeProject) -> Project:
     """A project at each of these sites."""
-    made = Project(tmp_path / "project", place)
-    yield made
-    made.close()
+    return project_at(place)
 
 
 @pytest.fixture
-def project(sandbox_place: Place, tmp_path: Path) -> Iterator[Project]:
+def project(sandbox_place: Place, project_at: MakeProject) -> Project:
     """A project at the sandbox's UNICORE site."""
-    made = Project(tmp_path / "project", sandbox_place)
-    yield made
-    made.close()
+    return project_at(sandbox_place)
 
 
 @pytest.fixture
-def firecrest(firecrest_place: Place, tmp_path: Path) -> Iterator[Project]:
+def firecrest(firecrest_place: Place, project_at: MakeProject) -> Project:
     """A project at the sandbox's firecREST site."""
-    made = Project(tmp_path / "project", firecrest_place)
-    yield made
-    made.close()
+    return project_at(firecrest_place)

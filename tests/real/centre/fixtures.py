@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.real.centre import USER, Centre, firecrest, lacking
+from tests.real.centre import USER, Centre, firecrest, lacking, open_directory
 from tests.real.centre.firecrest import Firecrest, OwnFirecrest
 from tests.real.centre.tsi import SOFTWARE, Unicore, unicore
 from tests.support import unicoreserver
@@ -19,7 +19,7 @@ from tests.support.needs import require
 from tests.support.places import unicorex_place
 from tests.support.shared import Told, keep, session_directory, shared
 from tests.support.unicoreserver import UnicoreX
-from tests.support.workflows import Place, Project
+from tests.support.workflows import Place
 
 START_S = 900.0
 """How long all servers of a centre may take to start, seconds."""
@@ -106,8 +106,7 @@ def firecrest_centre_place(real_firecrest: Firecrest) -> Place:
 
 
 @pytest.fixture
-def at_firecrest(firecrest_centre_place: Place, tmp_path: Path) -> Iterator[Project]:
-    """A project at the centre's firecREST."""
-    made = Project(tmp_path / "project", firecrest_centre_place)
-    yield made
-    made.close()
+def outside() -> Iterator[Path]:
+    """A directory that jobs at the centre see, too."""
+    with open_directory() as directory:
+        yield directory

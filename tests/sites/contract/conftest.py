@@ -1,10 +1,8 @@
 """The sites that the suite is held against."""
 
-from collections.abc import AsyncIterator
-
 import pytest
 
-from snakemake_executor_plugin_mantik.sites.base import Site, SiteFacts
+from snakemake_executor_plugin_mantik.sites.base import Site
 from tests.support.benches import BENCHES, Bench
 
 
@@ -16,20 +14,5 @@ def bench(request: pytest.FixtureRequest) -> Bench:
 
 
 @pytest.fixture
-async def opened(bench: Bench) -> AsyncIterator[tuple[Site, SiteFacts]]:
-    """A site that is open, and what it tells when it opens."""
-    made = bench.site()
-    try:
-        yield made, await made.open()
-    finally:
-        await made.close()
-
-
-@pytest.fixture
-def site(opened: tuple[Site, SiteFacts]) -> Site:
-    return opened[0]
-
-
-@pytest.fixture
-def facts(opened: tuple[Site, SiteFacts]) -> SiteFacts:
-    return opened[1]
+def made(bench: Bench) -> Site:
+    return bench.site()

@@ -1,13 +1,11 @@
 """Opening a site."""
 
-import asyncio
-
 import pytest
 
 from snakemake_executor_plugin_mantik.common.errors import SiteUnauthorized, SiteUnreachable
 from snakemake_executor_plugin_mantik.sites.base import Site, SiteFacts
 from tests.sites.contract.steps import a_job, content, ended, running, until
-from tests.support.benches import Bench, open_and_close
+from tests.support.benches import Bench, in_use, open_and_close
 
 
 class TestOpening:
@@ -27,27 +25,23 @@ class TestOpening:
                       limits.gpus_per_node)  # fmt: skip
             assert all(0 <= r[0] <= r[1] for r in ranges if r is not None)
 
-    def test_closing_changes_nothing_at_the_site(self, bench: Bench) -> None:
-        async def start(site: Site) -> str:
+    async def test_closing_changes_nothing_at_the_site(self, bench: Bench) -> None:
+        async with in_use(bench.site()) as site:
+            await site.open()
             await site.put("kept", b"1")
             job = await site.submit(a_job("exec sleep 300"))
             await until(site, job, running)
-            return job
-
-        job = bench.run(start)
-
-        async def look(site: Site) -> None:
-            await site.open()  # once more
+        async with in_use(bench.site()) as site:
+            for _ in range(2):
+                await site.open()
             await until(site, job, running)  # its record may say otherwise for a moment
             assert await content(site, "kept") == b"1"
             await site.cancel([job])
 
-        bench.run(look)
-
-    def test_with_credentials_that_are_wrong(self, bench: Bench) -> None:
+    async def test_with_credentials_that_are_wrong(self, bench: Bench) -> None:
         with pytest.raises(SiteUnauthorized):
-            asyncio.run(open_and_close(bench.stranger()))
+            await open_and_close(bench.stranger())
 
-    def test_with_a_server_that_is_away(self, bench: Bench) -> None:
+    async def test_with_a_server_that_is_away(self, bench: Bench) -> None:
         with pytest.raises(SiteUnreachable):
-            asyncio.run(open_and_close(bench.away()))
+            await open_and_close(bench.away())

@@ -109,7 +109,7 @@ HEARS = """
 import os, signal
 signal.signal(signal.SIGINT, signal.default_int_handler)
 from snakemake_executor_plugin_mantik import cli
-cli._app = lambda: os.kill(os.getpid(), signal.SIGINT)  # while it is about to be imported
+cli._app = lambda _: os.kill(os.getpid(), signal.SIGINT)  # while it is about to be imported
 cli.main()
 """
 TYPED = 'mkdir gone && cd gone && rmdir ../gone && exec "$@"'

@@ -2,10 +2,8 @@
 
 import importlib.util
 import sqlite3
-from collections.abc import Mapping
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import Any
 
 import typer
 
@@ -18,7 +16,7 @@ from snakemake_executor_plugin_mantik.journal import JOURNAL_FILE, Journal
 from snakemake_executor_plugin_mantik.tracking.cursor import count_unpublished
 from snakemake_executor_plugin_mantik.tracking.process import DRAIN_S, WORKER_LOCK
 from snakemake_executor_plugin_mantik.tracking.store import DIRECTORY
-from snakemake_executor_plugin_mantik.tracking.worker_client import WorkerPipe
+from snakemake_executor_plugin_mantik.tracking.worker_client import WorkerClient
 
 from .shared import Workdir, say, warn
 
@@ -58,16 +56,10 @@ def _work(directory: Path, kept: Path) -> str:
     """Let a worker publish what it can; return why it could not publish the rest."""
     if is_locked(kept / WORKER_LOCK):
         return "another process is publishing them now."
-    why = ""
-
-    def hear(answer: Mapping[str, Any]) -> None:
-        nonlocal why
-        why = str(answer.get("down", why))
-        if "tell" in answer:
-            warn(answer["tell"])
-
-    worker = WorkerPipe(directory, hear)
-    return why if worker.close(_IMPORT_S + DRAIN_S) else "publishing continues in the background."
+    worker = WorkerClient(directory, warn)
+    worker.wake()
+    ended = worker.close(_IMPORT_S + DRAIN_S)
+    return worker.why if ended else "publishing continues in the background."
 
 
 def _settle(directory: Path) -> None:

@@ -16,7 +16,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
 from snakemake_executor_plugin_mantik.common.errors import MantikError, UserError
-from snakemake_executor_plugin_mantik.tracking.overview import find_or_make
+from snakemake_executor_plugin_mantik.tracking.requests import find_or_make
 from snakemake_executor_plugin_mantik.tracking.run import (
     tracking_target,
     without_user,

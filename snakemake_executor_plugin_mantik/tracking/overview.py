@@ -4,14 +4,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Final
 
-from mlflow.entities import Experiment, Metric, RunTag
-from mlflow.exceptions import MlflowException
+from mlflow.entities import Metric, RunTag
 from mlflow.tracking import MlflowClient
 
 from snakemake_executor_plugin_mantik import views
@@ -21,6 +21,7 @@ from snakemake_executor_plugin_mantik.views.workflow import overview_jobs
 
 from . import segments
 from .cursor import Log, LoggedRun
+from .requests import unless_refused
 from .run import ARTIFACT_FOLDER, NAME_LENGTH, PARENT_RUN_TAG
 from .store import try_directory
 
@@ -60,11 +61,7 @@ def update_workflow_run(
     tags = [RunTag(name, value) for name, value in said.items() if value]
     client.log_batch(run_id, metrics=metrics, tags=tags)
     if DETACHED not in said and (begun or end is not None):
-        try:
-            client.delete_tag(run_id, DETACHED)
-        except MlflowException as error:  # it was not detached
-            if not is_refusal(error):
-                raise
+        unless_refused(lambda: client.delete_tag(run_id, DETACHED))  # maybe it was not detached
     pipeline = log.pipeline(run.id)
     if pipeline is not None:
         members = read_members(log.db)
@@ -90,58 +87,6 @@ def _draw(client: MlflowClient, run_of: str, run_id: str, shown: Picture) -> Non
         for name, text in drawn.items():
             Path(directory, name).write_text(text, encoding="utf-8")
         client.log_artifacts(run_id, directory, ARTIFACT_FOLDER)
-
-
-_DEFAULT: Final = "Default"
-"""MLflow's name of the experiment for runs without one."""
-
-
-def find_or_make(client: MlflowClient, name: str, experiment_id: str) -> Experiment:
-    """Return the experiment with an id or a name, which may have been deleted in MLflow.
-
-    Args:
-        client: for the server.
-        name: created if it does not exist; empty: `_DEFAULT`.
-        experiment_id: takes precedence over the name; empty: use the name.
-
-    Raises:
-        MlflowException: no experiment has this id, or the server refuses or does not answer.
-    """
-    if experiment_id:
-        return client.get_experiment(experiment_id)
-    name = name or _DEFAULT
-    found = client.get_experiment_by_name(name)
-    if found is None:
-        try:
-            found = client.get_experiment(client.create_experiment(name))
-        except MlflowException as error:
-            # Another process may have created it at the same time.
-            found = client.get_experiment_by_name(name)
-            if found is None:
-                raise error from None
-    return found
-
-
-_REFUSALS: Final = frozenset(
-    (
-        "ALREADY_EXISTS",
-        "BAD_REQUEST",
-        "INVALID_PARAMETER_VALUE",
-        "INVALID_STATE",
-        "NOT_FOUND",
-        "NOT_IMPLEMENTED",
-        "RESOURCE_ALREADY_EXISTS",
-        "RESOURCE_CONFLICT",
-        "RESOURCE_DOES_NOT_EXIST",
-    )
-)
-"""Error codes of requests that would fail again. Without those of permissions and tokens, which the
-user can fix, and ENDPOINT_NOT_FOUND, with which a proxy answers for a server that is down."""
-
-
-def is_refusal(error: Exception) -> bool:
-    """Return whether MLflow has understood a request and refused it."""
-    return isinstance(error, MlflowException) and error.error_code in _REFUSALS
 
 
 _MEMBER: Final = "mantik.group_member"
@@ -178,8 +123,7 @@ def make_member_runs(
 def set_member_status(client: MlflowClient, run_ids: Iterable[str], status: str) -> None:
     """Set the status of the runs of a group's members."""
     for run_id in run_ids:
-        with _unless_refused():
-            client.update_run(run_id, status=status)
+        unless_refused(partial(client.update_run, run_id, status=status))
 
 
 def end_members(
@@ -208,9 +152,8 @@ def end_members(
             ended = "FINISHED" if code == 0 else "FAILED"
             tags.append(RunTag("mantik.exit_code", str(code)))
             metrics.append(Metric("mantik/running_seconds", float(seconds), moment, 0))
-        with _unless_refused():
-            client.log_batch(run_id, metrics=metrics, tags=tags)
-            client.set_terminated(run_id, ended, moment)
+        unless_refused(partial(client.log_batch, run_id, metrics=metrics, tags=tags))
+        unless_refused(partial(client.set_terminated, run_id, ended, moment))
 
 
 def _read_ends(path: Path) -> Iterator[tuple[int, tuple[int, int]]]:
@@ -221,13 +164,3 @@ def _read_ends(path: Path) -> Iterator[tuple[int, tuple[int, int]]]:
         with suppress(ValueError):  # half written
             number, code, seconds = map(int, line.split())
             yield number, (code, seconds)
-
-
-@contextmanager
-def _unless_refused() -> Iterator[None]:
-    """Go on with the next member if MLflow refuses: somebody has deleted the run."""
-    try:
-        yield
-    except MlflowException as error:
-        if not is_refusal(error):
-            raise

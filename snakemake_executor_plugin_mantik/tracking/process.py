@@ -55,7 +55,7 @@ _UPDATE_S = 60.0
 DRAIN_S = 600.0
 """The most seconds that it continues after its controller has ended."""
 SETTINGS: Mapping[str, str] = {
-    # To read the jobs' own stores.
+    # MLflow 3.13 and later refuse the user's own file store without it.
     "MLFLOW_ALLOW_FILE_STORE": "true",
     # The process itself retries: the log holds everything.
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
@@ -123,7 +123,7 @@ class Worker:
         self._workdir = workdir
         self._answer = answer
         self._cursor = Cursor(workdir)
-        self._publisher = Publisher(workdir, self._cursor, answer, self._report_once)
+        self._publisher = Publisher(workdir, self._cursor, answer)
         self._wake = threading.Event()
         self._ending = threading.Event()
         self._drains = False
@@ -140,7 +140,6 @@ class Worker:
         self._changed: set[str] = set()
         self._updated: dict[str, float] = {}
         self._makes_since: float | None = None
-        self._reported: set[str] = set()
 
     def wake(self) -> None:
         """Have the log read again."""
@@ -342,11 +341,6 @@ class Worker:
         if self._makes_since is not None:
             moments.append(self._makes_since + GIVE_WAY_S)
         return min([_IDLE_S, *(moment - now for moment in moments if moment > now)])
-
-    def _report_once(self, text: str) -> None:
-        if text not in self._reported:
-            self._reported.add(text)
-            self._answer({"tell": text})
 
 
 def main() -> int:

@@ -1,99 +1,18 @@
-"""Read a job's store, upload its files, and record in memory what was published of it.
-
-Another process does not know these records, and queries MLflow instead.
-"""
+"""What of a job's store was published, and to which run; upload its files. Needs mlflow."""
 
 import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar, Final
+from typing import BinaryIO, Final
 
-from mlflow.entities import Experiment, LoggedModel, Run, ViewType
+from mlflow.entities import Run
 from mlflow.tracking import MlflowClient
 
-PARENT_TAG = "mlflow.parentRunId"
-PAGE = 1000
-
-
-@dataclass(frozen=True)
-class RecordedStore:
-    """The content of a store without metrics and artifacts.
-
-    Attributes:
-        experiments: by id.
-        runs: parents come before their children.
-    """
-
-    experiments: Mapping[str, Experiment] = field(default_factory=dict)
-    runs: tuple[Run, ...] = ()
-    models: tuple[LoggedModel, ...] = ()
-
-
-def read_source(store: Path) -> RecordedStore:
-    """Read all of a store that MLflow can read.
-
-    Raises:
-        Exception: MLflow cannot read the store, or not now.
-    """
-    client = MlflowClient(tracking_uri=store.as_uri())
-    experiments = {
-        e.experiment_id: e
-        for e in _pages(
-            lambda token: client.search_experiments(
-                view_type=ViewType.ACTIVE_ONLY, max_results=PAGE, page_token=token
-            )
-        )
-    }
-    ids = [e for e in experiments if _is_in(store, e)]
-    found = _pages(lambda token: client.search_runs(ids, max_results=PAGE, page_token=token))
-    runs = [run for run in found if _is_in(store / run.info.experiment_id, run.info.run_id)]
-    models: list[LoggedModel] = []
-    if any((store / e / "models").is_dir() for e in ids):
-        models = list(
-            _pages(
-                lambda token: client.search_logged_models(ids, max_results=PAGE, page_token=token)
-            )
-        )
-    known = [m for m in models if m.experiment_id in ids]
-    inside = [m for m in known if _is_in(store / m.experiment_id / "models", m.model_id)]
-    return RecordedStore(experiments, tuple(_parents_first(runs)), tuple(inside))
-
-
-def _is_in(directory: Path, name: object) -> bool:
-    """Return whether an id, which a description may forge, names a directory in its place."""
-    if not isinstance(name, str) or "/" in name or name in ("", ".", ".."):
-        return False
-    return (directory / name).is_dir()
-
-
-def _parents_first(runs: Sequence[Run]) -> list[Run]:
-    by_id = {run.info.run_id: run for run in runs}
-    ordered: dict[str, Run] = {}
-
-    def add(run: Run, above: frozenset[str] = frozenset()) -> None:
-        parent = by_id.get(run.data.tags.get(PARENT_TAG, ""))
-        if parent is not None and parent.info.run_id not in above:
-            add(parent, above | {run.info.run_id})
-        ordered.setdefault(run.info.run_id, run)
-
-    for run in sorted(runs, key=lambda run: run.info.start_time or 0):
-        add(run)
-    return list(ordered.values())
-
-
-def _pages(page: Callable[[str | None], Any]) -> Iterator[Any]:
-    token: str | None = None
-    while True:
-        found: Iterable[Any] = page(token)
-        yield from found
-        token = getattr(found, "token", None)
-        if not token:
-            return
-
+from .recorded import RecordedRun
 
 _PIECE: Final = 1 << 20
 
@@ -150,52 +69,53 @@ class Lines:
 
 @dataclass(frozen=True)
 class UploadedFile:
-    """A file that has been uploaded."""
+    """A file as it was uploaded; `changed` is its local modification time in ns."""
 
     size: int
+    changed: int
     sha256: bytes
 
     @classmethod
     def of(cls, path: Path) -> "UploadedFile":
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").digest()
-        return cls(path.stat().st_size, digest)
+        return cls(path.stat().st_size, path.stat().st_mtime_ns, digest)
+
+    def is_now(self, path: Path) -> bool:
+        now = path.stat()
+        if now.st_size != self.size:
+            return False
+        return now.st_mtime_ns == self.changed or self.of(path).sha256 == self.sha256
 
 
 @dataclass
 class Published:
-    """What was published of one store.
+    """What was published of one store. Another process does not know it, and queries MLflow.
 
     Attributes:
         doubt: whether MLflow may have received more, from another process or without an answer.
         runs, models, experiments: ids in the store to ids in MLflow.
+        described: the runs of the store as they were published, by their ids in it.
+        linked: (run, model) of models that runs made, by their ids in the store.
         lines: the published beginnings of files of metrics, by path in the store.
         files: uploaded artifacts, by path in the store.
-        stamps: the local modification times of these files, in ns.
-        params: (run, name) of parameters.
-        tags: the values of tags by (run, name).
         over: runs and models whose ends are published.
-        source: the store's content as last read.
-        descriptions: the files that `source` was read from, with sizes and times.
     """
 
     doubt: bool
     runs: dict[str, str] = field(default_factory=dict)
     models: dict[str, str] = field(default_factory=dict)
     experiments: dict[str, str] = field(default_factory=dict)
+    described: dict[str, RecordedRun] = field(default_factory=dict)
+    linked: set[tuple[str, str]] = field(default_factory=set)
     lines: dict[str, Lines] = field(default_factory=dict)
     files: dict[str, UploadedFile] = field(default_factory=dict)
-    stamps: dict[str, int] = field(default_factory=dict)
-    params: set[tuple[str, str]] = field(default_factory=set)
-    tags: dict[tuple[str, str], str] = field(default_factory=dict)
     over: set[str] = field(default_factory=set)
-    source: RecordedStore = field(default_factory=RecordedStore)
-    descriptions: tuple[object, ...] = ()
 
 
 @dataclass
-class Carrier:
-    """What publishes one store: the base of `Replay`.
+class Replay:
+    """One publication of a store, as `replay.publish_store` makes it.
 
     Attributes:
         client: for the run's server.
@@ -203,7 +123,13 @@ class Carrier:
         to: the run that it belongs to.
         published: what was published before; kept up to date.
         notify: called with what is left out, and why.
+        again: whether MLflow may have received more than `published` holds.
         live: whether the job still writes to the store.
+        later: the paths in the store of files that are not complete yet.
+        made_before: MLflow's ids of the runs that the job did not make, by their ids in the store.
+        order: the position of each run in the store.
+        fetched: runs as MLflow holds them.
+        for_models: values that were logged for models, by MLflow's ids of runs.
     """
 
     client: MlflowClient
@@ -211,12 +137,19 @@ class Carrier:
     to: Destination
     published: Published
     notify: Callable[[str], None]
-    live: ClassVar[bool] = False
+    live: bool = False
+    later: Sequence[str] = ()
+    order: dict[str, int] = field(default_factory=dict)
+    fetched: dict[str, Run] = field(default_factory=dict)
+    for_models: dict[str, set[tuple[object, ...]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._again = self.published.doubt
+        self.again = self.published.doubt
+        self.made_before = {self.to.source_id: self.to.run_id, **self.to.members}
+        self.published.runs |= self.made_before
+        self.published.experiments[self.to.source_experiment_id] = self.to.experiment_id
 
-    def send_files(
+    def upload_new(
         self,
         directory: Path,
         upload: Callable[[Path], object],
@@ -227,8 +160,17 @@ class Carrier:
         If there are any, call `change` with a directory that holds them, in which it may replace
         files, and then `upload` with the same directory.
         """
-        files = [path for path in directory.rglob("*") if path.is_file()]
-        new = [path for path in files if not self._known(path)]
+        files = {
+            path: path.relative_to(self.store).as_posix()
+            for path in directory.rglob("*")
+            if path.is_file()
+        }
+        known = self.published.files
+        new = {
+            path: name
+            for path, name in files.items()
+            if name not in known or not known[name].is_now(path)
+        }
         if not new:
             return
         if len(new) == len(files) and not self.live:
@@ -238,26 +180,14 @@ class Carrier:
         # Links keep the files as they are now, whatever replaces them.
         beside = Path(tempfile.mkdtemp(prefix=".uploads-", dir=self.store.parent))
         try:
-            sent = {path: _link(path, beside / path.relative_to(directory)) for path in new}
-            stamps = {path: link.stat().st_mtime_ns for path, link in sent.items()}
-            seen = {path: UploadedFile.of(link) for path, link in sent.items()} if self.live else {}
+            links = {name: _link(path, beside / path.relative_to(directory))
+                     for path, name in new.items()}  # fmt: skip
+            sent = {name: UploadedFile.of(link) for name, link in links.items() if self.live}
             change(beside)
             upload(beside)
         finally:
             shutil.rmtree(beside, ignore_errors=True)
-        for path, file in seen.items():
-            name = path.relative_to(self.store).as_posix()
-            self.published.files[name], self.published.stamps[name] = file, stamps[path]
-
-    def _known(self, path: Path) -> bool:
-        name = path.relative_to(self.store).as_posix()
-        sent = self.published.files.get(name)
-        if sent is None:
-            return False
-        now = path.stat()
-        if now.st_size != sent.size:
-            return False
-        return self.published.stamps.get(name) == now.st_mtime_ns or UploadedFile.of(path) == sent
+        known |= sent
 
 
 def _link(path: Path, place: Path) -> Path:
@@ -267,8 +197,3 @@ def _link(path: Path, place: Path) -> Path:
     except OSError:
         shutil.copy2(path, place)
     return place
-
-
-def none_below(paths: Iterable[str], below: str) -> bool:
-    """Return whether none of `paths` lies below a directory."""
-    return not any(path.startswith(f"{below}/") for path in paths)

@@ -6,7 +6,7 @@ Whatever was published before, by another process too, is not published twice.
 import os
 import shutil
 import threading
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,24 +16,21 @@ from typing import Any
 
 import mlflow
 from mlflow.entities import Metric, Param, RunTag
-from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
 from snakemake_executor_plugin_mantik.journal import Event, EventKind, TryState
 
 from .cursor import Cursor, Log, LoggedRun, PublishedRun, open_log
-from .live_replay import COPY_TREE, LiveReplay
 from .overview import (
     begin_workflow_run,
     end_members,
-    find_or_make,
-    is_refusal,
     make_member_runs,
     set_member_status,
     update_workflow_run,
 )
-from .published import Destination, Published
-from .replay import BATCH, Replay
+from .published import Destination, Published, Replay
+from .replay import COPY_TREE, publish_store
+from .requests import find_or_make, log_values, unless_refused
 from .run import (
     ARTIFACT_FOLDER,
     NAME_LENGTH,
@@ -83,28 +80,16 @@ class Publisher:
     """Publishes tries and workflows; several threads may, each another one."""
 
     def __init__(
-        self,
-        workdir: Path,
-        cursor: Cursor,
-        answer: Callable[[Mapping[str, Any]], None],
-        notify: Callable[[str], None],
+        self, workdir: Path, cursor: Cursor, answer: Callable[[Mapping[str, Any]], None]
     ) -> None:
-        """Prepare.
-
-        Args:
-            workdir: the workflow's directory.
-            cursor: what was published.
-            answer: called with answers to the controller.
-            notify: called with lines for the user.
-        """
+        """Prepare; `cursor` holds what was published, `answer` is called with each answer."""
         self._workdir = workdir
         self._cursor = cursor
         self._answer = answer
-        self._notify = notify
         self._told: dict[str, Published] = {}
         self._making: dict[str, threading.Lock] = defaultdict(threading.Lock)
         self._here = threading.local()
-        self._said: Counter[str] = Counter()
+        self._said: dict[str, set[str]] = defaultdict(set)
         self._experiments: dict[tuple[str, str, str], tuple[str, str]] = {}
 
     def make(self, run_of: str) -> None:
@@ -192,13 +177,8 @@ class Publisher:
 
         Keeps the tags that it already has (its name, the source of its project).
         """
-        try:
-            there = client.get_run(run.data["run_id"])
-        except MlflowException as error:
-            if not is_refusal(error):
-                raise
-            return None
-        if there.info.lifecycle_stage != "active":
+        there = unless_refused(partial(client.get_run, run.data["run_id"]))
+        if there is None or there.info.lifecycle_stage != "active":
             return None
         known = there.data.tags
         _set_tags(
@@ -256,21 +236,25 @@ class Publisher:
             self._end(at, ended, retried=retried)
             return True
         if live:
-            published = self._published_of(at)
             self._cursor.set(at.run.id, live=True)
-            copy = self._workdir / copy_directory(at.run.id) / COPY_TREE
-            to = self._destination(at)
-            replay = LiveReplay(at.client, copy, to, published, lambda text: self._say(at, text))
-            self._accepted(at, replay.run)
+            self._accepted(at, lambda: self._store(at, f"{copy_directory(at.run.id)}/{COPY_TREE}"))
         return False
 
-    def _published_of(self, at: _At) -> Published:
-        """Return what was published of a job's store; another process may have published it."""
+    def _store(self, at: _At, directory: str, status: str = "", *, doubt: bool = False) -> None:
+        """Publish what is new in a job's store; another process may have published more of it."""
         if at.run.head != at.run.id and at.own.steps is None:
             # Up to which step earlier segments have logged each metric.
             known = at.client.get_run(at.there.run_id).to_proto().data.metrics
             self._cursor.set(at.run.id, steps={metric.key: metric.step for metric in known})
-        return self._told.setdefault(at.run.id, Published(doubt=at.own.live))
+        published = self._told.setdefault(at.run.id, Published(doubt=at.own.live))
+        published.doubt = published.doubt or doubt
+        publish_store(
+            Replay(
+                at.client, self._workdir / directory, self._destination(at), published,
+                lambda text: self._say(at, text),
+            ),
+            status,
+        )  # fmt: skip
 
     def _client(self, uri: str) -> MlflowClient:
         clients: dict[str, MlflowClient] = self._here.__dict__
@@ -296,16 +280,10 @@ class Publisher:
 
     def _params(self, at: _At, run_id: str, values: Mapping[str, str]) -> None:
         params = [Param(name, value) for name, value in values.items()]
-        for start in range(0, len(params), BATCH):
-            some = params[start : start + BATCH]
-            try:
-                at.client.log_batch(run_id, params=some)
-            except MlflowException as error:
-                if not is_refusal(error):
-                    raise
-                for param in some:
-                    one = partial(at.client.log_batch, run_id, params=[param])
-                    self._accepted(at, one, f"the parameter {param.key} is left out")
+        log_values(
+            at.client, run_id, "params", params,
+            lambda param, why: self._say(at, f"the parameter {param.key} is left out: {why}"),
+        )  # fmt: skip
 
     def _experiment(
         self, client: MlflowClient, uri: str, data: Mapping[str, Any]
@@ -345,7 +323,8 @@ class Publisher:
         doubt = at.own.begun >= end.seq
         what = "the rest of what the job logged is left out"
         try:
-            self._accepted(at, lambda: self._logged(at, data, doubt=doubt), what)
+            directory, status = store_directory(at.run.id), data["status"] or "KILLED"
+            self._accepted(at, lambda: self._store(at, directory, status, doubt=doubt), what)
             self._accepted(at, lambda: self._files(at, data), what)
         except Exception:
             # Publish the end even if the rest fails.
@@ -353,17 +332,6 @@ class Publisher:
                 self._ended(at, data, retried=retried)
             raise
         self._accepted(at, lambda: self._ended(at, data, retried=retried))
-
-    def _logged(self, at: _At, data: Mapping[str, Any], *, doubt: bool) -> None:
-        store = self._workdir / store_directory(at.run.id)
-        if store.is_dir():
-            published = self._published_of(at)
-            published.doubt = published.doubt or doubt
-            to = self._destination(at)
-            replay = Replay(
-                at.client, store, to, published, notify=lambda text: self._say(at, text)
-            )
-            replay.whole(data["status"] or "KILLED")
 
     def _ended(self, at: _At, data: Mapping[str, Any], *, retried: bool) -> None:
         given = _given(at)
@@ -425,21 +393,19 @@ class Publisher:
         self, at: _At, act: Callable[[], object], what: str = "MLflow refused an update"
     ) -> None:
         """Call `act`; if MLflow refuses, report that and continue."""
-        try:
-            act()
-        except MlflowException as error:
-            if not is_refusal(error):
-                raise
-            self._say(at, f"{what}: {error}")
+        unless_refused(act, lambda why: self._say(at, f"{what}: {why}"))
 
     def _say(self, at: _At, text: str) -> None:
-        self._said[at.run.id] += 1
-        if self._said[at.run.id] > _MOST_SAID:
+        """Tell the user something about a run, once."""
+        said = self._said[at.run.id]
+        if text in said or len(said) >= _MOST_SAID:
             return
+        said.add(text)
         line = " ".join(without_users(text).split())[:400]
-        self._notify(f"{at.run.data['name']}: MLflow run {at.there.run_id}: {line}")
-        if self._said[at.run.id] == _MOST_SAID:
-            self._notify(f"{at.run.data['name']}: further lines about this run are not shown.")
+        self._answer({"tell": f"{at.run.data['name']}: MLflow run {at.there.run_id}: {line}"})
+        if len(said) == _MOST_SAID:
+            more = f"{at.run.data['name']}: further lines about this run are not shown."
+            self._answer({"tell": more})
 
 
 def _uri(run: LoggedRun) -> str:
@@ -493,12 +459,8 @@ def _set_tag(client: MlflowClient, run_id: str, name: str, value: str) -> None:
     """Set a tag, or remove it if the value is empty."""
     if value:
         _set_tags(client, run_id, {name: value})
-        return
-    try:
-        client.delete_tag(run_id, name)
-    except MlflowException as error:
-        if not is_refusal(error):  # the tag does not exist
-            raise
+    else:  # it may not exist
+        unless_refused(partial(client.delete_tag, run_id, name))
 
 
 def _run_tags(tags: Mapping[str, str]) -> list[RunTag]:

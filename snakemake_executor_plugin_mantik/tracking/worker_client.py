@@ -5,7 +5,6 @@ their events.
 """
 
 import asyncio
-import fcntl
 import json
 import os
 import subprocess
@@ -25,18 +24,22 @@ MADE_WAIT_S = 15.0
 
 Importing MLflow takes two to six seconds, creating a database in a new SQLite file two more.
 """
+WORKER = "snakemake_executor_plugin_mantik.tracking.process"
+_LOG_BYTES = 1 << 20
+"""The size of the worker's log above which it is truncated, in bytes."""
 WORKERS = 3
 """The most workers to start, the first one included, when workers die."""
 
 
 class WorkerClient:
-    """Has a worker publish the log to MLflow."""
+    """Has a worker publish the log to MLflow.
+
+    Attributes:
+        why: why MLflow could not be updated the last time that it could not; may be empty.
+    """
 
     def __init__(
-        self,
-        workdir: Path,
-        notify: Callable[[str], None],
-        tracked: Collection[str],
+        self, workdir: Path, notify: Callable[[str], None], tracked: Collection[str] = ()
     ) -> None:
         """Prepare; the worker starts at the first `wake`.
 
@@ -45,11 +48,13 @@ class WorkerClient:
             notify: writes a line to the user's log.
             tracked: this process's jobs and workflow; it grows.
         """
+        self.why = ""
         self._workdir = workdir
         self._notify = notify
         self._tracked = tracked
         self._wait_s = MADE_WAIT_S
-        self._pipe: WorkerPipe | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._ears: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._waiting: dict[str, asyncio.Future[None]] = {}
         self._made = 0
@@ -60,15 +65,70 @@ class WorkerClient:
     def wake(self) -> None:
         """Have new events published; start a worker if none is alive, at most `WORKERS` in all.
 
+        Never blocks.
+
         Raises:
             OSError: the worker cannot be started.
         """
-        if self._pipe is None or (not self._pipe.alive and self._workers < WORKERS):
-            if self._pipe is not None:
-                self._pipe.close(0)
-            self._workers += 1
-            self._pipe = WorkerPipe(self._workdir, self._hear)
-        self._pipe.wake()
+        process = self._process
+        if process is None or (process.poll() is not None and self._workers < WORKERS):
+            self.close(0)
+            process = self._start()
+        assert process.stdin is not None
+        # Full: earlier bytes will still wake it. Broken: it is dead, and the next worker continues.
+        with suppress(BlockingIOError, BrokenPipeError):
+            os.write(process.stdin.fileno(), b"\n")
+
+    def _start(self) -> "subprocess.Popen[bytes]":
+        log = self._workdir / DIRECTORY / "worker.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        small = log.exists() and log.stat().st_size < _LOG_BYTES
+        with log.open("a" if small else "w") as errors:
+            # In a session of its own: Ctrl-C must reach only the controller, which ends the worker.
+            process = self._process = subprocess.Popen(
+                # -P: modules of the user's project must not shadow others.
+                [sys.executable, "-P", "-m", WORKER],
+                cwd=self._workdir, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
+                start_new_session=True,
+            )  # fmt: skip
+        self._workers += 1
+        assert process.stdin is not None
+        os.set_blocking(process.stdin.fileno(), False)
+        self._ears = threading.Thread(
+            target=self._listen, args=(process,), name="mantik-tracking", daemon=True
+        )
+        self._ears.start()
+        return process
+
+    def close(self, wait_s: float) -> bool:
+        """Announce that nothing new will come; return whether the worker ended within `wait_s`."""
+        if self._process is None or self._ears is None:
+            return True
+        assert self._process.stdin is not None
+        with suppress(OSError):
+            self._process.stdin.close()
+        try:
+            self._process.wait(wait_s)
+        except subprocess.TimeoutExpired:
+            return False
+        self._ears.join(1.0)
+        return True
+
+    def _listen(self, process: "subprocess.Popen[bytes]") -> None:
+        """Handle a worker's answers, in a thread of their own."""
+        assert process.stdout is not None
+        with process.stdout as lines:
+            for line in lines:
+                with suppress(ValueError):  # other output of the process
+                    self._hear(json.loads(line))
+        self._hear({"gone": True})
+
+    def _hear(self, answer: Mapping[str, Any]) -> None:
+        self.why = str(answer.get("down", self.why))
+        if "tell" in answer:
+            self._notify(str(answer["tell"]))
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._heard, answer)
 
     async def made(self, try_id: str, turn_s: float = 0.0) -> None:
         """Wait until MLflow has created the run of a try, within the limit.
@@ -102,18 +162,6 @@ class WorkerClient:
                 future.set_result(None)
         self._waiting.clear()
 
-    def close(self, wait_s: float) -> bool:
-        """Announce that nothing new will come; return whether the worker ended within `wait_s`."""
-        return self._pipe is None or self._pipe.close(wait_s)
-
-    def _hear(self, answer: Mapping[str, Any]) -> None:
-        """Handle an answer, in the pipe's thread."""
-        if "tell" in answer:
-            self._notify(str(answer["tell"]))
-        if self._loop is None or self._loop.is_closed():
-            return
-        self._loop.call_soon_threadsafe(self._heard, answer)
-
     def _heard(self, answer: Mapping[str, Any]) -> None:
         """Handle an answer, in the engine's thread."""
         if "try" in answer:
@@ -143,71 +191,3 @@ class WorkerClient:
                 f"MLflow cannot be updated now; jobs continue, and updates follow later. {why}"
             )
         self.release()
-
-
-WORKER = "snakemake_executor_plugin_mantik.tracking.process"
-_LOG_BYTES = 1 << 20
-"""The size of the worker's log above which it is truncated, in bytes."""
-
-
-class WorkerPipe:
-    """A worker process and the pipes to it."""
-
-    def __init__(self, workdir: Path, hear: Callable[[Mapping[str, Any]], None]) -> None:
-        """Start the worker.
-
-        Args:
-            workdir: the workflow's directory.
-            hear: called with each answer, in a thread of its own.
-
-        Raises:
-            OSError: the process cannot be started.
-        """
-        log = workdir / DIRECTORY / "worker.log"
-        log.parent.mkdir(parents=True, exist_ok=True)
-        small = log.exists() and log.stat().st_size < _LOG_BYTES
-        with log.open("a" if small else "w") as errors:
-            # In a session of its own: Ctrl-C must reach only the controller, which ends the worker.
-            self._process = subprocess.Popen(
-                # -P: modules of the user's project must not shadow others.
-                [sys.executable, "-P", "-m", WORKER],
-                cwd=workdir, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
-                start_new_session=True,
-            )  # fmt: skip
-        assert self._process.stdin is not None
-        self._input = self._process.stdin.fileno()
-        flags = fcntl.fcntl(self._input, fcntl.F_GETFL)
-        fcntl.fcntl(self._input, fcntl.F_SETFL, flags | os.O_NONBLOCK)
-        self._hear = hear
-        self._ears = threading.Thread(target=self._listen, name="mantik-tracking", daemon=True)
-        self._ears.start()
-
-    def _listen(self) -> None:
-        assert self._process.stdout is not None
-        with self._process.stdout as lines:
-            for line in lines:
-                with suppress(ValueError):  # other output of the process
-                    self._hear(json.loads(line))
-        self._hear({"gone": True})
-
-    @property
-    def alive(self) -> bool:
-        return self._process.poll() is None
-
-    def wake(self) -> None:
-        """Announce new events in the log. Never blocks."""
-        # Full: earlier bytes will still wake it. Broken: it is dead, and the next worker continues.
-        with suppress(BlockingIOError, BrokenPipeError):
-            os.write(self._input, b"\n")
-
-    def close(self, wait_s: float) -> bool:
-        """Announce that nothing new will come; return whether the worker ended within `wait_s`."""
-        assert self._process.stdin is not None
-        with suppress(OSError):
-            self._process.stdin.close()
-        try:
-            self._process.wait(wait_s)
-        except subprocess.TimeoutExpired:
-            return False
-        self._ears.join(1.0)
-        return True

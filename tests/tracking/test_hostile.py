@@ -6,12 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from snakemake_executor_plugin_mantik.tracking import repair
+from snakemake_executor_plugin_mantik.tracking import recorded
+from snakemake_executor_plugin_mantik.tracking.recorded import MAX_YAML_DEPTH, read_mapping
 from snakemake_executor_plugin_mantik.tracking.registered import _rename
-from snakemake_executor_plugin_mantik.tracking.repair import (
-    MAX_YAML_DEPTH,
-    read_mapping,
-)
 from tests.tracking.test_replay import (  # noqa: F401 - fixtures, too
     SOURCE,
     Replayed,
@@ -62,7 +59,7 @@ HOSTILE: dict[str, Callable[[Path], None]] = {
     "a parameter's name": in_run("params/\x1b[31mred", "1"),
     "a parameter's long way": in_run("params/a/../b/x", "1"),
     "a parameter that is no text": in_run("params/bytes", b"\xff\xfe"),
-    "a parameter without end": in_run("params/long", "x" * (repair.LONGEST_VALUE + 1)),
+    "a parameter without end": in_run("params/long", "x" * (recorded.LONGEST_VALUE + 1)),
     "a tag's name": in_run("tags/a\nb", "1"),
     "a metric's name": in_run("metrics/a;b", "1 1 1\n"),
     "a metric beyond all numbers": in_run("metrics/m", f"{1 << 70} 1 1\n1 1 {1 << 70}\n1 1e999 1\n"
@@ -84,7 +81,6 @@ HOSTILE: dict[str, Callable[[Path], None]] = {
     "an experiment": lambda at: write(at / "x" / "meta.yaml", "experiment_id: /\nname: [a]\n"),
     "a file for a directory": in_place_of_inputs,
     "a directory for a file": in_run("meta.yaml/x", "1"),
-    "what is moved": lambda at: write(at / repair.METRICS / "meta.yaml", "1"),
 }  # fmt: skip
 
 
@@ -93,7 +89,7 @@ TOGETHER = [
     [
         *(name for name in HOSTILE if name.startswith(("a parameter", "a tag", "a metric"))),
         "a line without end", "a description that is nested", "an inner run's tag",
-        "a model's description", "an input", "data", "what is moved",
+        "a model's description", "an input", "data",
     ],
     ["a description that explodes", "a model that says nothing", "an output"],
     ["a description of somebody else", "a model elsewhere", "an experiment"],
@@ -147,7 +143,7 @@ def test_a_run_of_somebody_else_gets_no_child(told: Replayed) -> None:  # noqa: 
 def test_parameters_without_number(
     told: Replayed, monkeypatch: pytest.MonkeyPatch  # noqa: F811
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(repair, "MOST_VALUES", 20_000)
+    monkeypatch.setattr(recorded, "MOST_VALUES", 20_000)
     for number in range(100):
         in_run(f"params/p{number:03}", "1")(told.store)
 

@@ -9,13 +9,12 @@ import pytest
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
-from snakemake_executor_plugin_mantik.tracking.live_replay import (
+from snakemake_executor_plugin_mantik.tracking.published import Destination, Published, Replay
+from snakemake_executor_plugin_mantik.tracking.replay import (
     COPY_LATER,
     COPY_TREE,
-    LiveReplay,
+    publish_store,
 )
-from snakemake_executor_plugin_mantik.tracking.published import Destination, Published
-from snakemake_executor_plugin_mantik.tracking.replay import Replay
 from tests.tracking.test_replay import (  # noqa: F401 - fixtures, too
     ENDS,
     OVERLOADED,
@@ -77,12 +76,8 @@ class Job:
     def notify(self, stage: int, client: Any = None) -> None:
         """What the worker does then."""
         client = client or self.replayed.client
-        if stage < 3:
-            LiveReplay(client, self.tree, self.destination, self.known, self.said.append).run()
-        else:
-            Replay(
-                client, self.ended, self.destination, self.known, notify=self.said.append
-            ).whole("FAILED")  # fmt: skip
+        left, status = (self.tree, "") if stage < 3 else (self.ended, "FAILED")
+        publish_store(Replay(client, left, self.destination, self.known, self.said.append), status)
 
     def goes_on(self, error: Exception, stage: int) -> None:
         """What was broken off is repeated: by another worker, if that one was killed."""

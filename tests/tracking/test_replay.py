@@ -20,10 +20,10 @@ from mlflow.protos.databricks_pb2 import PERMISSION_DENIED, TEMPORARILY_UNAVAILA
 from mlflow.tracking import MlflowClient
 
 from snakemake_executor_plugin_mantik.engine.observer import JobExtras
-from snakemake_executor_plugin_mantik.tracking import published
-from snakemake_executor_plugin_mantik.tracking.published import Destination, Published
-from snakemake_executor_plugin_mantik.tracking.repair import metric_files
-from snakemake_executor_plugin_mantik.tracking.replay import Replay
+from snakemake_executor_plugin_mantik.tracking import replay
+from snakemake_executor_plugin_mantik.tracking.published import Destination, Published, Replay
+from snakemake_executor_plugin_mantik.tracking.recorded import metric_files
+from snakemake_executor_plugin_mantik.tracking.replay import publish_store
 from snakemake_executor_plugin_mantik.tracking.store import RunIdentity, store_skeleton
 
 SOURCE = "a" * 32
@@ -122,10 +122,11 @@ class Replayed:
         destination = Destination(
             TRY, self.run_id, self.experiment_id, SOURCE, "7", name="train C=1"
         )
-        Replay(
-            client or self.client, self.store, destination, Published(doubt=again),
-            notify=self.said.append,
-        ).whole("FAILED")  # fmt: skip
+        published = Published(doubt=again)
+        publish_store(
+            Replay(client or self.client, self.store, destination, published, self.said.append),
+            "FAILED",
+        )
 
     def view(self) -> dict[str, Any]:
         """All that MLflow knows, ids of what the replay made left out."""
@@ -179,7 +180,7 @@ def told(target: MlflowClient, store: Path) -> Replayed:
 
 def test_everything_comes_over(told: Replayed, monkeypatch: pytest.MonkeyPatch) -> None:
     # As many as are read at once, and more.
-    monkeypatch.setattr(published, "PAGE", 2)
+    monkeypatch.setattr(replay, "_METRICS_BYTES", 20)
 
     told.replay()
 

@@ -139,8 +139,8 @@ def test_a_worker_that_dies_is_replaced_a_few_times(workers: Workers) -> None:
         each = workers.worker()
         for number in range(WORKERS + 2):
             await asyncio.wait_for(each.made(f"job {number}"), LONG_S)
-            assert each._pipe is not None
-            while each._pipe.alive:
+            assert each._process is not None
+            while each._process.poll() is None:
                 await asyncio.sleep(0.01)
         assert each.close(LONG_S)
 

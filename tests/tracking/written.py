@@ -1,5 +1,6 @@
 """A journal with runs that are to be published, and a worker that publishes them."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -58,9 +59,12 @@ class Written:
             end=JobEnd(how, **facts).facts,
         )  # fmt: skip
 
+    def _hear(self, answer: Mapping[str, Any]) -> None:
+        self.said += [answer["tell"]] if "tell" in answer else []
+
     def publisher(self, client: Any = None) -> Publisher:
         cursor = Cursor(self.directory)
-        made = Publisher(self.directory, cursor, lambda _: None, self.said.append)
+        made = Publisher(self.directory, cursor, self._hear)
         if client is not None:
             made._here.__dict__[self.uri] = client
         return made

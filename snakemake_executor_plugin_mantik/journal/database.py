@@ -20,7 +20,7 @@ from snakemake_executor_plugin_mantik.common.state_directory import STATE, make_
 
 from . import backup
 from .events import EventKind, add_event
-from .records import LOST, StoredOutput, TryState
+from .records import LOST
 
 JOURNAL_VERSION = 1
 JOURNAL_FILE = "journal.sqlite"
@@ -66,6 +66,7 @@ CREATE INDEX tries_after ON tries (after)
 CREATE TABLE members (
     try TEXT NOT NULL REFERENCES tries (id), job TEXT NOT NULL, name TEXT NOT NULL
 );
+CREATE INDEX members_try ON members (try);
 CREATE INDEX members_job ON members (job);
 CREATE INDEX members_name ON members (name);
 CREATE TABLE submissions (
@@ -357,7 +358,6 @@ class Database(Tables):
             except sqlite3.DatabaseError as error:
                 what = self._replace_damaged(error, known)
             self._restore(known, what)
-            self._take_seat()
         except BaseException as error:
             self.close()
             if isinstance(error, sqlite3.DatabaseError | OSError):
@@ -373,13 +373,13 @@ class Database(Tables):
             raise error
         self._prepare()
 
-    def _replace_damaged(self, error: sqlite3.DatabaseError, known: backup.BackupContents) -> str:
+    def _replace_damaged(self, error: sqlite3.DatabaseError, known: backup.Facts) -> str:
         """Replace a damaged journal by an empty one; return what was wrong, in words.
 
         Raises:
             JournalError: it is not damaged but inaccessible, or its spare names no workflow.
         """
-        if getattr(error, "sqlite_errorcode", None) not in _DAMAGE or not known.workflow:
+        if getattr(error, "sqlite_errorcode", None) not in _DAMAGE or backup.WORKFLOW not in known:
             raise self._damaged(str(error)) from error
         if hasattr(self, "db"):
             self.db.close()
@@ -387,67 +387,71 @@ class Database(Tables):
         self._open()
         return f"damaged ({error}; it is kept as {kept})"
 
-    def _restore(self, known: backup.BackupContents, what: str) -> None:
-        """Take over from the spare what the journal does not know.
+    def _restore(self, known: backup.Facts, what: str) -> None:
+        """Take over from the spare what the journal does not know, and find out where it lies.
 
         `what` is wrong with the journal if it is new although there is a spare.
         """
-        row = self.db.execute("SELECT id FROM workflow").fetchone()
-        if row is None:
-            with self.write() as db:
-                db.execute(
-                    "INSERT INTO workflow VALUES (?, ?, ?, ?)",
-                    (known.workflow or self.seat.workflow, known.instance, known.seat, known.home),
-                )
-                if known.workflow:
-                    _fill_again(db, known)
-        else:
-            what = "older than its spare"
-            if row["id"] != known.workflow or not self._lags(known):
-                return
-            with self.write() as db:
-                _fill_again(db, known)
-        if known.workflow:
-            count = sum(output is not None and not output.here for output in known.stored.values())
-            self.learned = [path for path, output in known.stored.items() if output is not None]
-            stored = f" Outputs that stay there: {count}." if count else ""
-            self.remark = (
-                f"The journal was {what}. It has been restored from its spare. Jobs to look for at"
-                f" the sites: {len(known.tries)}.{stored} Files are uploaded again."
-            )
-
-    def _lags(self, known: backup.BackupContents) -> bool:
-        """Return whether the spare knows of submissions or runs that the journal does not know."""
-        sent = "SELECT id FROM tries WHERE state <> 'planned'"
-        numbers = self.db.execute("SELECT place, number FROM places")
-        mine = {row["place"]: row["number"] for row in numbers}
-        return bool(known.tries.keys() - {row["id"] for row in self.db.execute(sent)}) or any(
-            number > mine.get(place, 0) for place, number in known.numbers.items()
-        )
-
-    def _take_seat(self) -> None:
-        """Find out whether this is the journal's directory, the same one moved, or a copy."""
-        row = self.db.execute("SELECT instance, seat, home FROM workflow").fetchone()
-        self.instance, self.home = row["instance"], row["home"] or self.seat.path
-        before = Seat.read(row["seat"])
-        if self.instance and before == self.seat:
+        found = self.db.execute("SELECT * FROM workflow").fetchone()
+        spared = dict(known[backup.WORKFLOW][0][1]) if backup.WORKFLOW in known else None
+        before = dict(found) if found is not None else spared
+        restored = spared is not None and found is None
+        if found is not None and spared is not None and found["id"] == spared["id"]:
+            what, restored = "older than its spare", self._lags(known)
+        if restored:
+            self._report_restored(known, what)
+        now, copied = self._seated(before or {"id": self.seat.workflow})
+        self.instance, self.home = now["instance"], now["home"]
+        if not restored and found is not None and now == before:
             return
-        copied = bool(self.instance) and not before.is_same(self.seat)
-        if copied and before.path != self.seat.path and not before.is_left(self.seat):
-            self.home = self.seat.path
-            self.remark += (
-                f"{' ' * bool(self.remark)}This directory is a copy of {before.path}. It uses"
-                " workspaces of its own; jobs and outputs at the sites belong to the original."
-            )
-        if copied or not self.instance:
-            self.instance = uuid.uuid4().hex[:16]
         with self.write() as db:
-            db.execute(
-                "UPDATE workflow SET instance = ?, seat = ?, home = ?",
-                (self.instance, json.dumps(asdict(self.seat)), self.home),
-            )
+            db.execute("DELETE FROM workflow")
+            insert(db, "workflow", now)
+            if restored:
+                fill(db, known)
+                db.execute("UPDATE places SET restored = 1, bucket = NULL")
             if copied:  # the original may continue to fill its buckets
                 db.execute("UPDATE places SET bucket = NULL")
+
+    def _report_restored(self, known: backup.Facts, what: str) -> None:
+        places = {name: rows[0][1]["place"] for (kind, name), rows in known.items()
+                  if kind == "stored"}  # fmt: skip
+        self.learned = [path for path, place in places.items() if place != LOST]
+        count = sum(place not in ("", LOST) for place in places.values())
+        tries = sum(kind == "try" for kind, _ in known)
+        self.remark = (
+            f"The journal was {what}. It has been restored from its spare. Jobs to look for at"
+            f" the sites: {tries}.{f' Outputs that stay there: {count}.' if count else ''} Files"
+            " are uploaded again."
+        )
+
+    def _lags(self, known: backup.Facts) -> bool:
+        """Return whether the spare knows of submissions or runs that the journal does not know."""
+        sent = set(self.column("SELECT id FROM tries WHERE state <> 'planned'"))
+        mine = dict(self.db.execute("SELECT place, number FROM places"))
+        return any(
+            (kind == "try" and name not in sent)
+            or (kind == "number" and rows[0][1]["number"] > mine.get(name, 0))
+            for (kind, name), rows in known.items()
+        )
+
+    def _seated(self, before: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
+        """Return the workflow's row, and whether this is a copy of the directory that it was in."""
+        instance, home = before.get("instance", ""), before.get("home") or self.seat.path
+        left = Seat.read(before.get("seat", ""))
+        if instance and left == self.seat:
+            return dict(before), False
+        copied = bool(instance) and not left.is_same(self.seat)
+        if copied and left.path != self.seat.path and not left.is_left(self.seat):
+            home = self.seat.path
+            self.remark += (
+                f"{' ' * bool(self.remark)}This directory is a copy of {left.path}. It uses"
+                " workspaces of its own; jobs and outputs at the sites belong to the original."
+            )
+        if copied or not instance:
+            instance = uuid.uuid4().hex[:16]
+        seat = json.dumps(asdict(self.seat))
+        return {"id": before["id"], "instance": instance, "seat": seat, "home": home}, copied
 
     def close(self) -> None:
         if hasattr(self, "db"):
@@ -531,24 +535,6 @@ def _take_directory(directory: Path, locks: ExitStack) -> bool:
         return True
 
 
-def _rows_of(path: str, output: StoredOutput | None) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the table and columns of each row that records a stored output, or that it is lost."""
-    if output is None:
-        yield (
-            "stored",
-            {"path": path, "place": LOST, "directory": 0, "files": 0, "made": 0, "job": ""},
-        )
-        return
-    yield "stored", {
-        "path": path, "place": output.place, "directory": output.directory,
-        "files": len(output.files), "made": output.made, "job": output.job,
-    }  # fmt: skip
-    for file in output.files:
-        yield "remote_files", {"place": output.place, **asdict(file)}
-    for link, target in output.links:
-        yield "links", {"path": link, "target": target}
-
-
 def insert(
     db: sqlite3.Connection, table: str, columns: Mapping[str, object], else_: str = "ABORT"
 ) -> None:
@@ -560,46 +546,31 @@ def insert(
     )
 
 
-def fill(db: sqlite3.Connection, known: backup.BackupContents) -> None:
+def fill(db: sqlite3.Connection, known: backup.Facts) -> None:
     """Add facts to tables that do not know them.
 
     Each try counts as possibly known to its site. What was uploaded since is unknown, and so is
     what runs have done since: the place is asked (`engine.leases`).
     """
-    rows = [("sites", columns) for columns in known.sites.values()]
-    for columns in known.tries.values():
-        besides = ("members", "uses", "tracked")
-        settled = {n: value for n, value in columns.items() if n not in besides}
-        db.execute("DELETE FROM tries WHERE id = ? AND state = 'planned'", (columns["id"],))
-        if db.execute("SELECT 1 FROM tries WHERE id = ?", (columns["id"],)).fetchone():
+    for (kind, name), rows in known.items():
+        if kind == "workflow":
             continue
-        rows.append(("tries", {"state": TryState.SUBMITTING, **settled}))
-        rows += [
-            ("members", {"try": columns["id"], "job": job, "name": name})
-            for job, name in columns["members"].items()
-        ]
-        rows += [
-            ("uses", {"place": place, "path": path, "try": columns["id"], "checkpoint": kept})
-            # Of one that was only found at its place, nobody knows what it reads.
-            for place, path, kept in columns.get("uses", [(columns["place"], ".", False)])
-        ]
-        rows += columns.get("tracked", ())
-        add_event(db, columns["id"], EventKind.TRACKED)
-    for path, output in known.stored.items():
-        rows += _rows_of(path, output)
-    for table, columns in rows:
-        there = {row["name"] for row in db.execute(f"PRAGMA table_info ({table})")}
-        known_columns = {name: value for name, value in columns.items() if name in there}
-        insert(db, table, known_columns, "IGNORE" if table == "workflows" else "REPLACE")
-
-
-def _fill_again(db: sqlite3.Connection, known: backup.BackupContents) -> None:
-    """Add the facts of the journal's own spare."""
-    fill(db, known)
-    for place, number in known.numbers.items():
-        db.execute("INSERT OR IGNORE INTO places (place) VALUES (?)", (place,))
-        db.execute("UPDATE places SET number = MAX(number, ?) WHERE place = ?", (number, place))
-    db.execute("UPDATE places SET restored = 1, bucket = NULL")
+        if kind == "number":
+            db.execute(
+                "INSERT INTO places (place, number) VALUES (?, ?)"
+                " ON CONFLICT (place) DO UPDATE SET number = MAX(number, excluded.number)",
+                (name, rows[0][1]["number"]),
+            )
+            continue
+        if kind == "try":
+            db.execute("DELETE FROM tries WHERE id = ? AND state = 'planned'", (name,))
+            if db.execute("SELECT 1 FROM tries WHERE id = ?", (name,)).fetchone():
+                continue
+            add_event(db, name, EventKind.TRACKED)
+        for table, columns in rows:
+            there = {row["name"] for row in db.execute(f"PRAGMA table_info ({table})")}
+            known_columns = {column: columns[column] for column in columns.keys() & there}
+            insert(db, table, known_columns, "IGNORE" if table == "workflows" else "REPLACE")
 
 
 def _set_aside(path: Path) -> Path:

@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 
 from snakemake_executor_plugin_mantik.jobs.paths import KEPT, at_or_above
 
-from .backup import Fact, lost_fact, stored_fact
+from .backup import Row, Subject, stored_rows
 from .database import Tables
 from .records import LOST, FileRecord, StoredOutput, UndeclaredFile, is_utf8
 
@@ -38,8 +38,12 @@ class WriteConflict:
 class FileLedger:
     """The workflow's files: local checksums, and the contents of the workspaces."""
 
-    def __init__(self, database: Tables, note: Callable[[Fact], None] = lambda _: None) -> None:
-        """Make it; `note` adds a fact on stored outputs to the journal's spare."""
+    def __init__(
+        self,
+        database: Tables,
+        note: Callable[[Subject, Iterable[Row]], None] = lambda _, __: None,
+    ) -> None:
+        """Make it; `note` adds the rows of stored outputs to the journal's spare."""
         self._note = note
         self._database = database
         self._db = database.db
@@ -83,15 +87,15 @@ class FileLedger:
 
     # Stored outputs
 
-    def stored_facts(self, place: str | None = None) -> Iterator[Fact]:
+    def stored_facts(self, place: str | None = None) -> Iterator[tuple[Subject, Iterable[Row]]]:
         """Yield what the spare has to hold of the stored outputs, at all places or at one."""
         rows = self._db.execute(
             "SELECT * FROM stored WHERE ?1 IS NULL OR place IN (?1, ?2) ORDER BY path",
             (place, LOST),
         ).fetchall()
         for row in rows:
-            output = _whole(self._db, row)
-            yield stored_fact(output) if output is not None else lost_fact(row["path"])
+            path = row["path"]
+            yield ("stored", path), stored_rows(path, _whole(self._db, row))
 
     def set_stored(self, outputs: Sequence[StoredOutput], *, lasting: bool = False) -> None:
         """Record outputs that stay at their places; their files are recorded there already.
@@ -107,7 +111,7 @@ class FileLedger:
                 db.execute("DELETE FROM links WHERE path >= ? AND path < ?", _below(output.path))
                 db.executemany("INSERT OR REPLACE INTO links VALUES (?, ?)", output.links)
         for output in outputs:
-            self._note(stored_fact(output))
+            self._note(("stored", output.path), stored_rows(output.path, output))
 
     def stored(self, path: str) -> StoredOutput | None:
         """Return the stored output at `path`, or that part of one; None if any of it is lost."""
@@ -179,7 +183,7 @@ class FileLedger:
             return
         self._database.change_each("DELETE FROM stored WHERE path = ?", [(path,) for path in paths])
         for path in paths:
-            self._note({"forgotten": path})
+            self._note(("stored", path), ())
 
     def lose(self, paths: Iterable[str]) -> None:
         """Record that outputs do not exist, whatever lies here under their names."""
@@ -188,7 +192,7 @@ class FileLedger:
             return
         self._database.change_each("INSERT OR REPLACE INTO stored VALUES (?, ?, 0, 0, 0, '')", rows)
         for path, _ in rows:
-            self._note(lost_fact(path))
+            self._note(("stored", path), stored_rows(path, None))
 
     def add_undeclared(self, files: Iterable[UndeclaredFile]) -> None:
         """Record files that no rule declares and that are new, or new again.

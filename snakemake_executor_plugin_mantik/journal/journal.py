@@ -5,7 +5,6 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,6 @@ from .records import (
     Asked,
     FileRecord,
     SiteRecord,
-    StoredOutput,
     Times,
     TryRecord,
     TryState,
@@ -96,51 +94,40 @@ class Journal:
 
     # The spare
 
-    def _facts(self) -> Iterator[backup.Fact]:
-        yield {
-            "workflow": self.workflow, "instance": self.instance,
-            "seat": json.dumps(asdict(self._database.seat)), "home": self._database.home,
-        }  # fmt: skip
+    def _facts(self) -> Iterator[tuple[backup.Subject, Iterable[backup.Row]]]:
+        yield backup.WORKFLOW, self._rows("workflow")
         for site in self.sites():
-            yield self._site_fact(site)
-        for row in self._db.execute("SELECT place, number FROM places").fetchall():
-            yield backup.number_fact(row["place"], row["number"])
+            yield ("site", site), self._rows("sites", "site = ?", site)
+        for place in self._database.column("SELECT place FROM places"):
+            yield self._number(place, self.number(place))
         yield from self._try_facts("state NOT IN ('planned', 'done', 'abandoned')")
         yield from self.files.stored_facts()
 
-    def _site_fact(self, site: str) -> backup.Fact:
-        return {"site": asdict(self.sites()[site])}
+    def _rows(
+        self, table: str, which: str = "TRUE", *values: str, columns: str = "*"
+    ) -> list[backup.Row]:
+        found = f"SELECT {columns} FROM {table} WHERE {which}"  # noqa: S608
+        return [(table, dict(row)) for row in self._db.execute(found, values)]
 
-    def _try_facts(self, which: str, *values: str, tracked: bool = True) -> Iterator[backup.Fact]:
-        members: dict[str, dict[str, str]] = {}
-        these = f"SELECT id FROM tries WHERE {which}"  # noqa: S608
-        found = f"SELECT try, job, name FROM members WHERE try IN ({these})"  # noqa: S608
-        for row in self._db.execute(found, values):
-            members.setdefault(row["try"], {})[row["job"]] = row["name"]
-        columns = "id, place, bucket, " + ", ".join(IDENTITY)
-        found = f"SELECT {columns} FROM tries WHERE {which} ORDER BY created"  # noqa: S608
-        for row in self._db.execute(found, values):
-            uses = self._db.execute(
-                "SELECT place, path, checkpoint FROM uses WHERE try = ?", (row["id"],)
-            )
-            runs = self._tracked_rows(row["id"]) if tracked else ()
-            yield {
-                "try": dict(row), "members": members.get(row["id"], {}),
-                "uses": [tuple(use) for use in uses], "tracked": list(runs),
-            }  # fmt: skip
+    def _number(self, place: str, number: int) -> tuple[backup.Subject, list[backup.Row]]:
+        return ("number", place), [("places", {"place": place, "number": number})]
 
-    def _tracked_rows(self, try_id: str) -> Iterator[tuple[str, backup.Fact]]:
-        for table, found in (
-            ("tracked", "SELECT * FROM tracked WHERE try = ?"),
-            # The runs of Snakemake that it refers to are not in the spare.
-            (
-                "workflows",
-                "SELECT id, identity, created, ended, data FROM workflows"
-                " WHERE id = (SELECT workflow FROM tracked WHERE try = ?)",
-            ),
-        ):
-            for row in self._db.execute(found, (try_id,)):
-                yield table, dict(row)
+    def _try_facts(
+        self, which: str, *values: str, tracked: bool = True
+    ) -> Iterator[tuple[backup.Subject, list[backup.Row]]]:
+        columns = "'submitting' AS state, id, place, bucket, " + ", ".join(IDENTITY)
+        found = f"SELECT id FROM tries WHERE {which} ORDER BY created"  # noqa: S608
+        for try_id in self._database.column(found, *values):
+            rows = self._rows("tries", "id = ?", try_id, columns=columns)
+            rows += self._rows("members", "try = ?", try_id) + self._rows("uses", "try = ?", try_id)
+            if tracked:
+                rows += self._rows("tracked", "try = ?", try_id)
+                rows += self._rows(
+                    "workflows", "id = (SELECT workflow FROM tracked WHERE try = ?)", try_id,
+                    # The runs of Snakemake that it refers to are not in the spare.
+                    columns="id, identity, created, ended, data",
+                )  # fmt: skip
+            yield ("try", try_id), rows
 
     # What the place knows
 
@@ -161,7 +148,7 @@ class Journal:
 
     def take_number(self, place: str, number: int) -> None:
         """Record that a number is about to be taken. On disk when the method returns."""
-        self._note(backup.number_fact(place, number), lasting=True)
+        self._note(*self._number(place, number), lasting=True)
         with self._database.lasting():
             self._database.change(
                 "INSERT INTO places (place, number) VALUES (?, ?)"
@@ -174,7 +161,7 @@ class Journal:
         sent = "state NOT IN ('planned', 'done', 'abandoned') AND place = ?"
         tries = self._try_facts(sent, place, tracked=False)
         facts = [*tries, *self.files.stored_facts(place)]
-        return b"".join(map(backup.as_line, facts))
+        return b"".join(backup.as_line(*fact) for fact in facts)
 
     def doubt(self, place: str) -> None:
         """Forget what was uploaded to a place: it may have been replaced or removed meanwhile."""
@@ -191,40 +178,59 @@ class Journal:
 
     def catch_up(self, place: str, spare: bytes) -> None:
         """Learn what the place's own spare (`spare_of`) knows."""
-        known = backup.read_facts(spare)
-        stored: dict[str, StoredOutput | None] = {}
-        for path, output in known.stored.items():
-            row = self._db.execute("SELECT place, made FROM stored WHERE path = ?", (path,))
-            mine = row.fetchone()
-            newer = output is not None and mine is not None and output.made > mine["made"]
-            if mine is None or mine["place"] in (LOST, place) or newer:
-                stored[path] = output
-        self.learned |= {p for p, o in stored.items() if o and self.files.stored(p) != o}
-        tries = {i: {**facts, "place": place} for i, facts in known.tries.items()}
+        known: backup.Facts = {}
+        for (kind, name), rows in backup.read_facts(spare).items():
+            if kind == "try":
+                known[kind, name] = [
+                    (table, {**columns, "place": place} if table == "tries" else columns)
+                    for table, columns in rows
+                ]
+            elif kind == "stored" and self._is_news(name, rows[0][1], place):
+                known[kind, name] = rows
+        paths = [name for kind, name in known if kind == "stored"]
+        before = {path: self.files.stored(path) for path in paths}
         with self._database.write() as db:
-            fill(db, backup.BackupContents(tries=tries, stored=stored))
+            fill(db, known)
             db.execute(
                 "INSERT OR IGNORE INTO buckets SELECT place, bucket FROM tries WHERE place = ?"
                 " AND state = 'submitting'",
                 (place,),
             )
+        now = {path: self.files.stored(path) for path in paths}
+        self.learned |= {path for path in paths if now[path] not in (None, before[path])}
 
-    def find_out(self, tries: Iterable[backup.Fact]) -> list[TryRecord]:
+    def _is_news(self, path: str, columns: Mapping[str, Any], place: str) -> bool:
+        """Return whether a spare at a place knows better than the journal where an output is."""
+        mine = self._db.execute("SELECT place, made FROM stored WHERE path = ?", (path,)).fetchone()
+        if mine is None or mine["place"] in (LOST, place):
+            return True
+        return bool(columns.get("place") != LOST and columns.get("made", 0) > mine["made"])
+
+    def find_out(self, tries: Iterable[Mapping[str, Any]]) -> list[TryRecord]:
         """Learn of tries that were found at a place; return them.
 
-        Each has the columns of `identity`, with `place`, `bucket` and `id`.
+        Each has the columns of `IDENTITY`, with `place`, `bucket`, `id` and `members`.
         """
-        known = backup.BackupContents(tries={str(facts["id"]): dict(facts) for facts in tries})
+        known: backup.Facts = {}
+        for facts in tries:
+            try_id, place = facts["id"], facts["place"]
+            rows: list[backup.Row] = [("tries", {"state": TryState.SUBMITTING, **facts})]
+            rows += [("members", {"try": try_id, "job": job, "name": name})
+                     for job, name in facts["members"].items()]  # fmt: skip
+            # Nobody knows what it reads.
+            rows += [("uses", {"place": place, "path": ".", "try": try_id, "checkpoint": False})]
+            known["try", try_id] = rows
+        ids = [name for _, name in known]
         with self._database.write() as db:
             fill(db, known)
             db.executemany(
-                "INSERT OR IGNORE INTO buckets VALUES (?, ?)",
-                [(facts["place"], facts["bucket"]) for facts in known.tries.values()],
+                "INSERT OR IGNORE INTO buckets SELECT place, bucket FROM tries WHERE id = ?",
+                [(try_id,) for try_id in ids],
             )
-        for try_id in known.tries:
+        for try_id in ids:
             for fact in self._try_facts("id = ?", try_id):
-                self._note(fact)
-        return self.tries(known.tries)
+                self._note(*fact)
+        return self.tries(ids)
 
     def _full(self, error: OSError) -> JournalError:
         return JournalError(
@@ -313,7 +319,7 @@ class Journal:
                 (site, url, workspace, config, place),
             )
             db.execute("INSERT OR IGNORE INTO places (place) VALUES (?)", (place,))
-        self._note(self._site_fact(site))
+        self._note(("site", site), self._rows("sites", "site = ?", site))
         return left
 
     def _unite(self, known: SiteRecord, place: str) -> None:
@@ -484,7 +490,7 @@ class Journal:
         """
         if try_id not in self._spared:
             for fact in self._try_facts("id = ?", try_id):
-                self._note(fact, lasting=True)
+                self._note(*fact, lasting=True)
             self._spared.add(try_id)
         with self._database.lasting():
             self._advance(
@@ -604,13 +610,15 @@ class Journal:
 
     def _over(self, try_id: str) -> None:
         with suppress(JournalError):  # then it is looked for once more, in vain
-            self._note({"over": try_id})
+            self._note(("try", try_id))
         self._spared.discard(try_id)
 
-    def _note(self, fact: backup.Fact, *, lasting: bool = False) -> None:
-        self.noted += "number" not in fact
+    def _note(
+        self, subject: backup.Subject, rows: Iterable[backup.Row] = (), *, lasting: bool = False
+    ) -> None:
+        self.noted += subject[0] != "number"
         try:
-            self._backup.add(fact, lasting=lasting)
+            self._backup.add(subject, rows, lasting=lasting)
         except OSError as error:
             raise self._full(error) from error
 

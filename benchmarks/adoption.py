@@ -80,7 +80,7 @@ def leave(
         claim.write_text(f"owner=x\nsite_job=left-{number}\nscheduler_job={number}\nhost=n\n")
         if ended:
             (workspace / paths.marker(0)).write_bytes(marker(paths.try_id, number))
-    with journal._database.write() as db:
+    with journal.write() as db:
         db.executemany(
             "INSERT INTO tries (id, site, bucket, job, rule, name, fingerprint, state, created,"
             " submitted) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",

@@ -7,7 +7,7 @@ import os
 import platform
 import sqlite3
 import uuid
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -323,16 +323,17 @@ class Database(Tables):
     """An open and locked journal file.
 
     Attributes:
-        instance: random name of this file; a copy of it gets another one.
-        seat: where the journal lies.
-        home: the directory that its workspaces are named after: its own, or, if that was moved, the
-            one in which it began.
+        path: of the file.
+        instance: a random name of this file; a copy, wherever it is, gets another when opened.
+        home: the directory that the workflow's workspaces are named after: its own, or, if that was
+            moved, the one in which it began.
         remark: a notice for the user; may be empty.
-        learned: paths of stored outputs that the spare knew and the journal did not.
+        learned: paths of stored outputs that the journal did not know when it was opened: its
+            spare, or the place, did.
     """
 
-    remark = ""
-    learned: Collection[str] = ()
+    instance: str
+    home: Path
 
     def __init__(self, directory: Path, *, shared: bool = False) -> None:
         """Open or create the journal in `directory` and take its lock.
@@ -348,8 +349,10 @@ class Database(Tables):
         """
         make_private(directory, shared=shared)
         self.path = directory / JOURNAL_FILE
+        self.remark = ""
+        self.learned: set[str] = set()
         self._locks = _locked(directory)
-        self.seat = Seat.of(home_of(directory))
+        self._seat = Seat.of(home_of(directory))
         known = backup.read_backup(directory)
         try:
             what = "empty" if self.path.exists() else "missing"
@@ -359,7 +362,7 @@ class Database(Tables):
                 what = self._replace_damaged(error, known)
             self._restore(known, what)
         except BaseException as error:
-            self.close()
+            Database.close(self)
             if isinstance(error, sqlite3.DatabaseError | OSError):
                 raise self._damaged(str(error)) from error
             raise
@@ -400,8 +403,8 @@ class Database(Tables):
             what, restored = "older than its spare", self._lags(known)
         if restored:
             self._report_restored(known, what)
-        now, copied = self._seated(before or {"id": self.seat.workflow})
-        self.instance, self.home = now["instance"], now["home"]
+        now, copied = self._seated(before or {"id": self._seat.workflow})
+        self.instance, self.home = str(now["instance"]), Path(now["home"])
         if not restored and found is not None and now == before:
             return
         with self.write() as db:
@@ -416,7 +419,7 @@ class Database(Tables):
     def _report_restored(self, known: backup.Facts, what: str) -> None:
         places = {name: rows[0][1]["place"] for (kind, name), rows in known.items()
                   if kind == "stored"}  # fmt: skip
-        self.learned = [path for path, place in places.items() if place != LOST]
+        self.learned = {path for path, place in places.items() if place != LOST}
         count = sum(place not in ("", LOST) for place in places.values())
         tries = sum(kind == "try" for kind, _ in known)
         self.remark = (
@@ -437,20 +440,20 @@ class Database(Tables):
 
     def _seated(self, before: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
         """Return the workflow's row, and whether this is a copy of the directory that it was in."""
-        instance, home = before.get("instance", ""), before.get("home") or self.seat.path
+        instance, home = before.get("instance", ""), before.get("home") or self._seat.path
         left = Seat.read(before.get("seat", ""))
-        if instance and left == self.seat:
+        if instance and left == self._seat:
             return dict(before), False
-        copied = bool(instance) and not left.is_same(self.seat)
-        if copied and left.path != self.seat.path and not left.is_left(self.seat):
-            home = self.seat.path
+        copied = bool(instance) and not left.is_same(self._seat)
+        if copied and left.path != self._seat.path and not left.is_left(self._seat):
+            home = self._seat.path
             self.remark += (
                 f"{' ' * bool(self.remark)}This directory is a copy of {left.path}. It uses"
                 " workspaces of its own; jobs and outputs at the sites belong to the original."
             )
         if copied or not instance:
             instance = uuid.uuid4().hex[:16]
-        seat = json.dumps(asdict(self.seat))
+        seat = json.dumps(asdict(self._seat))
         return {"id": before["id"], "instance": instance, "seat": seat, "home": home}, copied
 
     def close(self) -> None:

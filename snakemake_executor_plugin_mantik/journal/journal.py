@@ -45,14 +45,10 @@ _OPEN_AHEAD = "INDEXED BY tries_after WHERE after <> '' AND state NOT IN ('done'
 _ORDER = {state: rank for rank, state in enumerate(TryState)}
 
 
-class Journal:
+class Journal(Database):
     """Reads and writes the journal. Not thread-safe: it belongs to one thread at a time.
 
     Attributes:
-        path: the journal's file.
-        remark: a notice for the user; may be empty.
-        learned: paths of stored outputs that the journal did not know when it was opened: its
-            spare, or the place, did.
         noted: how many facts it has noted in its spare since it was opened, without numbers.
         files: its part on files.
         segments: its part on jobs that go on past their walltime.
@@ -70,27 +66,23 @@ class Journal:
                 repair, it cannot be locked, or it or its spare cannot be written.
             OSError: the directory cannot be created, or the lock file cannot be opened.
         """
-        self._database = Database(directory, shared=shared)
-        self._db = self._database.db
-        self.path = self._database.path
-        self.remark = self._database.remark
-        self.learned = set(self._database.learned)
-        self.files = FileLedger(self._database, self._note)
-        self.segments = SegmentLedger(self._database)
-        self.uses = UseLedger(self._database)
-        self.tracked = TrackedLedger(self._database)
+        super().__init__(directory, shared=shared)
+        self.files = FileLedger(self, self._note)
+        self.segments = SegmentLedger(self)
+        self.uses = UseLedger(self)
+        self.tracked = TrackedLedger(self)
         self.noted = 0
         self._spared: set[str] = set()
         try:
             self._forget_made()
             self._backup = JournalBackup(directory, self._facts())
         except OSError as error:
-            self._database.close()
+            super().close()
             raise self._full(error) from error
 
     def close(self) -> None:
         self._backup.close()
-        self._database.close()
+        super().close()
 
     # The spare
 
@@ -98,7 +90,7 @@ class Journal:
         yield backup.WORKFLOW, self._rows("workflow")
         for site in self.sites():
             yield ("site", site), self._rows("sites", "site = ?", site)
-        for place in self._database.column("SELECT place FROM places"):
+        for place in self.column("SELECT place FROM places"):
             yield self._number(place, self.number(place))
         yield from self._try_facts("state NOT IN ('planned', 'done', 'abandoned')")
         yield from self.files.stored_facts()
@@ -107,7 +99,7 @@ class Journal:
         self, table: str, which: str = "TRUE", *values: str, columns: str = "*"
     ) -> list[backup.Row]:
         found = f"SELECT {columns} FROM {table} WHERE {which}"  # noqa: S608
-        return [(table, dict(row)) for row in self._db.execute(found, values)]
+        return [(table, dict(row)) for row in self.db.execute(found, values)]
 
     def _number(self, place: str, number: int) -> tuple[backup.Subject, list[backup.Row]]:
         return ("number", place), [("places", {"place": place, "number": number})]
@@ -117,7 +109,7 @@ class Journal:
     ) -> Iterator[tuple[backup.Subject, list[backup.Row]]]:
         columns = "'submitting' AS state, id, place, bucket, " + ", ".join(IDENTITY)
         found = f"SELECT id FROM tries WHERE {which} ORDER BY created"  # noqa: S608
-        for try_id in self._database.column(found, *values):
+        for try_id in self.column(found, *values):
             rows = self._rows("tries", "id = ?", try_id, columns=columns)
             rows += self._rows("members", "try = ?", try_id) + self._rows("uses", "try = ?", try_id)
             if tracked:
@@ -137,20 +129,20 @@ class Journal:
         A greater one there shows that runs have been there of which this journal knows nothing: it
         is new, or an older copy was put back in place.
         """
-        return self._database.value("SELECT number FROM places WHERE place = ?", place) or 0
+        return self.value("SELECT number FROM places WHERE place = ?", place) or 0
 
     def was_restored(self, place: str) -> bool:
         """Return whether what was uploaded to a place is unknown, since only the spare was left.
 
         It is so until the next number is taken there.
         """
-        return bool(self._database.value("SELECT restored FROM places WHERE place = ?", place))
+        return bool(self.value("SELECT restored FROM places WHERE place = ?", place))
 
     def take_number(self, place: str, number: int) -> None:
         """Record that a number is about to be taken. On disk when the method returns."""
         self._note(*self._number(place, number), lasting=True)
-        with self._database.lasting():
-            self._database.change(
+        with self.lasting():
+            self.change(
                 "INSERT INTO places (place, number) VALUES (?, ?)"
                 " ON CONFLICT (place) DO UPDATE SET number = excluded.number, restored = 0",
                 place, number,
@@ -165,7 +157,7 @@ class Journal:
 
     def doubt(self, place: str) -> None:
         """Forget what was uploaded to a place: it may have been replaced or removed meanwhile."""
-        with self._database.write() as db:
+        with self.write() as db:
             db.execute("DELETE FROM remote_files WHERE place = ? AND modified = 0", (place,))
             for table in ("bundle_files", "imports"):
                 db.execute(
@@ -189,7 +181,7 @@ class Journal:
                 known[kind, name] = rows
         paths = [name for kind, name in known if kind == "stored"]
         before = {path: self.files.stored(path) for path in paths}
-        with self._database.write() as db:
+        with self.write() as db:
             fill(db, known)
             db.execute(
                 "INSERT OR IGNORE INTO buckets SELECT place, bucket FROM tries WHERE place = ?"
@@ -201,7 +193,7 @@ class Journal:
 
     def _is_news(self, path: str, columns: Mapping[str, Any], place: str) -> bool:
         """Return whether a spare at a place knows better than the journal where an output is."""
-        mine = self._db.execute("SELECT place, made FROM stored WHERE path = ?", (path,)).fetchone()
+        mine = self.db.execute("SELECT place, made FROM stored WHERE path = ?", (path,)).fetchone()
         if mine is None or mine["place"] in (LOST, place):
             return True
         return bool(columns.get("place") != LOST and columns.get("made", 0) > mine["made"])
@@ -221,7 +213,7 @@ class Journal:
             rows += [("uses", {"place": place, "path": ".", "try": try_id, "checkpoint": False})]
             known["try", try_id] = rows
         ids = [name for _, name in known]
-        with self._database.write() as db:
+        with self.write() as db:
             fill(db, known)
             db.executemany(
                 "INSERT OR IGNORE INTO buckets SELECT place, bucket FROM tries WHERE id = ?",
@@ -243,7 +235,7 @@ class Journal:
 
     def begin_run(self, about: Mapping[str, str], pipeline: Mapping[str, object]) -> None:
         """Record that a Snakemake starts here (`SnakemakeRun`). Only the last pipeline is kept."""
-        with self._database.write() as db:
+        with self.write() as db:
             db.execute("UPDATE runs SET pipeline = ''")
             db.execute(
                 "INSERT INTO runs (began, about, pipeline) VALUES (?, ?, ?)",
@@ -252,7 +244,7 @@ class Journal:
 
     def end_run(self, ending: str, pipeline: Mapping[str, object]) -> None:
         """Record how the Snakemake that started last has ended, and its final pipeline."""
-        with self._database.write() as db:
+        with self.write() as db:
             db.execute(
                 "UPDATE runs SET ended = ?, ending = ?, pipeline = ?"
                 " WHERE rowid = (SELECT MAX(rowid) FROM runs)",
@@ -263,27 +255,17 @@ class Journal:
     # Sites
 
     def sites(self) -> dict[str, SiteRecord]:
-        return read_sites(self._db)
+        return read_sites(self.db)
 
     @property
     def workflow(self) -> str:
         """The workflow's name: that of the machine and the directory in which it began."""
-        return str(self._database.value("SELECT id FROM workflow"))
-
-    @property
-    def instance(self) -> str:
-        """A random name of this journal file; a copy, wherever it is, gets another when opened."""
-        return str(self._database.instance)
+        return str(self.value("SELECT id FROM workflow"))
 
     @property
     def seat(self) -> str:
         """A name of the directory in which the journal lies: nobody else can lead from there."""
-        return self._database.seat.digest
-
-    @property
-    def home(self) -> Path:
-        """The directory that the workflow's workspaces are named after."""
-        return Path(self._database.home)
+        return self._seat.digest
 
     def set_site(
         self, site: str, url: str, workspace: str, place: str, config: str = ""
@@ -305,7 +287,7 @@ class Journal:
                 left = [r for r in self.all_open_tries() if r.site == site]
         for record in left:
             self.left_behind(record.id, known.workspace if known else workspace)
-        with self._database.write() as db:
+        with self.write() as db:
             if known is not None and known.url != url:
                 db.execute(
                     "DELETE FROM submissions WHERE try IN (SELECT id FROM tries WHERE site = ?"
@@ -324,7 +306,7 @@ class Journal:
 
     def _unite(self, known: SiteRecord, place: str) -> None:
         """Record that `place` identifies a site's workspace, under all names it was known by."""
-        with self._database.write() as db:
+        with self.write() as db:
             db.execute(
                 "UPDATE tries SET place = ? WHERE place = ? AND outcome NOT LIKE ?",
                 (place, known.place, f"{LEFT}%"),
@@ -349,12 +331,12 @@ class Journal:
         starts late finds no directory for its claim. Random numbers also keep the buckets of two
         copies of a journal apart.
         """
-        known: int | None = self._database.value("SELECT bucket FROM places WHERE place = ?", place)
+        known: int | None = self.value("SELECT bucket FROM places WHERE place = ?", place)
         used = "SELECT COUNT(*) FROM tries WHERE place = ? AND bucket = ?"
-        if known is not None and self._database.value(used, place, known) < BUCKET_SIZE:
+        if known is not None and self.value(used, place, known) < BUCKET_SIZE:
             return known
         bucket = uuid.uuid4().int >> 88
-        with self._database.write() as db:
+        with self.write() as db:
             db.execute(
                 "INSERT INTO places (place, bucket) VALUES (?, ?)"
                 " ON CONFLICT (place) DO UPDATE SET bucket = excluded.bucket",
@@ -365,15 +347,15 @@ class Journal:
 
     def retire_buckets(self, place: str) -> list[int]:
         """Stop filling any bucket of a place; return those that may exist there."""
-        self._database.change("UPDATE places SET bucket = NULL WHERE place = ?", place)
+        self.change("UPDATE places SET bucket = NULL WHERE place = ?", place)
         return self.buckets(place)
 
     def buckets(self, place: str) -> list[int]:
         """Return the buckets that may exist at a place."""
-        return self._database.column("SELECT bucket FROM buckets WHERE place = ?", place)
+        return self.column("SELECT bucket FROM buckets WHERE place = ?", place)
 
     def bucket_gone(self, place: str, bucket: int) -> None:
-        self._database.change("DELETE FROM buckets WHERE place = ? AND bucket = ?", place, bucket)
+        self.change("DELETE FROM buckets WHERE place = ? AND bucket = ?", place, bucket)
 
     # Tries
 
@@ -399,10 +381,10 @@ class Journal:
         """
         after = json.dumps(makers) if makers else ""
         kept = json.dumps(list(logs)) if logs else ""
-        known = self._database.value("SELECT place FROM sites WHERE site = ?", site)
+        known = self.value("SELECT place FROM sites WHERE site = ?", site)
         place = site if known is None else known
         bucket = self.bucket(place)
-        with self._database.write() as db:
+        with self.write() as db:
             record = TryRecord(
                 id=str(uuid.uuid4()), site=site, bucket=bucket, job=job, rule=rule, name=name,
                 fingerprint=fingerprint, state=TryState.PLANNED, created=time.time(),
@@ -439,39 +421,39 @@ class Journal:
     def note_made(self, try_id: str, files: Iterable[FileRecord]) -> None:
         """Record what a try has made, if tries that were submitted ahead read it."""
         if self.dependents(try_id):
-            self._database.change_each(
+            self.change_each(
                 "INSERT OR REPLACE INTO made VALUES (?, ?, ?)",
                 [(try_id, f.path, f.sha256) for f in files if is_utf8(f.path)],
             )
 
     def made(self, try_id: str) -> dict[str, str]:
         """Return the checksums of the files that a try has made, by path; see `note_made`."""
-        found = self._db.execute("SELECT path, sha256 FROM made WHERE try = ?", (try_id,))
+        found = self.db.execute("SELECT path, sha256 FROM made WHERE try = ?", (try_id,))
         return {row["path"]: row["sha256"] for row in found}
 
     def _forget_made(self) -> None:
         """Delete the records of `note_made` once no try, or next segment of one, needs them."""
-        if not self._database.value("SELECT 1 FROM made") or self.open_ahead():
+        if not self.value("SELECT 1 FROM made") or self.open_ahead():
             return
-        goes_on = self._database.value(
+        goes_on = self.value(
             "SELECT 1 FROM tries WHERE after <> '' AND goes_on <> '' AND NOT EXISTS"
             " (SELECT 1 FROM tries next WHERE next.follows = tries.id"
             " AND next.outcome = 'succeeded')"
         )
         if not goes_on:
-            self._database.change("DELETE FROM made")
+            self.change("DELETE FROM made")
 
     def secrets_sent(self, try_id: str) -> None:
         """Record that the try's secrets are about to be uploaded, and count as present from now."""
-        self._database.change("INSERT OR IGNORE INTO secrets VALUES (?)", try_id)
+        self.change("INSERT OR IGNORE INTO secrets VALUES (?)", try_id)
 
     def secrets_gone(self, try_id: str) -> None:
         """Record that the try's secrets, if it had any, are no longer at the site."""
         if self.has_secrets(try_id):  # a transaction for each job would cost more than this check
-            self._database.change("DELETE FROM secrets WHERE try = ?", try_id)
+            self.change("DELETE FROM secrets WHERE try = ?", try_id)
 
     def has_secrets(self, try_id: str) -> bool:
-        return bool(self._database.value("SELECT 1 FROM secrets WHERE try = ?", try_id))
+        return bool(self.value("SELECT 1 FROM secrets WHERE try = ?", try_id))
 
     def forgotten_secrets(self, site: str) -> list[TryRecord]:
         """Return the final tries of a site whose secrets may still be at its present place."""
@@ -492,7 +474,7 @@ class Journal:
             for fact in self._try_facts("id = ?", try_id):
                 self._note(*fact, lasting=True)
             self._spared.add(try_id)
-        with self._database.lasting():
+        with self.lasting():
             self._advance(
                 try_id, TryState.SUBMITTING, queue=queue, runtime=runtime,
                 asked=encode_fields(asked or Asked()),
@@ -503,7 +485,7 @@ class Journal:
 
         Of several submissions it keeps all ids, and the times of the first.
         """
-        with self._database.write() as db:
+        with self.write() as db:
             db.execute("INSERT OR IGNORE INTO submissions VALUES (?, ?)", (try_id, site_job))
             db.execute(
                 "UPDATE tries SET state = ?, submitted = COALESCE(submitted, ?),"
@@ -514,7 +496,7 @@ class Journal:
 
     def waiting(self, try_id: str, why: str) -> None:
         """Record the scheduler's reason why the try cannot start; empty if it waits its turn."""
-        with self._database.write() as db:
+        with self.write() as db:
             db.execute("UPDATE tries SET waits = ? WHERE id = ?", (why, try_id))
             add_event(db, try_id, EventKind.WAITING, why=why)
 
@@ -531,14 +513,14 @@ class Journal:
         `starts_after` are the seconds between the submission and the start that it expects, or
         `expected` is that start by this machine's clock.
         """
-        self._database.change(
+        self.change(
             "UPDATE tries SET pending = ?, expected = COALESCE(?, submitted + ?) WHERE id = ?",
             reason, expected, starts_after, try_id,
         )  # fmt: skip
 
     def started(self, try_id: str, at: float) -> None:
         """Record when the try was first seen to run; 0 if it had begun before it was watched."""
-        with self._database.write() as db:
+        with self.write() as db:
             db.execute(
                 "UPDATE tries SET started = COALESCE(started, ?), pending = '', expected = NULL"
                 " WHERE id = ?",
@@ -629,7 +611,7 @@ class Journal:
         before = [earlier for earlier in TryState if _ORDER[earlier] <= _ORDER[state]]
         marks = ", ".join("?" * len(before))
         left = str(values.get("outcome", "")).startswith(LEFT)
-        with self._database.write() as db:
+        with self.write() as db:
             db.execute(
                 f"UPDATE tries SET {names} WHERE id = ? AND state IN ({marks})",  # noqa: S608
                 (state, *values.values(), try_id, *before),
@@ -671,4 +653,4 @@ class Journal:
         return self._tries("WHERE state NOT IN ('done', 'abandoned')", ())
 
     def _tries(self, where: str, values: Sequence[object]) -> list[TryRecord]:
-        return read_tries(self._db, where, values)
+        return read_tries(self.db, where, values)

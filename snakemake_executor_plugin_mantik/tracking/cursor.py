@@ -36,18 +36,8 @@ _VERSION = 1
 _LOCK_WAIT_S = 5.0
 """The most seconds to wait while another process writes; a write takes about a millisecond."""
 
-_SCHEMA = """
-CREATE TABLE cursor (seq INTEGER NOT NULL);
-INSERT INTO cursor VALUES (0);
-CREATE TABLE runs (
-    id TEXT PRIMARY KEY, uri TEXT NOT NULL DEFAULT '', run_id TEXT NOT NULL DEFAULT '',
-    experiment_id TEXT NOT NULL DEFAULT '', experiment TEXT NOT NULL DEFAULT '',
-    members TEXT NOT NULL DEFAULT '{}', steps TEXT NOT NULL DEFAULT '',
-    making INTEGER NOT NULL DEFAULT 0, described INTEGER NOT NULL DEFAULT 0,
-    live INTEGER NOT NULL DEFAULT 0, begun INTEGER NOT NULL DEFAULT 0,
-    seq INTEGER NOT NULL DEFAULT 0
-)
-"""
+ALL = ""
+"""In place of a try or workflow: its `seq` is the event up to which everything is published."""
 
 
 @dataclass(frozen=True)
@@ -93,59 +83,34 @@ class Cursor:
         self._db = sqlite3.connect(
             path, isolation_level=None, timeout=_LOCK_WAIT_S, check_same_thread=False
         )
-        self._db.row_factory = sqlite3.Row
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA synchronous = NORMAL")
-        self._db.execute("BEGIN IMMEDIATE")
-        version = self._db.execute("PRAGMA user_version").fetchone()[0]
-        if not version:
-            for statement in _SCHEMA.split(";"):
-                self._db.execute(statement)
-            self._db.execute(f"PRAGMA user_version = {_VERSION}")
-        self._db.execute("COMMIT")
-        if version not in (0, _VERSION):
+        if (version := self._db.execute("PRAGMA user_version").fetchone()[0]) not in (0, _VERSION):
             raise sqlite3.NotSupportedError(f"{path} was made by another version")
+        if not version:
+            self._db.executescript(
+                "BEGIN IMMEDIATE; CREATE TABLE IF NOT EXISTS runs"
+                " (id TEXT PRIMARY KEY, data TEXT NOT NULL) WITHOUT ROWID;"
+                f" PRAGMA user_version = {_VERSION}; COMMIT"
+            )
 
     def close(self) -> None:
         self._db.close()
 
-    @property
-    def seq(self) -> int:
-        """The event up to which everything is published."""
-        with self._lock:
-            return int(self._db.execute("SELECT seq FROM cursor").fetchone()["seq"])
-
-    def advance(self, seq: int) -> None:
-        """Record that everything up to an event is published."""
-        with self._lock:
-            self._db.execute("UPDATE cursor SET seq = ?", (seq,))
-
     def run(self, run_of: str) -> PublishedRun:
         """Return the run of a try or workflow, as far as it is published."""
         with self._lock:
-            row = self._db.execute("SELECT * FROM runs WHERE id = ?", (run_of,)).fetchone()
-        if row is None:
-            return PublishedRun(run_of)
-        known = dict(row)
-        known["members"] = json.loads(row["members"])
-        known["steps"] = json.loads(row["steps"]) if row["steps"] else None
-        return PublishedRun(**known | {n: bool(row[n]) for n in ("making", "described", "live")})
+            return PublishedRun(run_of, **self._read(run_of))
 
     def set(self, run_of: str, **values: object) -> None:
         """Record some of the attributes of `PublishedRun`."""
-        found = {
-            name: json.dumps(value) if isinstance(value, Mapping) else value
-            for name, value in values.items()
-        }
-        names = ", ".join(found)
-        marks = ", ".join("?" * len(found))
-        changes = ", ".join(f"{name} = excluded.{name}" for name in found)
         with self._lock:
-            self._db.execute(
-                f"INSERT INTO runs (id, {names}) VALUES (?, {marks})"  # noqa: S608
-                f" ON CONFLICT (id) DO UPDATE SET {changes}",
-                (run_of, *found.values()),
-            )
+            now = json.dumps(self._read(run_of) | values)
+            self._db.execute("INSERT OR REPLACE INTO runs VALUES (?, ?)", (run_of, now))
+
+    def _read(self, run_of: str) -> dict[str, Any]:
+        row = self._db.execute("SELECT data FROM runs WHERE id = ?", (run_of,)).fetchone()
+        return dict(json.loads(row[0])) if row else {}
 
 
 @dataclass(frozen=True)
@@ -268,7 +233,7 @@ class Log:
         Segments that wait for the one before are left out until their turn comes.
         """
         found: dict[str, list[Event]] = {}
-        for event in self.events(cursor.seq):
+        for event in self.events(cursor.run(ALL).seq):
             found.setdefault(event.subject, []).append(event)
         for subject, events in list(found.items()):
             tracked = read_tracked(self.db, subject)

@@ -25,12 +25,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from snakemake_executor_plugin_mantik.common.state_directory import STATE
 from snakemake_executor_plugin_mantik.journal import JOURNAL_FILE, EventKind, read_tracked
 
-from .cursor import Cursor, Log, LoggedRun, open_log
+from .cursor import ALL, Cursor, Log, LoggedRun, open_log
 from .run import without_users
 from .store import DIRECTORY, copy_directory
 
@@ -66,17 +66,9 @@ SETTINGS: Mapping[str, str] = {
 """The settings of the process's MLflow, unless the user has set them."""
 
 
-class RunTarget(NamedTuple):
-    """The requested destination of a run: its failures mostly affect all runs that go there."""
-
-    uri: str
-    experiment_id: str
-    experiment: str
-
-
 @dataclass
 class _Place:
-    """What is known of a destination.
+    """What is known of a destination: a server and an experiment, whose failures affect all runs.
 
     Attributes:
         answers: whether its last answer was no failure; until then, one request shows it.
@@ -103,7 +95,7 @@ class _Item:
         at: when it may be published, by the monotonic clock.
     """
 
-    place: RunTarget
+    place: _Place
     seq: int
     making: bool
     ends: bool = False
@@ -128,13 +120,11 @@ class Worker:
         self._ending = threading.Event()
         self._drains = False
         self._done: queue.SimpleQueue[tuple[str, bool, Future[None]]] = queue.SimpleQueue()
-        self._pools = {
-            True: ThreadPoolExecutor(MAKERS, "maker"), False: ThreadPoolExecutor(_OTHERS, "other")
-        }  # fmt: skip
+        self._pool = ThreadPoolExecutor(MAKERS + _OTHERS, "publisher")
         self._items: dict[str, _Item] = {}
         self._busy: dict[str, _Item] = {}
-        self._places: dict[RunTarget, _Place] = {}
-        self._read = self._advanced = self._cursor.seq
+        self._places: dict[tuple[str, ...], _Place] = {}
+        self._read = self._advanced = self._cursor.run(ALL).seq
         self._look_again: set[str] = set()
         self._stamps: dict[str, tuple[int, int]] = {}
         self._changed: set[str] = set()
@@ -169,14 +159,13 @@ class Worker:
             self._dispatch()
             if not self._items and not self._busy and self._read != self._advanced:
                 self._advanced = self._read
-                self._cursor.advance(self._read)
+                self._cursor.set(ALL, seq=self._read)
             if self._drains and not self._busy and not any(map(self._may_go, self._items)):
                 return
             self._wake.wait(self._pause())
 
     def close(self) -> None:
-        for pool in self._pools.values():
-            pool.shutdown()
+        self._pool.shutdown()
         self._cursor.close()
 
     # What is to be published
@@ -233,62 +222,53 @@ class Worker:
 
     def _item(self, run: LoggedRun, seq: int) -> _Item:
         making = not self._cursor.run(run.head).run_id
-        data = run.data
-        place = RunTarget(str(data["uri"]), str(data["experiment_id"]), str(data["experiment"]))
-        return _Item(place, seq, making, follows=run.follows)
+        where = tuple(str(run.data[name]) for name in ("uri", "experiment_id", "experiment"))
+        return _Item(self._places.setdefault(where, _Place()), seq, making, follows=run.follows)
 
     # Who may go
 
     def _may_go(self, subject: str) -> bool:
         """Return whether a try may be published, as soon as a thread is free."""
         item = self._items[subject]
-        place = self._places.setdefault(item.place, _Place())
-        if self._drains and (item.failures or place.failures >= _FAILURES):
+        if self._drains and (item.failures or item.place.failures >= _FAILURES):
             return False
         return item.follows not in self._items and item.follows not in self._busy
 
     def _dispatch(self) -> None:
         now = time.monotonic()
-        order = sorted(
-            self._items,
-            key=lambda s: (
-                not self._items[s].making, self._items[s].failures > 0, self._items[s].seq,
-            ),
-        )  # fmt: skip
-        makes = [i for i in [*self._busy.values(), *self._items.values()] if i.making]
-        makes = [item for item in makes if self._places.get(item.place, _Place()).answers]
+        known = [*self._busy.values(), *self._items.values()]
+        makes = any(item.making and item.place.answers for item in known)
         self._makes_since = (self._makes_since or now) if makes else None
         first = self._makes_since is not None and now - self._makes_since < GIVE_WAY_S
-        for subject in order:
+
+        def rank(subject: str) -> tuple[bool, bool, int]:
             item = self._items[subject]
-            busy = list(self._busy.values())
-            if subject in self._busy or not self._may_go(subject) or item.at > now:
+            return not item.making, item.failures > 0, item.seq
+
+        for subject in sorted(self._items, key=rank):
+            item, busy = self._items[subject], list(self._busy.values())
+            if subject in self._busy or not self._may_go(subject):
                 continue
-            place = self._places[item.place]
-            if place.retry_at > now:
+            if max(item.at, item.place.retry_at) > now:
                 continue
-            if not place.answers and any(other.place == item.place for other in busy):
+            if not item.place.answers and any(other.place is item.place for other in busy):
                 continue
             others = [other for other in busy if not other.making]
             if item.making:
-                if len(busy) - len(others) >= MAKERS:
-                    continue
-            elif (
-                first
-                or len(others) >= _OTHERS
-                or (item.ends and sum(other.ends for other in others) >= _ENDING)
-            ):
-                continue
-            self._begin(subject, item)
+                free = len(busy) - len(others) < MAKERS
+            else:
+                ending = sum(other.ends for other in others)
+                free = not (first or len(others) >= _OTHERS or (item.ends and ending >= _ENDING))
+            if free:
+                self._begin(subject, item)
 
     def _begin(self, subject: str, item: _Item) -> None:
         self._busy[subject] = item
         del self._items[subject]
         if item.making:
-            future = self._pools[True].submit(self._publisher.make, subject)
+            future = self._pool.submit(self._publisher.make, subject)
         else:
-            live = item.live is not None
-            future = self._pools[False].submit(self._publisher.publish, subject, live=live)
+            future = self._pool.submit(self._publisher.publish, subject, live=item.live is not None)
 
         def done(future: "Future[None]") -> None:
             self._done.put((subject, item.making, future))
@@ -304,22 +284,22 @@ class Worker:
             except queue.Empty:
                 return
             item = self._busy.pop(subject)
-            place = self._places[item.place]
             error = future.exception()
             if error is None:
-                place.answers, place.failures = True, 0
+                item.place.answers, item.place.failures = True, 0
                 self._look_again.add(subject)
                 if subject in self._updated:
                     self._updated[subject] = time.monotonic()
                 if not made and item.live is not None:
                     self._stamps[subject] = item.live
                 continue
-            self._failed(subject, item, place, error)
+            self._failed(subject, item, error)
 
-    def _failed(self, subject: str, item: _Item, place: _Place, error: BaseException) -> None:
+    def _failed(self, subject: str, item: _Item, error: BaseException) -> None:
         why = " ".join(without_users(f"{type(error).__name__}: {error}").split())
         sys.stderr.write(f"{subject}: {why}\n")
-        concerned = [s for s, other in self._items.items() if other.place == item.place]
+        place = item.place
+        concerned = [s for s, other in self._items.items() if other.place is place]
         self._answer({"down": why[:300], "tries": [subject, *concerned]})
         now = time.monotonic()
         item.failures += 1
@@ -333,11 +313,7 @@ class Worker:
     def _pause(self) -> float:
         """Return how long to wait for something new."""
         now = time.monotonic()
-        moments = [
-            max(item.at, self._places[item.place].retry_at)
-            for subject, item in self._items.items()
-            if item.place in self._places
-        ]
+        moments = [max(item.at, item.place.retry_at) for item in self._items.values()]
         if self._makes_since is not None:
             moments.append(self._makes_since + GIVE_WAY_S)
         return min([_IDLE_S, *(moment - now for moment in moments if moment > now)])

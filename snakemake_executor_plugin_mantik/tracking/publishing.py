@@ -18,7 +18,7 @@ import mlflow
 from mlflow.entities import Metric, Param, RunTag
 from mlflow.tracking import MlflowClient
 
-from snakemake_executor_plugin_mantik.journal import Event, EventKind, TryState
+from snakemake_executor_plugin_mantik.journal import GOES_ON, Event, EventKind, TryState
 
 from .cursor import Cursor, Log, LoggedRun, PublishedRun, open_log
 from .overview import (
@@ -210,7 +210,8 @@ class Publisher:
             if events:
                 self._cursor.set(run_of, begun=events[-1].seq)
             if not at.own.described and run.head == run_of:
-                self._accepted(at, lambda: self._complete(at))
+                begun = _is_over(run) or any(e.kind is EventKind.STARTED for e in events)
+                self._accepted(at, lambda: self._complete(at, begun=begun))
                 self._cursor.set(run_of, described=True)
             if run.tracked is None:
                 update = partial(update_workflow_run, at.client, log, run, there.run_id)
@@ -228,10 +229,12 @@ class Publisher:
         """Publish what is new of a try; return whether it has ended."""
         retried = at.run.one and at.log.is_continued(at.run.id)
         last = {event.kind: event for event in events}
+        ended = [event for event in events if event.kind in _ENDS]
+        if ended and _is_over(at.run):
+            last.pop(EventKind.STARTED, None)  # its end says more
         if not retried:  # then the run shows the state of the retry
             for event in sorted(last.values(), key=lambda event: event.seq):
                 self._accepted(at, partial(_state, at, event))
-        ended = [event for event in events if event.kind in _ENDS]
         if ended and at.run.tracked is not None and at.run.tracked.status:
             self._end(at, ended, retried=retried)
             return True
@@ -265,17 +268,20 @@ class Publisher:
 
     # The start of a run
 
-    def _complete(self, at: _At) -> None:
-        """Set what a run has from its start but cannot be created with."""
+    def _complete(self, at: _At, *, begun: bool) -> None:
+        """Set what a run has from its start but cannot be created with.
+
+        One that has `begun` gets its state afterwards.
+        """
         if at.there.run_id != at.run.data.get("run_id"):
             self._params(at, at.there.run_id, at.run.data["params"])
         for number, member_run in at.there.members.items():
             params = at.run.data["members"][number]["params"]
             self._params(at, member_run, params)
-        set_member_status(at.client, at.there.members.values(), "SCHEDULED")
         if at.run.tracked is None:
             begin_workflow_run(at.client, at.run.id, at.there.run_id, self._workdir)
-        else:
+        elif not begun:
+            set_member_status(at.client, at.there.members.values(), "SCHEDULED")
             at.client.update_run(at.there.run_id, status="SCHEDULED")
 
     def _params(self, at: _At, run_id: str, values: Mapping[str, str]) -> None:
@@ -411,6 +417,10 @@ class Publisher:
 def _uri(run: LoggedRun) -> str:
     """Return a run's destination: the one that was requested, or MLflow's default."""
     return str(run.data["uri"]) or without_user(mlflow.get_tracking_uri())
+
+
+def _is_over(run: LoggedRun) -> bool:
+    return run.tracked is not None and run.tracked.status not in ("", GOES_ON)
 
 
 def _given(at: _At) -> Mapping[str, Any]:

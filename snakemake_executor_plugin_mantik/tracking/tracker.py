@@ -14,8 +14,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, Final
 
 from snakemake_executor_plugin_mantik.common.errors import JournalError
@@ -107,8 +106,6 @@ class Tracker(Observer):
         self._worker = WorkerClient(workdir, notify, self._tracked)
         self._writing: set[asyncio.Task[None]] = set()
         self._config_paths: dict[str, str] = {}
-        # The projects whose git tags are cached already; None is the workflow's directory.
-        self._asked: set[PurePosixPath | None] = set()
 
     # Before the engine starts and after it has ended
 
@@ -356,13 +353,8 @@ class Tracker(Observer):
 
     async def _tags(self, run: TrackedRun, record: TryRecord) -> dict[str, str]:
         snakefile = self._workflow.snakefile if self._workflow is not None else ""
-        make = partial(run_tags, run, record, self._workdir, snakefile)
-        project = run.call.project if run.call is not None else None
-        if project in self._asked:
-            return make()
-        found = await asyncio.to_thread(make)
-        self._asked.add(project)
-        return found
+        # It runs git, once per project.
+        return await asyncio.to_thread(run_tags, run, record, self._workdir, snakefile)
 
     def _config(self, site: str) -> str:
         """Return the relative local path of a site's backend config without secrets."""

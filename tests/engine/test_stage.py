@@ -205,9 +205,9 @@ async def test_cost_of_confirming_does_not_grow_with_what_is_on_its_way(bench: B
         def tick(count: list[int] = count) -> None:
             count[0] += 1
 
-        bench.journal._db.set_progress_handler(tick, 1)
+        bench.journal.db.set_progress_handler(tick, 1)
         bench.stager.confirm(one)
-        bench.journal._db.set_progress_handler(None, 0)
+        bench.journal.db.set_progress_handler(None, 0)
         steps.append(count[0])
     assert max(steps) < 2 * min(steps), steps
     assert bundle_done_path(staged[0].bundles[0]) not in bench.world.files

@@ -197,8 +197,8 @@ def test_a_submission_is_on_disk_before_it_leaves(
     fsync = os.fsync
     with closing(Journal(tmp_path)) as journal:
         record = new_try(journal)
-        db = journal._db
-        write, modes = journal._database.write, list[int]()
+        db = journal.db
+        write, modes = journal.write, list[int]()
 
         @contextmanager
         def written() -> Iterator[sqlite3.Connection]:
@@ -210,7 +210,7 @@ def test_a_submission_is_on_disk_before_it_leaves(
             synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
             fsync(descriptor)
 
-        monkeypatch.setattr(journal._database, "write", written)
+        monkeypatch.setattr(journal, "write", written)
         monkeypatch.setattr(os, "fsync", noted)
         assert db.execute("PRAGMA journal_mode").fetchone()[0] == "wal"
         journal.submitting(record.id, "q")
@@ -238,10 +238,10 @@ def test_tries_that_wait_for_others_are_found(tmp_path: Path) -> None:
         assert [r.id for r in journal.dependents(second.id)] == [third.id]
         assert journal.dependents(third.id) == []
         asked: list[str] = []
-        journal._db.set_trace_callback(asked.append)
+        journal.db.set_trace_callback(asked.append)
         journal.dependents(first.id)
-        journal._db.set_trace_callback(None)
-        plan = journal._db.execute(f"EXPLAIN QUERY PLAN {asked[0]}").fetchall()
+        journal.db.set_trace_callback(None)
+        plan = journal.db.execute(f"EXPLAIN QUERY PLAN {asked[0]}").fetchall()
         assert any("USING INDEX tries_after" in row["detail"] for row in plan), "all tries are read"
         assert [r.id for r in journal.open_ahead()] == [second.id, third.id]
         assert journal.tries([second.id])[0].makers == {"d/é": first.id, "e": first.id}
@@ -449,8 +449,8 @@ def test_damaged_file_without_a_spare_is_told(tmp_path: Path, damage: str) -> No
 
 def test_full_disk_is_told(journal: Journal) -> None:
     record = new_try(journal)
-    pages = journal._db.execute("PRAGMA page_count").fetchone()[0]
-    journal._db.execute(f"PRAGMA max_page_count = {pages}")
+    pages = journal.db.execute("PRAGMA page_count").fetchone()[0]
+    journal.db.execute(f"PRAGMA max_page_count = {pages}")
     files = [FileRecord(f"{n}", n, "x" * 64) for n in range(10_000)]
     with pytest.raises(JournalError, match="Free disk space"):
         journal.files.set_remote_files("hpc1", files)
@@ -477,14 +477,14 @@ def test_cost_of_a_try_does_not_grow(journal: Journal) -> None:
         def tick(count: list[int] = count) -> None:
             count[0] += 1
 
-        journal._db.set_progress_handler(tick, 100)
+        journal.db.set_progress_handler(tick, 100)
         for n in range(BUCKET_SIZE):
             record = new_try(journal, str(n))
             for state in TryState:
                 advance(journal, record.id, state)
             journal.open_tries(str(n))
         steps.append(count[0])
-    journal._db.set_progress_handler(None, 0)
+    journal.db.set_progress_handler(None, 0)
     assert steps[2] < 1.3 * steps[0], steps
 
 

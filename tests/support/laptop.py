@@ -131,8 +131,8 @@ class Session:
         self._left: float = float("inf")
         self._dead = self.died = False
         self.journal = Journal(workdir / ".snakemake/mantik")
-        self._write = self.journal._database.write
-        self.journal._database.write = self._written  # type: ignore[method-assign]
+        self._write = self.journal.write
+        self.journal.write = self._written  # type: ignore[method-assign]
         self._sync()
         sites: dict[str, tuple[Site, Planner]] = {}
         shared: dict[int, SimulatedSite] = {}

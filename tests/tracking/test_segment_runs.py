@@ -110,7 +110,7 @@ class Controller(Written):
             return describe_end(log, run, end)
 
     def figures(self) -> dict[str, float]:
-        [key] = {row["workflow"] for row in self.journal._db.execute("SELECT * FROM tracked")}
+        [key] = {row["workflow"] for row in self.journal.db.execute("SELECT * FROM tracked")}
         with open_log(self.directory) as log:
             return workflow_figures(log.jobs(key))
 

@@ -190,7 +190,7 @@ def test_each_table_has_headings_and_each_picture_a_name(journal: Journal) -> No
 def test_ten_thousand_jobs_make_a_small_file(journal: Journal) -> None:
     journal.begin_run({}, {"jobs": [], "edges": [], "rule_edges": [("rule0", "rule1")]})
     first = sent(journal, "first", "rule0")
-    with journal._database.write() as db:
+    with journal.write() as db:
         columns = "site, place, bucket, job, name, fingerprint, state, outcome, created, submitted"
         for n in range(10_000):
             failed = n % 100 == 0

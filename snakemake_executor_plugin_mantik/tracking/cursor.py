@@ -9,7 +9,7 @@ import json
 import sqlite3
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -232,17 +232,14 @@ class Log:
 
         Segments that wait for the one before are left out until their turn comes.
         """
-        found: dict[str, list[Event]] = {}
+        new: dict[str, list[Event]] = {}
         for event in self.events(cursor.run(ALL).seq):
-            found.setdefault(event.subject, []).append(event)
-        for subject, events in list(found.items()):
-            tracked = read_tracked(self.db, subject)
-            seq = cursor.run(subject).seq
+            new.setdefault(event.subject, []).append(event)
+        found = {}
+        for subject, events in new.items():
+            run, seq = self.run(subject), cursor.run(subject).seq
             left = [event for event in events if event.seq > seq]
-            hidden = tracked is not None and (tracked.behind or not tracked.data)
-            if hidden or not left or self.run(subject) is None:
-                del found[subject]
-            else:
+            if left and run is not None and not (run.tracked is not None and run.tracked.behind):
                 found[subject] = left
         return found
 
@@ -254,11 +251,8 @@ def open_log(workdir: Path) -> Iterator[Log]:
     Raises:
         sqlite3.Error: it cannot be read.
     """
-    db = connect(workdir / STATE / JOURNAL_FILE)
-    try:
+    with closing(connect(workdir / STATE / JOURNAL_FILE)) as db:
         yield Log(db)
-    finally:
-        db.close()
 
 
 def count_unpublished(workdir: Path) -> int:
@@ -267,12 +261,8 @@ def count_unpublished(workdir: Path) -> int:
     Raises:
         sqlite3.Error: the journal or the cursor cannot be read.
     """
-    cursor = Cursor(workdir)
-    try:
-        with open_log(workdir) as log:
-            return len(log.unpublished(cursor))
-    finally:
-        cursor.close()
+    with closing(Cursor(workdir)) as cursor, open_log(workdir) as log:
+        return len(log.unpublished(cursor))
 
 
 def is_reported(workdir: Path, run_id: str) -> bool:
@@ -281,14 +271,10 @@ def is_reported(workdir: Path, run_id: str) -> bool:
     Raises:
         sqlite3.Error: the journal or the cursor cannot be read.
     """
-    cursor = Cursor(workdir)
-    try:
-        with open_log(workdir) as log:
-            for try_id in log.sharing(read_adopted(log.db, run_id)):
-                tracked, end = read_tracked(log.db, try_id), log.end(try_id)
-                over = tracked is not None and tracked.status not in ("", GOES_ON)
-                if over and end is not None and cursor.run(try_id).seq >= end.seq:
-                    return True
-            return False
-    finally:
-        cursor.close()
+    with closing(Cursor(workdir)) as cursor, open_log(workdir) as log:
+        for try_id in log.sharing(read_adopted(log.db, run_id)):
+            tracked, end = read_tracked(log.db, try_id), log.end(try_id)
+            over = tracked is not None and tracked.status not in ("", GOES_ON)
+            if over and end is not None and cursor.run(try_id).seq >= end.seq:
+                return True
+        return False

@@ -12,7 +12,7 @@ from typing import BinaryIO, Final
 from mlflow.entities import Run
 from mlflow.tracking import MlflowClient
 
-from .recorded import RecordedRun
+from .recorded import RecordedRun, RecordedStore
 
 _PIECE: Final = 1 << 20
 
@@ -100,6 +100,7 @@ class Published:
         lines: the published beginnings of files of metrics, by path in the store.
         files: uploaded artifacts, by path in the store.
         over: runs and models whose ends are published.
+        source, stamp: what the store held when it was last described, and its files then.
     """
 
     doubt: bool
@@ -111,6 +112,8 @@ class Published:
     lines: dict[str, Lines] = field(default_factory=dict)
     files: dict[str, UploadedFile] = field(default_factory=dict)
     over: set[str] = field(default_factory=set)
+    source: RecordedStore | None = None
+    stamp: tuple[object, ...] = ()
 
 
 @dataclass
@@ -180,7 +183,7 @@ class Replay:
         # Links keep the files as they are now, whatever replaces them.
         beside = Path(tempfile.mkdtemp(prefix=".uploads-", dir=self.store.parent))
         try:
-            links = {name: _link(path, beside / path.relative_to(directory))
+            links = {name: link_file(path, beside / path.relative_to(directory))
                      for path, name in new.items()}  # fmt: skip
             sent = {name: UploadedFile.of(link) for name, link in links.items() if self.live}
             change(beside)
@@ -190,7 +193,8 @@ class Replay:
         known |= sent
 
 
-def _link(path: Path, place: Path) -> Path:
+def link_file(path: Path, place: Path) -> Path:
+    """Link or copy a file to a place where there is none; return the place."""
     place.parent.mkdir(parents=True, exist_ok=True)
     try:
         os.link(path.resolve(), place)

@@ -3,7 +3,6 @@
 Whatever was published before, by another process too, is not published twice.
 """
 
-import os
 import shutil
 import threading
 from collections import defaultdict
@@ -28,7 +27,7 @@ from .overview import (
     set_member_status,
     update_workflow_run,
 )
-from .published import Destination, Published, Replay
+from .published import Destination, Published, Replay, link_file
 from .replay import COPY_TREE, publish_store
 from .requests import find_or_make, log_values, unless_refused
 from .run import (
@@ -379,7 +378,6 @@ class Publisher:
                 # A retry may replace the others.
                 folders.append(f"{ARTIFACT_FOLDER}/try-{segments[-1]['segment']}")
         directory = self._workdir / try_directory(at.run.id) / ARTIFACT_FOLDER
-        directory.mkdir(parents=True, exist_ok=True)
         for name, path in (
             ("backend-config.yaml", at.run.data["config"]),
             ("log.txt", data["log"]),
@@ -387,11 +385,8 @@ class Publisher:
             origin, place = self._workdir / path, directory / name
             if path and origin.is_file():
                 place.unlink(missing_ok=True)
-                try:
-                    os.link(origin, place)
-                except OSError:
-                    shutil.copyfile(origin, place)
-        if any(directory.iterdir()):
+                link_file(origin, place)
+        if directory.is_dir() and any(directory.iterdir()):
             for folder in folders:
                 at.client.log_artifacts(at.there.run_id, str(directory), folder)
 

@@ -11,6 +11,7 @@ looks half written waits for the next time, or for the end, when all of the stor
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Final
 
 from mlflow.entities import (
@@ -70,11 +71,14 @@ def publish_store(at: Replay, status: str = "") -> None:
         at.later = _read_later(at)
     # If this fails, it is unknown how much MLflow has received.
     at.published.doubt = True
-    own = (at.to.source_experiment_id, at.to.source_id)
-    source = read_store(at.store, own, at.notify, live=at.live)
-    if not at.live and at.to.source_id not in {run.id for run in source.runs}:
-        at.notify("the job has removed its run in its own store")
-    _describe(at, source)
+    source, stamp = at.published.source, _stamp(at.store)
+    if source is None or not at.live or at.published.stamp != stamp:
+        own = (at.to.source_experiment_id, at.to.source_id)
+        source = read_store(at.store, own, at.notify, live=at.live)
+        if not at.live and at.to.source_id not in {run.id for run in source.runs}:
+            at.notify("the job has removed its run in its own store")
+        _describe(at, source)
+        at.published.source, at.published.stamp = source, stamp
     _metrics(at)
     for run in source.runs:
         _upload(at, run)
@@ -87,6 +91,16 @@ def publish_store(at: Replay, status: str = "") -> None:
             )
     _end(at, source, status)
     at.published.doubt = False
+
+
+def _stamp(store: Path) -> tuple[object, ...]:
+    """Return sizes and times of a store's files, without those of metrics and artifacts."""
+    files = [
+        (str(path), path.lstat())
+        for path in store.rglob("*")
+        if {"metrics", "artifacts"}.isdisjoint(path.relative_to(store).parts[2:4])
+    ]
+    return tuple(sorted((name, found.st_size, found.st_mtime_ns) for name, found in files))
 
 
 def _read_later(at: Replay) -> list[str]:

@@ -223,7 +223,8 @@ class _Reader:
         if not known:
             return None
         return RecordedModel(
-            ids[1], ids[0], str(known.get("name") or ""), known.get("model_type"),
+            ids[1], ids[0], str(known.get("name") or ""),
+            str(known.get("model_type") or "") or None,
             _MODEL_STATUS.get(str(known.get("status")), ""), str(known.get("source_run_id") or ""),
             self._values(directory / "params"), self._values(directory / "tags"),
         )  # fmt: skip

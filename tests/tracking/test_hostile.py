@@ -117,8 +117,7 @@ def test_the_rest_comes_over(
     told.replay()
 
     run = told.client.get_run(told.run_id)
-    assert run.data.metrics["loss/a"] == 0.2
-    assert run.data.params["depth"] == "3"
+    assert (run.data.metrics["loss/a"], run.data.params["depth"]) == (0.2, "3")
     assert "plots" in {file.path for file in told.client.list_artifacts(told.run_id)}
     assert precious.read_text() == "model_id: mine\n"
     runs = told.client.search_runs([told.experiment_id])

@@ -122,11 +122,13 @@ class Replayed:
         destination = Destination(
             TRY, self.run_id, self.experiment_id, SOURCE, "7", name="train C=1"
         )
-        published = Published(doubt=again)
         publish_store(
-            Replay(client or self.client, self.store, destination, published, self.said.append),
+            Replay(
+                client or self.client, self.store, destination, Published(doubt=again),
+                self.said.append,
+            ),
             "FAILED",
-        )
+        )  # fmt: skip
 
     def view(self) -> dict[str, Any]:
         """All that MLflow knows, ids of what the replay made left out."""

@@ -1,6 +1,5 @@
 """A journal with runs that are to be published, and a worker that publishes them."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -59,12 +58,12 @@ class Written:
             end=JobEnd(how, **facts).facts,
         )  # fmt: skip
 
-    def _hear(self, answer: Mapping[str, Any]) -> None:
-        self.said += [answer["tell"]] if "tell" in answer else []
-
     def publisher(self, client: Any = None) -> Publisher:
         cursor = Cursor(self.directory)
-        made = Publisher(self.directory, cursor, self._hear)
+        made = Publisher(
+            self.directory, cursor,
+            lambda answer: self.said.extend(answer[name] for name in ("tell",) if name in answer),
+        )  # fmt: skip
         if client is not None:
             made._here.__dict__[self.uri] = client
         return made

@@ -1,7 +1,6 @@
 """Authenticate requests with UNICORE's passwords, tokens and security sessions."""
 
 import base64
-import binascii
 import secrets
 import time
 import uuid
@@ -9,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-ANONYMOUS = "CN=ANONYMOUS,O=UNKNOWN,OU=UNKNOWN"
+_ANONYMOUS = "CN=ANONYMOUS,O=UNKNOWN,OU=UNKNOWN"
 SESSION_HEADER = "x-unicore-securitysession"
 _SESSIONS_PER_USER = 5
 """Sessions of one user at a time; another one replaces the least recently used."""
@@ -30,6 +29,11 @@ class SecuritySession:
     id: str
     dn: str
     expires: float
+
+    @property
+    def known(self) -> bool:
+        """Return whether the request had credentials."""
+        return self.dn != _ANONYMOUS
 
 
 @dataclass
@@ -72,19 +76,12 @@ class Access:
 
     def _authenticate(self, header: str) -> str:
         if not header:
-            return ANONYMOUS
-        kind, _, value = header.partition(" ")
-        tokens = [token.encode() for token in (self.token, self.trusted) if token]
-        if kind.lower() == "bearer" and any(
-            secrets.compare_digest(value.encode(), token) for token in tokens
-        ):
-            return self.dn
-        if kind.lower() == "basic":
-            try:
-                given = base64.b64decode(value, validate=True)
-            except binascii.Error as error:
-                raise AccessRefused(403) from error
-            if secrets.compare_digest(given, f"{self.username}:{self.password}".encode()):
+            return _ANONYMOUS
+        kind, _, given = header.partition(" ")
+        basic = base64.b64encode(f"{self.username}:{self.password}".encode()).decode()
+        accepted = {"basic": (basic,), "bearer": (self.token, self.trusted)}
+        for secret in accepted.get(kind.lower(), ()):
+            if secret and secrets.compare_digest(given.encode(), secret.encode()):
                 return self.dn
         raise AccessRefused(403)
 

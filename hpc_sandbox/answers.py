@@ -32,46 +32,34 @@ def date(when: float) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S+0000", time.gmtime(when))
 
 
-def _selected(properties: Mapping[str, Any], fields: str | None) -> dict[str, Any]:
-    """Return the properties that `?fields=` selects; `!name` excludes one."""
-    names = [name for name in (fields or "").split(",") if name]
-    without = {name[1:] for name in names if name.startswith("!")}
-    only = {name for name in names if not name.startswith("!")}
-    return {
-        name: value
-        for name, value in properties.items()
-        if name not in without and (not only or name in only)
-    }
-
-
 def links(urls: Mapping[str, str]) -> dict[str, dict[str, str]]:
     """Return the `_links` of a resource."""
     return {name: {"href": url} for name, url in urls.items()}
 
 
-def _page(kind: str, base: str, ids: Iterable[str], offset: int, number: int) -> dict[str, Any]:
-    """Return a page of a list: URLs only, with links to the previous and next pages."""
-    everything = list(ids)
-    urls = {"self": f"{base}/?offset={offset}&num={number}"}
-    if offset + number < len(everything):
-        urls["next"] = f"{base}/?offset={offset + number}&num={number}"
-    if offset > 0:
-        before = max(0, offset - number)
-        urls["previous"] = f"{base}/?offset={before}&num={number}"
-    shown = everything[offset : offset + number]
-    return {kind: [f"{base}/{name}" for name in shown], "_links": links(urls)}
-
-
 def shown(request: Request, properties: Mapping[str, Any]) -> Response:
-    """Return a resource, or the properties of it that the request selects with `?fields=`."""
-    return JSONResponse(_selected(properties, request.query_params.get("fields")))
+    """Return a resource, or the properties that `?fields=` selects; `!name` excludes one."""
+    names = {name for name in request.query_params.get("fields", "").split(",") if name}
+    without = {name[1:] for name in names if name.startswith("!")}
+    only = {name for name in names if not name.startswith("!")} or properties.keys()
+    return JSONResponse(
+        {name: value for name, value in properties.items() if name in only - without}
+    )
 
 
 def paged(request: Request, kind: str, base: str, ids: Iterable[str]) -> Response:
-    """Return the page of a list that the request selects with `?offset=&num=`."""
+    """Return the page of a list that `?offset=&num=` selects: URLs, with links to other pages."""
     try:
         offset = int(request.query_params.get("offset", "0"))
         number = int(request.query_params.get("num", _PAGE))
     except ValueError:
         return empty(404)
-    return JSONResponse(_page(kind, base, ids, offset, number))
+    everything = list(ids)
+    starts = {"self": offset}
+    if offset + number < len(everything):
+        starts["next"] = offset + number
+    if offset > 0:
+        starts["previous"] = max(0, offset - number)
+    urls = {name: f"{base}/?offset={start}&num={number}" for name, start in starts.items()}
+    page = [f"{base}/{name}" for name in everything[offset : offset + number]]
+    return JSONResponse({kind: page, "_links": links(urls)})

@@ -1,13 +1,15 @@
-"""Read UNICORE job descriptions as UNICORE/X 3.0 does, with its pitfalls about types.
+"""Read UNICORE job descriptions as UNICORE/X 3.0 does, with its pitfalls about types, and units.
 
-Sources: XNJS `JSONParser`, and answers of a real server. Unknown keys are silently ignored.
+Sources: XNJS `JSONParser`, `UnitParser` and `ResourceRequest`, and answers of a real server.
+Unknown keys are silently ignored.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .resources import parse_resources
+from .settings import Partition
 
 _JAVA_NAMES = {
     bool: "java.lang.Boolean",
@@ -31,22 +33,14 @@ class DescriptionError(Exception):
 
 
 @dataclass(frozen=True)
-class Import:
-    """One file to stage in: inline data, or a source URL."""
+class Staged:
+    """One file to stage in, from inline data or a source URL, or to stage out after success."""
 
     source: str
     target: str
-    data: str | None
+    data: str | None = None
     must_succeed: bool = True
     permissions: str = ""
-
-
-@dataclass(frozen=True)
-class Export:
-    """One file to stage out after success."""
-
-    source: str
-    target: str
 
 
 @dataclass(frozen=True)
@@ -75,8 +69,8 @@ class Description:
     project: str = ""
     ignore_exit_code: bool = False
     resources: Mapping[str, str] = field(default_factory=dict)
-    imports: tuple[Import, ...] = ()
-    exports: tuple[Export, ...] = ()
+    imports: tuple[Staged, ...] = ()
+    exports: tuple[Staged, ...] = ()
     before: Command | None = None
     after: Command | None = None
 
@@ -152,12 +146,10 @@ def _boolean(value: object) -> bool:
 def _strings(values: Sequence[Any]) -> list[str]:
     for number, value in enumerate(values):
         if not isinstance(value, str):
-            java = _JAVA_NAMES.get(type(value), "null")
+            java = _JAVA_NAMES.get(type(value))
+            kind = f"class {java}" if java else "null"
             raise DescriptionError(
-                f"org.json.JSONException: JSONArray[{number}] is not a String ({java} : {value})."
-                if java == "null"
-                else f"org.json.JSONException: JSONArray[{number}] is not a String "
-                f"(class {java} : {value})."
+                f"org.json.JSONException: JSONArray[{number}] is not a String ({kind} : {value})."
             )
     return list(values)
 
@@ -181,7 +173,7 @@ def _environment(json: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
-def _imports(value: object) -> tuple[Import, ...]:
+def _imports(value: object) -> tuple[Staged, ...]:
     # The server parses a map, too, but never stages its files.
     found = []
     for item in value if isinstance(value, list) else []:
@@ -194,7 +186,7 @@ def _imports(value: object) -> tuple[Import, ...]:
                 f"java.net.URISyntaxException: Expected authority at index 9: {source}"
             )
         found.append(
-            Import(
+            Staged(
                 source=source,
                 target=str(item.get("To", item.get("file", ""))),
                 data=data if isinstance(data, str) else None,
@@ -205,10 +197,10 @@ def _imports(value: object) -> tuple[Import, ...]:
     return tuple(found)
 
 
-def _exports(value: object) -> tuple[Export, ...]:
+def _exports(value: object) -> tuple[Staged, ...]:
     items = value if isinstance(value, list) else []
     return tuple(
-        Export(str(item.get("From", item.get("file", ""))), str(item.get("To", item.get("target"))))
+        Staged(str(item.get("From", item.get("file", ""))), str(item.get("To", item.get("target"))))
         for item in items
     )
 
@@ -226,3 +218,97 @@ def _command(json: Mapping[str, Any], which: str) -> Command | None:
             json.get(f"User{which.title()}commandIgnoreNonZeroExitCode", False)
         ),
     )
+
+
+# --- resources -----------------------------------------------------------------------------------
+
+_AMOUNT = re.compile(r"(?P<number>[0-9.]*)\s*(?P<unit>.*)")
+_TIMES = (("seconds", 1), ("minutes", 60), ("hours", 3600), ("days", 86400))
+_SIZES = {
+    0: ("", "bytes"),
+    1: ("kilobytes", "kb", "K", "k"),
+    2: ("megabytes", "mb", "M", "m"),
+    3: ("gigabytes", "gb", "G", "g"),
+    4: ("terabytes", "tb", "T", "t"),
+}
+_FREE = ("Reservation", "NodeConstraints", "QoS", "Project", "Exclusive", "ArraySize", "ArrayLimit")
+
+
+def parse_resources(json: Mapping[str, object]) -> dict[str, str]:
+    """Return the requested resources as strings, time in seconds and memory in bytes.
+
+    Raise ValueError with the server's message for a value or unit that it cannot read.
+    """
+    found = {}
+    for name, value in json.items():
+        key = "MemoryPerNode" if name == "Memory" else name
+        text = str(value).lower() if isinstance(value, bool) else str(value)
+        if key in ("Runtime", "MemoryPerNode"):
+            try:
+                found[key] = str(_time(text) if key == "Runtime" else _size(text))
+            except ValueError as error:
+                raise ValueError(f"Could not parse requested resource <{name}>: {error}") from error
+        else:
+            found[key] = text
+    return found
+
+
+def _amount(text: str) -> tuple[int, str]:
+    match = _AMOUNT.fullmatch(text.strip())
+    number, unit = (match["number"], match["unit"].strip()) if match else ("", text)
+    if not number.isdigit():
+        raise ValueError(f'java.lang.NumberFormatException: For input string: "{number}"')
+    return int(number), unit
+
+
+def _no_conversion(unit: str) -> ValueError:
+    return ValueError(f"java.lang.IllegalArgumentException: No conversion for unit '{unit}'")
+
+
+def _time(text: str) -> int:
+    number, unit = _amount(text)
+    for name, seconds in _TIMES:
+        if name.startswith(unit):  # "" is seconds, "m" is minutes
+            return number * seconds
+    raise _no_conversion(unit)
+
+
+def _size(text: str) -> int:
+    number, unit = _amount(text)
+    for power, names in _SIZES.items():
+        if unit in names or (len(unit) > 2 and any(name.startswith(unit) for name in names)):
+            return int(number * 1024**power)
+    raise _no_conversion(unit)
+
+
+def ranges(partition: Partition) -> dict[str, tuple[int, int]]:
+    """Return the allowed ranges of a queue: seconds, counts, bytes."""
+    return {
+        "Runtime": (1, partition.max_time),
+        "Nodes": (1, partition.nodes),
+        "CPUsPerNode": (1, partition.cpus),
+        "TotalCPUs": (1, partition.cpus * partition.nodes),
+        "MemoryPerNode": (2**20, partition.memory_mib * 2**20),
+        "GPUsPerNode": (0, partition.gpus),
+    }
+
+
+def check_resources(resources: Mapping[str, str], partitions: Sequence[Partition]) -> Partition:
+    """Return the requested queue after a check of all ranges, for RAW jobs too.
+
+    Raise ValueError with the server's message for a resource that is unknown or out of range.
+    """
+    queue = resources.get("Queue", partitions[0].name)
+    partition = next((p for p in partitions if p.name == queue), None)
+    if partition is None:
+        raise ValueError(f"Resource request <Queue = {queue}> is out of range.")
+    allowed = ranges(partition)
+    for name, value in resources.items():
+        if name == "Queue" or name in _FREE:
+            continue
+        if name not in allowed:
+            raise ValueError(f"Resource <{name}> is not available for partition <{queue}>")
+        low, high = allowed[name]
+        if not value.isdigit() or not low <= int(value) <= high:
+            raise ValueError(f"Resource request <{name}={value}> is out of range.")
+    return partition

@@ -10,11 +10,13 @@ import struct
 from collections.abc import Callable, Collection
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
-from typing import Protocol as Interface
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
+
+if TYPE_CHECKING:
+    from .site import Site
 
 _LAST_WORDS = 0.3
 """Seconds from an answer to the end of a doomed connection; measured: below 0.5."""
@@ -118,73 +120,62 @@ class Faults:
 
 
 class Protocol(H11Protocol):
-    """uvicorn's protocol with access to a request's connection, since ASGI cannot break it."""
+    """uvicorn's protocol; requests find it in their scope, since ASGI cannot break connections.
 
-    transports: ClassVar[dict[tuple[Any, Any], asyncio.Transport]] = {}
-    doomed: ClassVar[set[tuple[Any, Any]]] = set()
+    Attributes:
+        lost: set when the connection is closed.
+        doomed: the connections that will be closed silently, soon.
+    """
+
+    doomed: ClassVar[set["Protocol"]] = set()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Remember the connection (uvicorn narrows the type in the same way)."""
+        """Begin (uvicorn narrows the type in the same way)."""
         super().connection_made(transport)
-        self.transports[self.client, self.server] = transport
+        self.lost = asyncio.Event()
+        self.app_state = {"connection": self}
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.transports.pop((self.client, self.server), None)
-        self.doomed.discard((self.client, self.server))
+        self.doomed.discard(self)
         super().connection_lost(exc)
+        self.lost.set()
 
 
 async def _break_connection(scope: Scope, *, flush: bool = False) -> None:
     """Close the connection of a request; with `flush`, after sending the buffered data."""
-    transport = Protocol.transports.get((scope["client"], scope["server"]))
-    if transport is not None:
-        if flush:
-            transport.close()
-        else:
-            transport.abort()
+    connection: Protocol = scope["state"]["connection"]
+    if flush:
+        connection.transport.close()
+    else:
+        connection.transport.abort()
     # uvicorn must notice this before the application returns, or it would answer with a 500.
-    while (scope["client"], scope["server"]) in Protocol.transports:
-        await asyncio.sleep(0.001)
+    await connection.lost.wait()
 
 
 def doom_connection(scope: Scope) -> None:
     """Close the connection of a request silently, soon; a request before then breaks it."""
-    key = scope["client"], scope["server"]
-    transport = Protocol.transports.get(key)
-    if transport is not None:
-        Protocol.doomed.add(key)
-        asyncio.get_running_loop().call_later(_LAST_WORDS, transport.close)
+    connection: Protocol = scope["state"]["connection"]
+    connection.doomed.add(connection)
+    asyncio.get_running_loop().call_later(_LAST_WORDS, connection.transport.close)
 
 
 async def reset_if_doomed(scope: Scope) -> bool:
     """Reset the connection if it is doomed, as a server does that has closed it."""
-    key = scope["client"], scope["server"]
-    if key not in Protocol.doomed:
+    connection: Protocol = scope["state"]["connection"]
+    if connection not in connection.doomed:
         return False
-    connection = Protocol.transports[key].get_extra_info("socket")
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    reset = struct.pack("ii", 1, 0)
+    connection.transport.get_extra_info("socket").setsockopt(
+        socket.SOL_SOCKET, socket.SO_LINGER, reset
+    )
     await _break_connection(scope)
     return True
-
-
-class FaultySite(Interface):
-    """The interface of a site that faults use."""
-
-    def refusal(self, fault: Fault) -> dict[str, Any]:
-        """Return the body of a refused request."""
-        ...
-
-    def act(self, action: Action, scope: Scope) -> None:
-        """Apply a fault to the request of `scope`."""
-        ...
 
 
 class FaultMiddleware:
     """Makes requests fail according to `faults`."""
 
-    def __init__(
-        self, app: ASGIApp, faults: Faults, site: Callable[[str], FaultySite | None]
-    ) -> None:
+    def __init__(self, app: ASGIApp, faults: Faults, site: Callable[[str], "Site | None"]) -> None:
         self._app = app
         self._faults = faults
         self._site = site

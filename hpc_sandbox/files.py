@@ -11,6 +11,7 @@ import os
 import pwd
 import stat
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -71,19 +72,17 @@ def decode_path(raw: str) -> str:
 @cache
 def owner_name(uid: int) -> str:
     """Return the login name of a user, or the number if there is none."""
-    try:
+    with suppress(KeyError):
         return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
+    return str(uid)
 
 
 @cache
 def group_name(gid: int) -> str:
     """Return the name of a group, or the number if there is none."""
-    try:
+    with suppress(KeyError):
         return grp.getgrgid(gid).gr_name
-    except KeyError:
-        return str(gid)
+    return str(gid)
 
 
 def _properties(status: os.stat_result) -> dict[str, Any]:

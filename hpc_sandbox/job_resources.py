@@ -6,54 +6,33 @@ import string
 import time
 from contextlib import suppress
 from datetime import datetime
-from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from .access import ANONYMOUS, SecuritySession
-from .answers import (
-    date,
-    empty,
-    failure,
-    links,
-    paged,
-    shown,
-)
+from .access import SecuritySession
+from .answers import date, empty, failure, links, paged, shown
 from .description import tags_of
 from .jobs import UnicoreJob
-from .submitting import JobSubmitter
 from .tsi import TsiUnavailableError
 
+if TYPE_CHECKING:
+    from .unicore import UnicoreServer
+
 _LETTERS = string.ascii_letters + string.digits
-
-
-class JobSite(JobSubmitter, Protocol):
-    """The interface of a site that the resources of jobs use; see `UnicoreServer`."""
-
-    url: str
-    tss: str
-    directory: Path
-    jobs: dict[str, UnicoreJob]
-    forget_next: int
-    repeat_next: int
-    ignore_next: int
-
-    async def destroy(self, job: UnicoreJob) -> None: ...
 
 
 class JobResources:
     """The resources `jobs`, `jobs/ID` and those below them, of one site."""
 
-    def __init__(self, site: JobSite) -> None:
+    def __init__(self, site: "UnicoreServer") -> None:
         self._site = site
 
     async def handle_list(self, request: Request, session: SecuritySession) -> Response:
         """Answer a request for the list of jobs: GET lists, POST submits."""
-        known = session.dn != ANONYMOUS
         if request.method == "POST":
-            return await self._submit(request, session) if known else empty(403)
+            return await self._submit(request, session) if session.known else empty(403)
         if request.method != "GET":
             return empty(405)
         # The server reads only the first of repeated `tags=`.
@@ -62,7 +41,7 @@ class JobResources:
         ids = [
             job.id
             for job in self._site.jobs.values()
-            if known and not job.hidden and all(_has_tag(job, tag) for tag in wanted)
+            if session.known and not job.hidden and all(_has_tag(job, tag) for tag in wanted)
         ]
         return paged(request, "jobs", f"{self._site.url}/jobs", ids)
 
@@ -81,6 +60,7 @@ class JobResources:
             )
         name = new_id()
         job = UnicoreJob(
+            site=self._site,
             id=name,
             json=description,
             directory=self._site.directory / "jobs" / name,
@@ -88,14 +68,10 @@ class JobResources:
             tags=tags_of(description),
             termination=time.time() + self._site.settings.timing.lifetime,
         )
-        if self._site.forget_next > 0:
-            self._site.forget_next -= 1
-            job.hidden = True
-        if self._site.repeat_next > 0:
-            self._site.repeat_next -= 1
-            job.submissions = 2
+        job.hidden = self._site.takes_fault("forget_job")
+        job.submissions += self._site.takes_fault("repeat_job")
         self._site.jobs[name] = job
-        job.begin(self._site)
+        job.begin()
         return empty(201, {"Location": f"{self._site.url}/jobs/{name}"})
 
     async def handle(self, request: Request, job: UnicoreJob, sub: list[str]) -> Response:
@@ -112,9 +88,7 @@ class JobResources:
             case "POST", ["actions", "start"]:
                 job.start()
             case "POST", ["actions", "abort"]:
-                ignored = self._site.ignore_next > 0
-                self._site.ignore_next -= ignored
-                await job.abort(self._site, ignored=ignored)
+                await job.abort(ignored=self._site.takes_fault("ignore_abort"))
             case "POST", ["actions", "restart"]:
                 pass
             case "PUT", []:
@@ -127,7 +101,7 @@ class JobResources:
 
     async def _details(self, request: Request, job: UnicoreJob) -> Response:
         try:
-            return shown(request, await job.details(self._site))
+            return shown(request, await job.details())
         except TsiUnavailableError as error:
             return failure(500, f"Could not get job details: {error}")
 
@@ -151,7 +125,7 @@ class JobResources:
             "queue": job.queue,
             "batchSystemID": job.batch_id,
             "name": job.name,
-            "jobType": job.job_type,
+            "jobType": job.description.shown_type,
             "submissionTime": date(job.submitted),
             "terminationTime": date(job.termination),
             "submissionPreferences": {},

@@ -1,46 +1,53 @@
 """The life of a UNICORE job, from READY to SUCCESSFUL or FAILED, and its properties in REST."""
 
 import asyncio
+import os
+import secrets
 import shutil
+import signal
+import tempfile
 import time
+import uuid
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
 
-from . import scripts
+from . import processes, scripts, shims
 from .batch import BatchJob, BatchState, CancelError
 from .description import (
     Command,
     Description,
     DescriptionError,
+    Staged,
+    check_resources,
     parse_description,
     waits_for_client,
 )
-from .login import run_on_login_node
-from .resources import check_resources
-from .staging import (
-    StagingError,
-    refused,
-    stage_in,
-    stage_out,
-)
-from .submitting import (
-    JobSubmitter,
-    job_batch_script,
-    submit_job,
-)
-from .tsi import TsiError
+from .sbatch import SbatchError
+from .tsi import TsiError, TsiUnavailableError, submission_failed
+
+if TYPE_CHECKING:
+    from .unicore import UnicoreServer
 
 _DIRECTORY_ATTEMPTS = 3
 """Number of attempts to create a job's directory while the TSI does not answer."""
 _IMPORT_EXCHANGES = 3
+_SUBMIT_ATTEMPTS = 4
+"""Number of attempts to submit a job that the scheduler refuses; as in the real server."""
+_SUBMIT_EXCHANGES = 8
+"""Exchanges with the TSI per submission; at the real speed, two or three jobs a second."""
+_SCRIPT_MODE = 0o600
 
 _PROCESSING_FAILED = "Processing failed: eu.unicore.xnjs.ems.ExecutionException: "
 _NOT_NORMAL = (
     "Failed: Job did not complete normally on BSS, please check standard error file and job log "
     "for more information."
 )
+
+
+_UNREAD = Description(name="N/A", job_type="n/a")
 
 
 class _Failed(Exception):  # noqa: N818
@@ -52,14 +59,17 @@ class UnicoreJob:
     """One UNICORE job.
 
     Attributes:
+        site: the site, which runs it.
         id: the last part of the job's URL.
         json: the description as submitted.
         directory: the job's working directory.
         owner: DN of the user.
+        description: the description as the server reads it.
         batch: the scheduler's job, None before its submission.
-        batch_ids: the scheduler's ids of all submissions.
+        scheduler_ids: the scheduler's ids of all submissions.
     """
 
+    site: "UnicoreServer"
     id: str
     json: dict[str, Any]
     directory: Path
@@ -69,11 +79,10 @@ class UnicoreJob:
     status: str = "READY"
     status_message: str = ""
     exit_code: int | None = None
-    name: str = "N/A"
-    job_type: str = "n/a"
+    description: Description = _UNREAD
     queue: str = "N/A"
     batch: BatchJob | None = None
-    batch_ids: list[int] = field(default_factory=list)
+    scheduler_ids: list[int] = field(default_factory=list)
     log: list[str] = field(default_factory=list)
     submitted: float = field(default_factory=time.time)
     ended: float | None = None
@@ -90,6 +99,10 @@ class UnicoreJob:
         return self.status in ("SUCCESSFUL", "FAILED")
 
     @property
+    def name(self) -> str:
+        return self.description.name
+
+    @property
     def batch_id(self) -> str:
         """Return the `batchSystemID` of REST."""
         if self._on_login_node:
@@ -100,15 +113,15 @@ class UnicoreJob:
         now = time.strftime("%a %b %d %H:%M:%S UTC %Y", time.gmtime())
         self.log.append(f"{now}: {text}")
 
-    def begin(self, site: JobSubmitter) -> None:
+    def begin(self) -> None:
         """Start processing the job; the answer to the submission does not wait for it."""
         self.note("Created with type 'JSON'")
         self.note(f"Client: Name: {self.owner}")
         if not waits_for_client(self.json):
             self._started.set()
-        if site.tsi.up:
+        if self.site.tsi.up:
             self.directory.mkdir(parents=True, mode=0o700)
-        self._task = asyncio.create_task(self._live(site))
+        self._task = asyncio.create_task(self._live())
 
     def start(self) -> None:
         """Continue a job that waits for the client's files; has no effect on others."""
@@ -118,18 +131,18 @@ class UnicoreJob:
         """Notify the job that the server has just read the states of all jobs."""
         self._looked.set()
 
-    async def abort(self, site: JobSubmitter, *, ignored: bool = False) -> None:
+    async def abort(self, *, ignored: bool = False) -> None:
         """End an unfinished job, or only report so if `ignored`; keep its directory."""
         if self.done:
             return
         self.note("Got 'abort' request.")
         if not ignored:
-            await self._cancel_batch(site)
+            await self._cancel_batch()
         await self._stop_task()
         self._end("FAILED", "Job aborted.")
 
-    async def destroy(self, site: JobSubmitter) -> None:
-        await self._cancel_batch(site)
+    async def destroy(self) -> None:
+        await self._cancel_batch()
         await self._stop_task()
         await asyncio.to_thread(shutil.rmtree, self.directory, ignore_errors=True)
 
@@ -138,11 +151,11 @@ class UnicoreJob:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    async def _cancel_batch(self, site: JobSubmitter) -> None:
+    async def _cancel_batch(self) -> None:
         # Of several scheduler jobs the server knows the last one only.
         if self.batch is not None:
             with suppress(CancelError):
-                await site.scheduler.cancel(self.batch.id)
+                await self.site.scheduler.cancel(self.batch.id)
 
     def _end(self, status: str, message: str = "") -> None:
         self.status_message = message
@@ -150,11 +163,11 @@ class UnicoreJob:
         self.ended = time.time()
         self.note(f"Status set to DONE - {'success' if status == 'SUCCESSFUL' else 'failure'}.")
 
-    async def _live(self, site: JobSubmitter) -> None:
+    async def _live(self) -> None:
         try:
-            await asyncio.sleep(site.settings.timing.processing)
-            await self._make_directory(site)
-            await self._process(site)
+            await asyncio.sleep(self.site.settings.timing.processing)
+            await self._make_directory()
+            await self._process()
         except _Failed as failed:
             self.note(f"ERROR: {failed}")
             self._end("FAILED", str(failed))
@@ -166,10 +179,10 @@ class UnicoreJob:
         else:
             self._end("SUCCESSFUL")
 
-    async def _make_directory(self, site: JobSubmitter) -> None:
+    async def _make_directory(self) -> None:
         for left in reversed(range(_DIRECTORY_ATTEMPTS)):
             try:
-                await site.tsi.exchange()
+                await self.site.tsi.exchange()
                 self.directory.mkdir(parents=True, mode=0o700, exist_ok=True)
                 return
             except TsiError as error:
@@ -177,70 +190,94 @@ class UnicoreJob:
                 self.note(f"Problem creating working directory: {error}. {then}")
                 if not left:
                     raise
-            await asyncio.sleep(site.settings.timing.tsi_retry)
+            await asyncio.sleep(self.site.settings.timing.tsi_retry)
 
-    async def _process(self, site: JobSubmitter) -> None:
+    async def _process(self) -> None:
         try:
-            description = parse_description(self.json)
+            description = self.description = parse_description(self.json)
         except DescriptionError as error:
             raise _Failed(f"Processing failed: {error}") from error
-        self.name, self.job_type = description.name, description.shown_type
         self.note(f"Created job directory <{self.directory}/>")
-        await self._stage(site, description)
+        await self._stage_in()
         await self._started.wait()
         self.status = "QUEUED"
         self.note("Status set to PENDING.")
-        await self._command(site, description.before, description, "Pre-command")
+        await self._command(description.before, "Pre-command")
         try:
-            queue = check_resources(description.resources, site.scheduler.partitions).name
+            queue = check_resources(description.resources, self.site.scheduler.partitions).name
         except ValueError as error:
             reason = f"{error} (Invalid resource request)"
             self.note(f"Could not submit job: {reason}")
             raise _Failed(f"{_PROCESSING_FAILED}{reason}") from error
         if description.executable:
             if description.job_type == "ON_LOGIN_NODE":
-                await self._run_on_login_node(site, description)
+                await self._run_on_login_node()
             else:
-                await self._run_in_batch(site, description, queue)
+                await self._run_in_batch(queue)
         self.status = "STAGINGOUT"
         for item in description.exports:
             try:
-                await asyncio.to_thread(stage_out, item, self.directory, site.local_path)
-            except StagingError as error:
-                raise _Failed(f"Stage-out failed: {error}") from error
-        await self._command(site, description.after, description, "Post-command")
+                await asyncio.to_thread(self._export, item)
+            except OSError as error:
+                raise _Failed(f"Stage-out failed: {_refused(item, error)}") from error
+        await self._command(description.after, "Post-command")
 
-    async def _stage(self, site: JobSubmitter, description: Description) -> None:
-        if not description.imports:
+    async def _stage_in(self) -> None:
+        if not self.description.imports:
             return
         self.status = "STAGINGIN"
         # Workers serve in order: files of waiting jobs are staged before this job is submitted.
-        async with site.workers:
-            for item in description.imports:
+        async with self.site.workers:
+            for item in self.description.imports:
                 self.note(f"Started filetransfer [{item.source} -> {item.target}]")
                 try:
-                    await site.tsi.exchange(_IMPORT_EXCHANGES)
-                    await asyncio.to_thread(stage_in, item, self.directory, site.local_path)
+                    await self.site.tsi.exchange(_IMPORT_EXCHANGES)
+                    await asyncio.to_thread(self._import, item)
                 except TsiError as error:
-                    target = f"{self.directory}//{item.target}"
-                    text = f"Inline import to '{target}' failed: {error}"
-                    raise _Failed(f"Staging in failed. Reason: {refused(item, text)}") from error
-                except StagingError as error:
-                    raise _Failed(f"Staging in failed. Reason: {error}") from error
+                    reason = f"Inline import to '{self.directory}//{item.target}' failed: {error}"
+                    raise _Failed(f"Staging in failed. Reason: {_refused(item, reason)}") from error
+                except OSError as error:
+                    if item.must_succeed:
+                        reason = _refused(item, error)
+                        raise _Failed(f"Staging in failed. Reason: {reason}") from error
         self.status = "READY"
 
-    async def _command(
-        self, site: JobSubmitter, command: Command | None, description: Description, which: str
-    ) -> None:
+    def _import(self, item: Staged) -> None:
+        target = self.directory / item.target.lstrip("/")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if item.data is not None or item.source.startswith("inline:"):
+            target.write_text(item.data or "")
+            target.chmod(_SCRIPT_MODE)
+        else:
+            shutil.copyfile(self._path(item.source), target)
+        if len(item.permissions) >= 3:
+            letters = zip((4, 2, 1), item.permissions, strict=False)
+            target.chmod(sum(bit for bit, letter in letters if letter != "-") << 6)
+
+    def _export(self, item: Staged) -> None:
+        target = self._path(item.target)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(self.directory / item.source.lstrip("/"), target)
+
+    def _path(self, url: str) -> Path:
+        """Return the file behind a URL: a local one, or one of the site's storages."""
+        parts = urlsplit(url)
+        if parts.scheme == "file":
+            return Path(unquote(parts.path))
+        if (path := self.site.local_path(url)) is not None:
+            return path
+        raise OSError(f"the sandbox does not transfer {parts.scheme or 'plain'} URLs")
+
+    async def _command(self, command: Command | None, which: str) -> None:
         if command is None or not command.on_login_node:
             return
         self.note(f"Launched {which.lower().replace('-', ' ')} <{command.text}>")
         name = f"{which.partition('-')[0].upper()}_0"
         (self.directory / f".UNICORE_{name}").mkdir(exist_ok=True)
-        script = scripts.command_script(command, description, self.directory, name)
-        async with site.workers:
-            await site.tsi.exchange()
-        code = await self._login_node(site, script, scripts.command_exit_code(name))
+        script = scripts.command_script(command, self.description, self.directory, name)
+        async with self.site.workers:
+            await self.site.tsi.exchange()
+        code = await self._login_node(script, scripts.command_exit_code(name))
         if code and not command.ignore_failure:
             raise _Failed(
                 f"{which}(s) failed: [Command exited with non-zero exit code: <{code}>. More "
@@ -248,54 +285,99 @@ class UnicoreJob:
                 f"'{self.directory}/']"
             )
 
-    async def _run_on_login_node(self, site: JobSubmitter, description: Description) -> None:
+    async def _run_on_login_node(self) -> None:
         self._on_login_node = True
         self.status = "RUNNING"
-        script = scripts.unicore_script(description, self.directory, site.user_variables)
-        code = await self._login_node(site, script, scripts.EXIT_CODE_FILE, description)
-        self._judge(code, description)
+        asked, user = self.description, self.site.user_variables
+        script = scripts.unicore_script(asked, self.directory, user)
+        output = (asked.stdout, asked.stderr)
+        self._judge(await self._login_node(script, scripts.EXIT_CODE_FILE, output))
 
     async def _login_node(
         self,
-        site: JobSubmitter,
         script: str,
         exit_code_file: str,
-        description: Description | None = None,
+        output: tuple[str, str] = (os.devnull, os.devnull),
     ) -> int:
-        code = await run_on_login_node(
-            script,
-            self.directory,
-            site.user_variables,
-            stdout=description.stdout if description else None,
-            stderr=description.stderr if description else None,
-            exit_code_file=exit_code_file,
-        )
+        """Run a script outside the batch system, and return the exit code that it wrote to a file.
+
+        `output` and `exit_code_file` are files in the job's directory. Cancellation kills all
+        processes of the script.
+        """
+        mark = uuid.uuid4().hex
+        environment = shims.shim_environment({**self.site.user_variables, processes.MARK: mark})
+        with tempfile.TemporaryDirectory(prefix="mantik-sandbox-") as scratch:
+            file = Path(scratch) / "command"
+            file.write_text(script)
+            out, err = (self.directory / (name or os.devnull) for name in output)
+            with out.open("wb") as stdout, err.open("wb") as stderr:
+                process = await asyncio.create_subprocess_exec(
+                    "/bin/bash", str(file), cwd=self.directory, env=environment,
+                    stdin=asyncio.subprocess.DEVNULL, stdout=stdout, stderr=stderr,
+                    start_new_session=True,
+                )  # fmt: skip
+            try:
+                await process.wait()
+            except asyncio.CancelledError:
+                processes.signal_job(process.pid, signal.SIGKILL)
+                await process.wait()
+                processes.kill_rest(process.pid, mark)
+                raise
+        code = self._exit_code(exit_code_file)
         if code is None:
-            await asyncio.sleep(site.settings.timing.death_lag)
+            await asyncio.sleep(self.site.settings.timing.death_lag)
             raise _Failed(_NOT_NORMAL)
         return code
 
-    async def _run_in_batch(self, site: JobSubmitter, description: Description, queue: str) -> None:
-        script = job_batch_script(description, self.directory, site.user_variables, queue)
+    async def _run_in_batch(self, queue: str) -> None:
+        asked, user = self.description, self.site.user_variables
+        script = scripts.batch_script(asked, self.directory, user, queue)
         self.note(f"Command is:\n{script}")
-        self.batch = await submit_job(script, self, site)
-        self.note(f"Submitted executable: {description.executable}")
-        self._judge(await self._follow(site, self.batch), description)
+        self.batch = await self._submit(script)
+        self.note(f"Submitted executable: {asked.executable}")
+        self._judge(await self._follow(self.batch))
 
-    async def _follow(self, site: JobSubmitter, batch: BatchJob) -> int:
+    async def _submit(self, script: str) -> BatchJob:
+        """Submit a batch script `submissions` times, and return the last scheduler job.
+
+        Raise `TsiError` if at each attempt the scheduler refuses it or the TSI does not answer.
+        """
+        variables = {"PYTHONPATH": str(self.site.tsi.module_path)}
+        for attempt in range(1, _SUBMIT_ATTEMPTS + 1):
+            try:
+                async with self.site.workers, self.site.submitting:
+                    await self.site.tsi.exchange(_SUBMIT_EXCHANGES)
+                    for _ in range(self.submissions):
+                        batch = await self.site.scheduler.submit(
+                            script, self.directory, environment=variables
+                        )
+                        self.scheduler_ids.append(batch.id)
+                return batch
+            except SbatchError as error:
+                reason = submission_failed(str(error), secrets.token_hex(3).upper())
+                problem = TsiError(f"eu.unicore.xnjs.tsi.TSIProblem: {reason}")
+            except TsiUnavailableError as error:
+                reason, problem = "Error communicating to the TSI", error
+            if attempt < _SUBMIT_ATTEMPTS:
+                self.note(f"Submit attempt {attempt} (of {_SUBMIT_ATTEMPTS - 1}) failed: {reason}")
+                await asyncio.sleep(self.site.settings.timing.resubmit_delay)
+        self.note(f"Could not submit job: {reason}")
+        raise problem
+
+    async def _follow(self, batch: BatchJob) -> int:
         """Follow the scheduler only when the server reads its states, and return the exit code."""
         while not batch.state.final:
             await self._next_look()
             if batch.state is BatchState.RUNNING:
                 self.status = "RUNNING"
             if self.queue == "N/A" and batch.state in (BatchState.PENDING, BatchState.RUNNING):
-                details = await site.scheduler.details(batch.id)
+                details = await self.site.scheduler.details(batch.id)
                 self.queue = (details or {}).get("Partition", self.queue)
         await self._next_look()
         code = self._exit_code()
         if code is None:
             # The job ended without an exit code: the server waits, and shows the old status.
-            await asyncio.sleep(site.settings.timing.death_lag)
+            await asyncio.sleep(self.site.settings.timing.death_lag)
             code = self._exit_code()
         if code is None:
             self.note(
@@ -308,24 +390,29 @@ class UnicoreJob:
         self._looked.clear()
         await self._looked.wait()
 
-    def _exit_code(self) -> int | None:
+    def _exit_code(self, file: str = scripts.EXIT_CODE_FILE) -> int | None:
         try:
-            return int((self.directory / scripts.EXIT_CODE_FILE).read_text())
+            return int((self.directory / file).read_text())
         except (OSError, ValueError):
             return None
 
-    def _judge(self, code: int, description: Description) -> None:
+    def _judge(self, code: int) -> None:
         self.exit_code = code
         self.note(f"Exit code {code}")
-        if code and not description.ignore_exit_code:
+        if code and not self.description.ignore_exit_code:
             raise _Failed(
                 f"User application exited with non-zero exit code: <{code}>. More information "
                 f"might be available in the job's working directory '{self.directory}/'"
             )
 
-    async def details(self, site: JobSubmitter) -> dict[str, str]:
+    async def details(self) -> dict[str, str]:
         """Return the current fields of `scontrol show job`, or raise `TsiUnavailableError`."""
         if self.batch:
-            await site.tsi.exchange()
-        found = await site.scheduler.details(self.batch.id) if self.batch else None
+            await self.site.tsi.exchange()
+        found = await self.site.scheduler.details(self.batch.id) if self.batch else None
         return found or {"rawDetailsData": "N/A"}
+
+
+def _refused(item: Staged, reason: object) -> str:
+    """Return the server's message for a failed transfer."""
+    return f"Filetransfer FAILED: [{item.source} -> {item.target}] error message: {reason}"

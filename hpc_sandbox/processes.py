@@ -5,6 +5,7 @@ their environment (a daemon that left the session). Linux shows all of that in /
 (macOS), `ps` shows groups and descendants, but no marks.
 """
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 MARK = "MANTIK_SANDBOX_JOB"
 """The environment variable that marks a job's processes."""
@@ -142,3 +144,27 @@ def kill_rest(leader: int, mark: str) -> None:
             return
         signal_all(left, signal.SIGKILL)
         time.sleep(_LOOK_AGAIN)
+
+
+async def communicate(
+    *command: str, stdin: str | None = None, limit: float | None = None, **options: Any
+) -> tuple[int, str, str]:
+    """Run a command and return its exit code, stdout and stderr; end it after `limit` seconds.
+
+    `options` are those of `create_subprocess_exec`.
+    """
+    options = {"stdout": asyncio.subprocess.PIPE, **options}
+    given = asyncio.subprocess.DEVNULL if stdin is None else asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(
+        *command, stdin=given, stderr=asyncio.subprocess.PIPE, **options
+    )
+    try:
+        async with asyncio.timeout(limit):
+            output, errors = await process.communicate(None if stdin is None else stdin.encode())
+    except (TimeoutError, asyncio.CancelledError):
+        with suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+        raise
+    shown = (output or b"").decode(errors="replace")
+    return process.returncode or 0, shown, errors.decode(errors="replace")

@@ -11,21 +11,10 @@ from dataclasses import dataclass, replace
 from .settings import Partition
 
 _SHORT = {
-    "p": "partition",
-    "t": "time",
-    "N": "nodes",
-    "n": "ntasks",
-    "c": "cpus-per-task",
-    "J": "job-name",
-    "o": "output",
-    "e": "error",
-    "i": "input",
-    "A": "account",
-    "D": "chdir",
-    "C": "constraint",
-    "q": "qos",
-    "G": "gpus",
-}
+    "p": "partition", "t": "time", "N": "nodes", "n": "ntasks", "c": "cpus-per-task",
+    "J": "job-name", "o": "output", "e": "error", "i": "input", "A": "account", "D": "chdir",
+    "C": "constraint", "q": "qos", "G": "gpus",
+}  # fmt: skip
 _FLAGS = {"no-requeue", "requeue", "exclusive", "hold", "overcommit", "parsable", "contiguous"}
 _IGNORED = {
     "account", "comment", "constraint", "export", "get-user-env", "gres", "hint", "input",
@@ -61,6 +50,10 @@ class SbatchError(Exception):
     def __init__(self, message: str, name: str | None = None) -> None:
         super().__init__(message)
         self.name = name
+
+
+def _refused(reason: str, name: str | None = None) -> SbatchError:
+    return SbatchError(f"{_REFUSED}{reason}", name)
 
 
 @dataclass(frozen=True)
@@ -143,7 +136,7 @@ def parse_script(
             "sbatch: error: For instance: #!/bin/sh"
         )
     if len(script.encode()) > MAX_SCRIPT:
-        raise SbatchError(f"{_REFUSED}Pathname of a file, directory or other parameter too long")
+        raise _refused("Pathname of a file, directory or other parameter too long")
     request = _request(_options(script) | dict(options or {}), partitions[0])
     return _checked(request, partitions, rules or SlurmVariant())
 
@@ -194,19 +187,27 @@ def _request(options: dict[str, str], default: Partition) -> BatchRequest:
             raise SbatchError(f'sbatch: error: Invalid numeric value "{value}" for --{name}.')
         return int(value)
 
-    nodes, tasks, per_node = count("nodes"), count("ntasks"), count("ntasks-per-node")
+    nodes, tasks, per_node = count("nodes") or 1, count("ntasks"), count("ntasks-per-node")
     cpus = count("cpus-per-task") or 1
-    nodes = nodes or 1
     tasks = tasks or nodes * (per_node or 1)
     per_node = per_node or -(-tasks // nodes)
     gpus = text("gpus-per-node", "0").rpartition(":")[2]
+    after = _dependency(text("dependency"))
+    time_s = parse_sbatch_time(text("time")) if "time" in taken else 0
+    memory = None
+    if "mem" in taken:
+        memory = parse_sbatch_memory(text("mem"), "mem")
+    elif "mem-per-cpu" in taken:
+        each = parse_sbatch_memory(text("mem-per-cpu"), "mem-per-cpu")
+        memory = (each or 0) * per_node * cpus or None
     request = BatchRequest(
         partition=text("partition", default.name),
-        time_s=0,
+        time_s=time_s,
         nodes=nodes,
         tasks=tasks,
         tasks_per_node=per_node,
         cpus_per_task=cpus,
+        memory_mib=memory,
         gpus=int(gpus) if gpus.isdigit() else -1,
         name=text("job-name", "sbatch"),
         output=text("output", "slurm-%j.out"),
@@ -218,15 +219,8 @@ def _request(options: dict[str, str], default: Partition) -> BatchRequest:
         qos=options.get("qos", ""),
         reservation=options.get("reservation", ""),
         blocked="JobHeldUser" if "hold" in options else "",
-        after=_dependency(text("dependency")),
+        after=after,
     )
-    if "time" in taken:
-        request = replace(request, time_s=parse_sbatch_time(taken.pop("time")))
-    if "mem" in taken:
-        request = replace(request, memory_mib=parse_sbatch_memory(taken.pop("mem"), "mem"))
-    elif "mem-per-cpu" in taken:
-        each = parse_sbatch_memory(taken.pop("mem-per-cpu"), "mem-per-cpu")
-        request = replace(request, memory_mib=(each or 0) * per_node * cpus or None)
     for name in taken:
         if name not in _IGNORED | _FLAGS:
             raise _unrecognized(f"--{name}={options[name]}")
@@ -237,7 +231,7 @@ def _dependency(text: str) -> tuple[int, ...]:
     """Return the job ids of `afterany:ID:ID…`, the only kind of dependency that is simulated."""
     kind, *ids = text.split(":")
     if text and (kind != "afterany" or not all(map(str.isdigit, ids))):
-        raise SbatchError(f"{_REFUSED}Job dependency problem")
+        raise _refused("Job dependency problem")
     return tuple(map(int, ids))
 
 
@@ -256,12 +250,9 @@ def parse_sbatch_time(text: str) -> int:
     if match is None:
         raise SbatchError("sbatch: error: Invalid --time specification")
     parts = [int(part) for part in match["rest"].split(":")]
-    if match["days"]:
-        hours, minutes, seconds = [*parts, 0, 0][:3]
-        return int(match["days"]) * 86400 + hours * 3600 + minutes * 60 + seconds
-    if len(parts) == 3:
-        return parts[0] * 3600 + parts[1] * 60 + parts[2]
-    return parts[0] * 60 + (parts[1] if len(parts) == 2 else 0)
+    whole = match["days"] is not None or len(parts) == 3
+    hours, minutes, seconds = ([*parts, 0, 0] if whole else [0, *parts, 0])[:3]
+    return int(match["days"] or 0) * 86400 + hours * 3600 + minutes * 60 + seconds
 
 
 def parse_sbatch_memory(text: str, option: str) -> int | None:
@@ -286,37 +277,31 @@ def _checked(
             f"sbatch: error: invalid partition specified: {request.partition}\n"
             f"{_REFUSED}Invalid partition name specified"
         )
+    account = request.account or (rules.accounts or ("",))[0]
     if rules.accounts is not None:
-        request = replace(request, account=request.account or rules.accounts[0])
-        if request.account not in rules.accounts:
-            raise SbatchError(
-                f"{_REFUSED}Invalid account or account/partition combination specified"
-            )
+        if account not in rules.accounts:
+            raise _refused("Invalid account or account/partition combination specified")
         if request.reservation:
-            raise SbatchError(f"{_REFUSED}Requested reservation is invalid")
-    if not partition.up:
-        request = replace(request, blocked="PartitionDown")
-    if request.time_s > partition.max_time:
-        if rules.part_limits:
-            raise SbatchError(
-                f"{_REFUSED}Requested time limit is invalid (missing or exceeds some limit)"
-            )
-        request = replace(request, blocked="PartitionTimeLimit")
+            raise _refused("Requested reservation is invalid")
+    too_long = request.time_s > partition.max_time
+    if too_long and rules.part_limits:
+        raise _refused("Requested time limit is invalid (missing or exceeds some limit)")
     if max(request.cpus, request.nodes) > partition.nodes * partition.cpus:
-        raise SbatchError(f"{_REFUSED}More processors requested than permitted")
+        raise _refused("More processors requested than permitted")
     if request.nodes > partition.nodes:
-        raise SbatchError(f"{_REFUSED}Node count specification invalid")
-    unavailable = f"{_REFUSED}Requested node configuration is not available"
-    if (
-        request.tasks_per_node * request.cpus_per_task > partition.cpus
-        or not 0 <= request.gpus <= partition.gpus
-    ):
-        raise SbatchError(unavailable, name=request.name)
+        raise _refused("Node count specification invalid")
+    unavailable = _refused("Requested node configuration is not available", request.name)
+    on_node = request.tasks_per_node * request.cpus_per_task
+    if on_node > partition.cpus or not 0 <= request.gpus <= partition.gpus:
+        raise unavailable
     if (request.memory_mib or 0) > partition.memory_mib:
-        raise SbatchError(
-            f"sbatch: error: Memory specification can not be satisfied\n{unavailable}",
-            name=request.name,
-        )
+        text = f"sbatch: error: Memory specification can not be satisfied\n{unavailable}"
+        raise SbatchError(text, request.name)
+    blocked = request.blocked if partition.up else "PartitionDown"
     return replace(
-        request, partition=partition.name, time_s=request.time_s or partition.default_time
+        request,
+        partition=partition.name,
+        time_s=request.time_s or partition.default_time,
+        account=account,
+        blocked="PartitionTimeLimit" if too_long else blocked,
     )

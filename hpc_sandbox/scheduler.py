@@ -6,29 +6,14 @@ import os
 import shutil
 import signal
 import time
+import uuid
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from . import processes, shims
-from .batch import (
-    BatchScheduler,
-    BatchState,
-    CancelError,
-    cancel_error,
-)
-from .local_job import (
-    LocalJob,
-    local_job_environment,
-    scontrol,
-)
-from .sbatch import (
-    TOO_MANY,
-    BatchRequest,
-    SbatchError,
-    SlurmVariant,
-    parse_script,
-)
+from .batch import BatchJob, BatchScheduler, BatchState, CancelError, cancel_error
+from .sbatch import TOO_MANY, BatchRequest, SbatchError, SlurmVariant, parse_script
 from .settings import SandboxSettings
 
 _FIRST_ID = 1000
@@ -41,6 +26,48 @@ _REASONS = {
     BatchState.NODE_FAIL: "NodeDown",
     BatchState.FAILED: "NonZeroExitCode",
 }
+
+
+@dataclass
+class LocalJob(BatchJob):
+    """A job of the local scheduler.
+
+    Attributes:
+        copy: the copy of the batch script that is run.
+        directory: working directory.
+        slots: slots of this machine that the job is charged.
+        pid: process id of the batch script while it runs.
+        environment: variables from the submission.
+        mark: marks the job's processes in their environment.
+        verdict: the state that the job will end in, None if its exit code decides.
+        over_memory: whether the job was ended for its memory.
+    """
+
+    request: BatchRequest = field(kw_only=True)
+    copy: Path = field(kw_only=True)
+    directory: Path = field(kw_only=True)
+    slots: int = 0
+    pid: int | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+    mark: str = field(default_factory=lambda: uuid.uuid4().hex)
+    verdict: BatchState | None = None
+    over_memory: bool = False
+
+    @property
+    def output(self) -> Path:
+        return self.directory / self._expand(self.request.output)
+
+    @property
+    def error(self) -> Path | None:
+        """Return the requested file for stderr; None if it goes to `output`."""
+        return self.directory / self._expand(self.request.error) if self.request.error else None
+
+    @property
+    def stderr(self) -> Path:
+        return self.error or self.output
+
+    def _expand(self, name: str) -> str:
+        return name.replace("%j", str(self.id)).replace("%x", self.request.name)
 
 
 class LocalScheduler(BatchScheduler):
@@ -161,25 +188,17 @@ class LocalScheduler(BatchScheduler):
         if job is None or job.state is not BatchState.RUNNING:
             return 1, "srun: error: Unable to confirm allocation for job: Invalid job id"
         environment = shims.shim_environment({"HOME": str(self._home), processes.MARK: job.mark})
-        process = await asyncio.create_subprocess_exec(
+        code, _, errors = await processes.communicate(
             "/bin/bash", "-c", command, cwd=job.directory, env=environment,
-            stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.PIPE, start_new_session=True,
+            stdout=asyncio.subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip
-        try:
-            _, errors = await process.communicate()
-        except asyncio.CancelledError:
-            with suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
-            raise
-        return process.returncode or 0, errors.decode(errors="replace")
+        return code, errors
 
     async def details(self, number: int) -> dict[str, str] | None:
         job = self.jobs[number]
         if job.ended is not None and job.ended < time.time() - self._rules.job_memory:
             return None
-        return scontrol(job)
+        return _scontrol(job)
 
     def _end(self, number: int, verdict: BatchState) -> None:
         job = self.jobs.get(number)
@@ -272,9 +291,7 @@ class LocalScheduler(BatchScheduler):
                 process = await asyncio.create_subprocess_exec(
                     str(job.copy),
                     cwd=job.directory,
-                    env=local_job_environment(
-                        job, self._settings.environment, self._home, self._user
-                    ),
+                    env=_environment(job, self._settings.environment, self._home, self._user),
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=out,
                     stderr=err or out,
@@ -357,3 +374,89 @@ def _oom_killed(number: int) -> str:
         f"Detected 1 oom-kill event(s) in StepId={number}.batch. Some of your processes may have "
         "been killed by the cgroup out-of-memory handler."
     )
+
+
+def _environment(
+    job: LocalJob, settings: Mapping[str, str], home: Path, user: str
+) -> dict[str, str]:
+    """Return a job's environment; of ours it has only search path, language and time zone.
+
+    The sandbox often has the user's credentials in its environment. Jobs must not see them, as they
+    do not at a real site. `settings` are the variables of all jobs.
+    """
+    request = job.request
+    node = os.uname().nodename
+    found = {name: os.environ[name] for name in ("LANG", "LC_ALL", "TZ") if name in os.environ}
+    found |= {
+        "HOME": str(home),
+        "USER": user,
+        "LOGNAME": user,
+        "SHELL": "/bin/bash",
+        "SLURM_JOB_ID": str(job.id),
+        "SLURM_JOBID": str(job.id),
+        "SLURM_JOB_NAME": request.name,
+        "SLURM_JOB_PARTITION": request.partition,
+        "SLURM_JOB_ACCOUNT": request.account,
+        "SLURM_JOB_NODELIST": node,
+        "SLURM_NODELIST": node,
+        "SLURMD_NODENAME": node,
+        "SLURM_NNODES": str(request.nodes),
+        "SLURM_JOB_NUM_NODES": str(request.nodes),
+        "SLURM_NTASKS": str(request.tasks),
+        "SLURM_NPROCS": str(request.tasks),
+        "SLURM_NTASKS_PER_NODE": str(request.tasks_per_node),
+        "SLURM_CPUS_PER_TASK": str(request.cpus_per_task),
+        "SLURM_CPUS_ON_NODE": str(request.tasks_per_node * request.cpus_per_task),
+        "SLURM_GPUS_ON_NODE": str(request.gpus),
+        "SLURM_SUBMIT_DIR": str(job.directory),
+        "SLURM_CLUSTER_NAME": "sandbox",
+        processes.MARK: job.mark,
+    }
+    if request.memory_mib is not None:
+        found["SLURM_MEM_PER_NODE"] = str(request.memory_mib)
+    given = dict(settings) | dict(job.environment)
+    return shims.shim_environment(found) | given
+
+
+def _scontrol(job: LocalJob) -> dict[str, str]:
+    """Return the fields of `scontrol show job`."""
+    request = job.request
+    output = str(job.output)
+    return {
+        "JobId": str(job.id),
+        "JobName": request.name,
+        "JobState": job.state.value,
+        "Reason": job.reason,
+        "ExitCode": job.exit_text,
+        "Partition": request.partition,
+        "Account": request.account or "(null)",
+        "QOS": request.qos or "normal",
+        "Comment": request.comment,
+        "TimeLimit": _clock(request.time_s),
+        "RunTime": _clock((job.ended or time.time()) - (job.started or time.time())),
+        "SubmitTime": _date(job.submitted),
+        "StartTime": _date(job.started),
+        "EndTime": _date(job.ended),
+        "NumNodes": str(request.nodes),
+        "NumCPUs": str(request.cpus),
+        "NumTasks": str(request.tasks),
+        "CPUs/Task": str(request.cpus_per_task),
+        "MinMemoryNode": f"{request.memory_mib}M" if request.memory_mib else "0",
+        "TresPerNode": f"gres:gpu:{request.gpus}" if request.gpus else "(null)",
+        "Restarts": str(max(0, job.starts - 1)),
+        "WorkDir": str(job.directory),
+        "StdErr": str(job.stderr),
+        "StdIn": "/dev/null",
+        "StdOut": output,
+    }
+
+
+def _clock(seconds: float) -> str:
+    minutes, second = divmod(int(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    days, hour = divmod(hours, 24)
+    return (f"{days}-" if days else "") + f"{hour:02}:{minute:02}:{second:02}"
+
+
+def _date(when: float | None) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(when)) if when else "Unknown"

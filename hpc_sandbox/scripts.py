@@ -4,6 +4,7 @@ Sources: XNJS `TSIMessages`, the TSI's `BSS.py` for Slurm, and scripts that a re
 """
 
 import re
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -89,7 +90,7 @@ def _replaced(script: str, user: Mapping[str, str]) -> str:
     return script
 
 
-def tsi_batch_script(description: Description, directory: Path, script: str, queue: str) -> str:
+def _tsi_batch_script(description: Description, directory: Path, script: str, queue: str) -> str:
     """Return the batch script of a non-RAW job, with the TSI's options for its resources."""
     requested = description.resources
     named = description.name if _GOOD_NAME.fullmatch(description.name) else "UNICORE_job"
@@ -117,6 +118,25 @@ def tsi_batch_script(description: Description, directory: Path, script: str, que
     ]
     header = [f'#SBATCH --{name}="{value}"' for name, value in options if value is not None]
     return "\n".join(["#!/bin/bash", *header, script])
+
+
+def batch_script(
+    description: Description, directory: Path, user: Mapping[str, str], queue: str
+) -> str:
+    """Return the script for sbatch: UNICORE's own with the TSI's options.
+
+    For a RAW job: its own file with a call of UNICORE's script at the end.
+    """
+    own = unicore_script(description, directory, user)
+    if description.job_type != "RAW":
+        return _tsi_batch_script(description, directory, own, queue)
+    file = directory / f"TSI_submit_{int(time.time() * 1000)}"
+    file.write_text(own)
+    file.chmod(0o700)
+    bss = directory / description.bss_file
+    text = bss.read_text() if bss.is_file() else ""
+    quoted = "'" + str(file).replace("'", "'\\''") + "'"
+    return f"{text}\n{quoted}\n"
 
 
 def _memory_bug(asked: str | None) -> int | None:

@@ -5,32 +5,23 @@ import fcntl
 import secrets
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import uvicorn
-from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from .answers import empty, no_service
-from .errors import SandboxError
-from .faults import (
-    Fault,
-    FaultMiddleware,
-    Faults,
-    Protocol,
-    doom_connection,
-    reset_if_doomed,
-)
+from .faults import Fault, FaultMiddleware, Faults, Protocol, doom_connection, reset_if_doomed
 from .firecrest.site import FirecrestServer
 from .scheduler import LocalScheduler
-from .settings import SandboxSettings, SiteOption
+from .settings import SandboxError, SandboxSettings, SiteOption
+from .site import Site
 from .tsi import Tsi
 from .unicore import UnicoreServer
 
@@ -41,7 +32,6 @@ _GOODBYE = 1
 """Seconds that open requests have to finish when the sandbox stops."""
 
 _T = TypeVar("_T")
-SandboxSite = UnicoreServer | FirecrestServer
 
 
 class Sandbox:
@@ -68,7 +58,7 @@ class Sandbox:
         self.settings = settings or SandboxSettings()
         self.faults = Faults()
         self.token = secrets.token_urlsafe(24)
-        self._sites: dict[str, SandboxSite] = {}
+        self._sites: dict[str, Site] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._server: uvicorn.Server | None = None
         self._thread: threading.Thread | None = None
@@ -76,7 +66,7 @@ class Sandbox:
 
     # --- for users -----------------------------------------------------------------------------
 
-    def site(self, name: str) -> SandboxSite:
+    def site(self, name: str) -> Site:
         """Return a site; use it only inside the loop, through `call`."""
         return self._sites[name]
 
@@ -193,9 +183,10 @@ class Sandbox:
     async def _serve(self, listener: socket.socket, ready: threading.Event) -> None:
         self._loop = asyncio.get_running_loop()
         config = uvicorn.Config(
-            FaultMiddleware(self._application(ready), self.faults, self._site_of),
+            FaultMiddleware(self._application, self.faults, self._site_of),
             http=Protocol,
             ws="none",
+            lifespan="off",
             log_level="warning",
             access_log=False,
             server_header=False,
@@ -204,71 +195,55 @@ class Sandbox:
             timeout_graceful_shutdown=_GOODBYE,
         )
         self._server = uvicorn.Server(config)
-        await self._server.serve(sockets=[listener])
-        listener.close()
-
-    def _application(self, ready: threading.Event) -> ASGIApp:
-        @asynccontextmanager
-        async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        try:
             for site in self._sites.values():
                 site.start()
             ready.set()
-            try:
-                yield
-            finally:
-                await asyncio.gather(*(site.stop() for site in self._sites.values()))
+            await self._server.serve(sockets=[listener])
+        finally:
+            await asyncio.gather(*(site.stop() for site in self._sites.values()))
+            listener.close()
 
-        control = Starlette(
-            routes=[
-                Route("/sandbox/faults", self._control_faults, methods=["GET", "POST", "DELETE"]),
-                Route("/sandbox/record", self._control_record, methods=["GET"]),
-            ],
-            lifespan=lifespan,
-        )
+    async def _application(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if await reset_if_doomed(scope):
+            return
+        with suppress(ClientDisconnect):
+            response = await self._site_request(Request(scope, receive))
+            await response(scope, receive, send)
+            if scope.get("sandbox.reset"):
+                doom_connection(scope)
 
-        async def application(scope: Scope, receive: Receive, send: Send) -> None:
-            # starlette does not route to sites: it cannot route names with a newline.
-            if scope["type"] != "http" or scope["path"].startswith("/sandbox/"):
-                await control(scope, receive, send)
-                return
-            if await reset_if_doomed(scope):
-                return
-            with suppress(ClientDisconnect):
-                response = await self._site_request(Request(scope, receive))
-                await response(scope, receive, send)
-                if scope.get("sandbox.reset"):
-                    doom_connection(scope)
-
-        return application
-
-    def _site_of(self, path: str) -> SandboxSite | None:
+    def _site_of(self, path: str) -> Site | None:
         return self._sites.get(path.lstrip("/").partition("/")[0])
 
     async def _site_request(self, request: Request) -> Response:
+        if request.url.path.startswith("/sandbox/"):
+            return await self._control(request)
         site = self._site_of(request.url.path)
         return await site.handle(request) if site else no_service()
 
-    # --- control -------------------------------------------------------------------------------
+    async def _control(self, request: Request) -> Response:
+        """Answer a request of the control API.
 
-    def _may_control(self, request: Request) -> bool:
+        For `faults`: POST adds one (JSON of `Fault`'s attributes), GET lists them, DELETE clears
+        them. GET `record` returns each site's record.
+        """
         given = request.headers.get("authorization", "")
-        return secrets.compare_digest(given.encode(), f"Bearer {self.token}".encode())
-
-    async def _control_faults(self, request: Request) -> Response:
-        """POST adds a fault (JSON of `Fault`'s attributes), GET lists them, DELETE clears them."""
-        if not self._may_control(request):
+        if not secrets.compare_digest(given.encode(), f"Bearer {self.token}".encode()):
             return empty(403)
-        if request.method == "DELETE":
-            self.faults.clear()
-        elif request.method == "POST":
-            body = await request.json()
-            known = {attribute.name for attribute in fields(Fault)}
-            if not isinstance(body, dict) or "action" not in body or body.keys() - known:
-                return JSONResponse({"allowed": sorted(known)}, status_code=400)
-            self.faults.add(Fault(**body))
+        match request.method, request.url.path.removeprefix("/sandbox/"):
+            case "GET", "record":
+                return JSONResponse({name: site.recorded() for name, site in self._sites.items()})
+            case "GET", "faults":
+                pass
+            case "DELETE", "faults":
+                self.faults.clear()
+            case "POST", "faults":
+                body = await request.json()
+                known = {attribute.name for attribute in fields(Fault)}
+                if not isinstance(body, dict) or "action" not in body or body.keys() - known:
+                    return JSONResponse({"allowed": sorted(known)}, status_code=400)
+                self.faults.add(Fault(**body))
+            case _:
+                return empty(404)
         return JSONResponse([asdict(fault) for fault in self.faults.faults])
-
-    async def _control_record(self, request: Request) -> Response:
-        if not self._may_control(request):
-            return empty(403)
-        return JSONResponse({name: site.recorded() for name, site in self._sites.items()})

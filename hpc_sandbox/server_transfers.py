@@ -54,12 +54,9 @@ class ServerTransfers:
     """The transfers of one site."""
 
     def __init__(self, url: str, trusted: str, extra_s: float) -> None:
-        """Make it.
+        """Serve them below `url`; `trusted` is the token that other UNICORE sites may accept.
 
-        Args:
-            url: the site's base URL.
-            trusted: the token that other UNICORE sites may accept.
-            extra_s: seconds that each transfer takes, in addition.
+        Each transfer takes `extra_s` seconds in addition.
         """
         self._url = url
         self._trusted = trusted
@@ -82,7 +79,7 @@ class ServerTransfers:
         task = asyncio.create_task(self._run(made, root / made.target.lstrip("/")))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        return Response(status_code=201, headers={"location": f"{self._url}/transfers/{made.id}"})
+        return empty(201, {"location": f"{self._url}/transfers/{made.id}"})
 
     async def handle(self, request: Request, name: str) -> Response:
         known = self._transfers.get(name)

@@ -1,4 +1,4 @@
-"""Settings of a sandbox; all times are in seconds."""
+"""Settings of a sandbox, and the error that it cannot start with them; times are in seconds."""
 
 import os
 from collections.abc import Mapping
@@ -9,6 +9,16 @@ APIS = ("unicore", "firecrest")
 
 SCHEDULERS = ("local", "slurm")
 """Schedulers that can run the jobs: the sandbox's own one, or this machine's Slurm."""
+
+
+class SandboxError(Exception):
+    """A sandbox cannot start: `what` happened, `where`, and what to `do` now."""
+
+    def __init__(self, what: str, *, where: str, do: str) -> None:
+        super().__init__(f"{where}: {what}. {do}.")
+        self.what = what
+        self.where = where
+        self.do = do
 
 
 @dataclass(frozen=True)

@@ -13,15 +13,10 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from .batch import (
-    BatchJob,
-    BatchScheduler,
-    BatchState,
-    CancelError,
-)
-from .errors import SandboxError
-from .sbatch import SbatchError
-from .settings import Partition, SandboxSettings
+from . import processes
+from .batch import BatchJob, BatchScheduler, BatchState, CancelError
+from .sbatch import SbatchError, parse_sbatch_time
+from .settings import Partition, SandboxError, SandboxSettings
 
 COMMANDS = ("sbatch", "scancel", "scontrol", "sacct", "squeue", "sinfo", "srun")
 _ANSWER = 30.0
@@ -32,6 +27,7 @@ _NODE_BACK = 10.0
 """Seconds that the jobs of a failed node may take to end, before the node is resumed."""
 _IN_SECONDS = {"SLURM_TIME_FORMAT": "%s"}
 """Makes Slurm's commands write times as seconds since the epoch."""
+_NO_NODES = ("", "(null)", "None assigned")
 _FIELD = re.compile(r"(?:^| )([A-Z][\w/:]*)=")
 
 
@@ -159,23 +155,9 @@ class SlurmScheduler(BatchScheduler):
         """Run a Slurm command and return its exit code, stdout and stderr."""
         # Jobs inherit sbatch's environment, so it must not contain the time format.
         variables = self._environment | ({} if command[0] == "sbatch" else _IN_SECONDS)
-        process = await asyncio.create_subprocess_exec(
-            *command, cwd=directory, env=variables,
-            stdin=asyncio.subprocess.DEVNULL if stdin is None else asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-        )  # fmt: skip
-        try:
-            async with asyncio.timeout(_ANSWER):
-                output, errors = await process.communicate(
-                    None if stdin is None else stdin.encode()
-                )
-        except (TimeoutError, asyncio.CancelledError):
-            with suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
-            raise
-        code = process.returncode or 0
-        return code, output.decode(errors="replace"), errors.decode(errors="replace")
+        return await processes.communicate(
+            *command, stdin=stdin, limit=_ANSWER, cwd=directory, env=variables
+        )
 
 
 class SlurmError(Exception):
@@ -204,11 +186,7 @@ def _update(job: BatchJob, told: Mapping[str, str]) -> None:
     if state is None:
         return
     # A job that was cancelled while it waited has a start time, but no node.
-    if state is not BatchState.PENDING and told.get("NodeList") not in (
-        "",
-        "(null)",
-        "None assigned",
-    ):
+    if state is not BatchState.PENDING and told.get("NodeList") not in _NO_NODES:
         job.started, job.starts = started, int(told.get("Restarts", 0)) + (started is not None)
     if state.final:
         job.ended, job.exit_code, job.signal = ended, int(exit_code), int(signal or 0)
@@ -275,12 +253,10 @@ def _partitions(lines: Iterable[str]) -> tuple[Partition, ...]:
 
 
 def seconds_of(text: str) -> int:
-    """Return the seconds of Slurm's `days-hours:minutes:seconds`; a year for any other text."""
+    """Return the seconds of a time that Slurm prints; a year for `infinite` and the like."""
     if not text[:1].isdigit():
         return 365 * 86400
-    days, _, rest = text.rpartition("-")
-    parts = [0, 0, *(int(part) for part in rest.split(":"))][-3:]
-    return int(days or 0) * 86400 + parts[0] * 3600 + parts[1] * 60 + parts[2]
+    return parse_sbatch_time(text)
 
 
 def _gpus(gres: str) -> int:

@@ -2,6 +2,8 @@
 
 import asyncio
 import time
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -9,135 +11,95 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import Scope
 
-from .access import (
-    ANONYMOUS,
-    SESSION_HEADER,
-    Access,
-    AccessRefused,
-    SecuritySession,
-)
-from .answers import (
-    date,
-    empty,
-    links,
-    no_service,
-    paged,
-    shown,
-)
+from .access import SESSION_HEADER, Access, AccessRefused, SecuritySession
+from .answers import date, empty, links, no_service, paged, shown
+from .description import ranges
 from .faults import Action, Fault
 from .files import SandboxFiles, decode_path, free_space
 from .job_resources import JobResources, new_id
 from .jobs import UnicoreJob
-from .record import RequestRecord
-from .resources import ranges
 from .sbatch import SlurmVariant
-from .schedulers import scheduler_of
 from .server_transfers import ServerTransfers
 from .settings import SandboxSettings
+from .site import Site
 from .tsi import Tsi
 
 _VERSION = "11.0.0"
 """The server version that the site reports: the version that it was compared with."""
 
+_USER = "mantik"
 _FACTORY = "default_target_system_factory"
+_KINDS = (
+    "factories", "sites", "jobs", "reservations", "storages", "storagefactories", "transfers",
+    "client-server-transfers", "tasks",
+)  # fmt: skip
 _SHARED_STORAGES = ("HOME", "SCRATCH")
+_OF_JOBS = (
+    "id", "tags", "name", "status", "exit_code", "scheduler_ids", "submitted", "ended",
+)  # fmt: skip
 _WORKERS = 4
 """Number of jobs that the server stages in, or submits, or runs commands of, at the same time."""
 
 
-class UnicoreServer:
+class UnicoreServer(Site):
     """A site: storages, a scheduler, jobs, and the REST API in front of them.
 
     Attributes:
-        directory: contains `home`, `scratch`, `jobs`, `spool`, `tsi`.
         workers, submitting: limit how many jobs are processed and submitted at a time, in order.
         tss: the id of the site's target system.
-        forget_next, repeat_next: how many of the next submissions are acknowledged and then
-            forgotten, or submitted to the scheduler twice (both seen at a real server).
-        ignore_next: how many of the next aborts end nothing (seen at one without a scheduler).
     """
 
     def __init__(self, name: str, directory: Path, settings: SandboxSettings, base: str) -> None:
         """Create the site's directories; `base` is the server's URL."""
-        self.name = name
-        self.directory = directory.resolve()
-        self.settings = settings
-        self.access = Access("mantik", settings.timing.session_lifetime, trusted=settings.trusted)
-        self.record = RequestRecord()
+        super().__init__(name, directory, settings, f"{base}/{name}/rest/core", _USER)
+        timing = settings.timing
+        self.access = Access(_USER, timing.session_lifetime, trusted=settings.trusted)
         self.jobs: dict[str, UnicoreJob] = {}
-        self.forget_next = 0
-        self.repeat_next = 0
-        self.ignore_next = 0
-        self.url = f"{base}/{name}/rest/core"
         for storage in _SHARED_STORAGES:
             (self.directory / storage.lower()).mkdir(parents=True, exist_ok=True)
         home = self.directory / "home"
-        self.user_variables = {
-            "HOME": str(home),
-            "USER": self.access.username,
-            "LOGNAME": self.access.username,
-        }
-        self.tsi = Tsi(self.directory / "tsi", self.user_variables, settings.timing.round_trip)
+        self.user_variables = {"HOME": str(home), "USER": _USER, "LOGNAME": _USER}
+        self.tsi = Tsi(self.directory / "tsi", self.user_variables, timing.round_trip)
         self.workers = asyncio.Semaphore(_WORKERS)
         self.submitting = asyncio.Lock()
-        self.scheduler = scheduler_of(
-            settings,
-            self.directory / "spool",
-            home=home,
-            user=self.access.username,
-            rules=SlurmVariant(accounts=settings.accounts),
-        )
-        self._since = time.time()
-        self._job_resources = JobResources(self)
-        self._transfers = ServerTransfers(self.url, settings.trusted, settings.timing.transfer_time)
+        self.scheduler = self._scheduler(home, SlurmVariant(accounts=settings.accounts))
         self.tss = new_id()
+        self._faults: Counter[Action] = Counter()
+        self._job_resources = JobResources(self)
+        self._transfers = ServerTransfers(self.url, settings.trusted, timing.transfer_time)
         self._updates: asyncio.Task[None] | None = None
 
     def credentials(self) -> tuple[str, str]:
         return self.access.username, self.access.password
 
-    def recorded(self) -> dict[str, Any]:
-        jobs = [
-            {
-                "id": job.id,
-                "tags": job.tags,
-                "name": job.name,
-                "status": job.status,
-                "exit_code": job.exit_code,
-                "scheduler_ids": job.batch_ids,
-                "submitted": job.submitted,
-                "ended": job.ended,
-            }
-            for job in self.jobs.values()
-        ]
-        return self.record.as_json(jobs, self.scheduler)
+    def _recorded_jobs(self) -> Iterable[dict[str, Any]]:
+        return ({name: getattr(job, name) for name in _OF_JOBS} for job in self.jobs.values())
 
     def refusal(self, fault: Fault) -> dict[str, Any]:
         return {"errorMessage": fault.message, "status": fault.status}
 
     def act(self, action: Action, scope: Scope) -> None:
         del scope
-        match action:
-            case "expire_sessions":
-                self.access.expire_sessions()
-            case "forget_job":
-                self.forget_next += 1
-            case "repeat_job":
-                self.repeat_next += 1
-            case "ignore_abort":
-                self.ignore_next += 1
+        if action == "expire_sessions":
+            self.access.expire_sessions()
+        else:
+            self._faults[action] += 1
+
+    def takes_fault(self, action: Action) -> bool:
+        """Return whether a fault applies to this submission or abort, for which it was planned."""
+        planned = self._faults[action] > 0
+        self._faults[action] -= planned
+        return planned
 
     def start(self) -> None:
-        """Start to follow the scheduler. Call this in the loop that serves the site."""
-        self.scheduler.start()
+        super().start()
         self._updates = asyncio.create_task(self._look())
 
     async def stop(self) -> None:
-        """End all jobs and remove their directories; the storages' files stay."""
         if self._updates is not None:
             self._updates.cancel()
         await self._transfers.stop()
-        await asyncio.gather(*(job.destroy(self) for job in self.jobs.values()))
+        await asyncio.gather(*(job.destroy() for job in self.jobs.values()))
         await self.scheduler.stop()
 
     async def _look(self) -> None:
@@ -151,7 +113,7 @@ class UnicoreServer:
 
     async def destroy(self, job: UnicoreJob) -> None:
         self.jobs.pop(job.id, None)
-        await job.destroy(self)
+        await job.destroy()
 
     # --- requests ------------------------------------------------------------------------------
 
@@ -160,7 +122,7 @@ class UnicoreServer:
         path = raw.removeprefix(f"/{self.name}/rest/core")
         if path == raw or (path and not path.startswith("/")):
             return no_service()
-        self.record.note(request.method, raw)
+        self._note(request.method, raw)
         try:
             session = self.access.check(request.headers)
         except AccessRefused as refused:
@@ -171,21 +133,19 @@ class UnicoreServer:
         response.headers[f"{SESSION_HEADER}-lifetime"] = str(left)
         return response
 
-    async def _route(  # noqa: PLR0911 - one return per resource
+    async def _route(  # noqa: PLR0911, PLR0912 - one return per resource
         self, request: Request, session: SecuritySession, parts: list[str], path: str
     ) -> Response:
         kind, name, sub = [*parts, "", "", ""][:3]
-        known = session.dn != ANONYMOUS
         if kind == "":
             return self._base(request, session) if request.method == "GET" else empty(405)
         if kind == "token":
-            return PlainTextResponse(self.access.token) if known else empty(403)
+            return PlainTextResponse(self.access.token) if session.known else empty(403)
         if kind == "jobs" and not name:
             return await self._job_resources.handle_list(request, session)
-        if kind in ("factories", "sites", "storages", "transfers", "tasks", "reservations",
-                    "storagefactories", "client-server-transfers") and not name:  # fmt: skip
-            return self._list(request, kind, known=known)
-        if not known:
+        if kind in _KINDS and not name:
+            return self._list(request, kind, known=session.known)
+        if not session.known:
             return empty(403)
         match kind:
             case "factories":
@@ -193,11 +153,9 @@ class UnicoreServer:
             case "sites":
                 if name != self.tss:
                     return empty(404)
-                return (
-                    await self._job_resources.handle_list(request, session)
-                    if sub
-                    else self._tss_shown(request)
-                )
+                if not sub:
+                    return self._tss_shown(request)
+                return await self._job_resources.handle_list(request, session)
             case "storages":
                 rest = path.lstrip("/").split("/", 3)[3:]
                 return await self._storage(request, name, sub, rest[0] if rest else "")
@@ -211,14 +169,12 @@ class UnicoreServer:
         return empty(404)
 
     def _base(self, request: Request, session: SecuritySession) -> Response:
-        known = session.dn != ANONYMOUS
-        user = self.access.username
         client: dict[str, Any] = {"dn": session.dn, "role": {"selected": "anonymous"}, "xlogin": {}}
-        if known:
+        if session.known:
             client["role"] = {"selected": "user", "availableRoles": ["user"]}
             client["authenticationMethod"] = "PASSWORD_FILE"
             client["xlogin"] = {
-                "UID": user, "availableUIDs": [user], "group": user, "availableGroups": [user]
+                "UID": _USER, "availableUIDs": [_USER], "group": _USER, "availableGroups": [_USER]
             }  # fmt: skip
         server = {
             "version": _VERSION,
@@ -230,11 +186,7 @@ class UnicoreServer:
             "trustedCAs": [],
             "trustedSAMLIssuers": [],
         }
-        names = (
-            "factories", "sites", "jobs", "reservations", "storages", "storagefactories",
-            "transfers", "client-server-transfers", "tasks",
-        )  # fmt: skip
-        urls = {name: f"{self.url}/{name}" for name in names}
+        urls = {kind: f"{self.url}/{kind}" for kind in _KINDS}
         return shown(request, {"client": client, "server": server, "_links": links(urls)})
 
     def _list(self, request: Request, kind: str, *, known: bool) -> Response:
@@ -279,9 +231,8 @@ class UnicoreServer:
 
     def _tss_shown(self, request: Request) -> Response:
         url = f"{self.url}/sites/{self.tss}"
-        urls = {
-            "self": url, "jobs": f"{url}/jobs", "parent": f"{self.url}/factories/{_FACTORY}"
-        }  # fmt: skip
+        parent = f"{self.url}/factories/{_FACTORY}"
+        urls = {"self": url, "jobs": f"{url}/jobs", "parent": parent}
         more = {"numberOfJobs": len(self.jobs), "umask": "0027", "resourceStatus": "READY"}
         return shown(request, self._cluster() | more | {"_links": links(urls)})
 

@@ -3,16 +3,14 @@
 It imitates firecREST 2.6 with Slurm's 22.05 commands over ssh and S3 for large files. Behaviour,
 quirks and messages were measured at a real server.
 
-answers     responses and errors in firecREST's forms
+answers     errors in firecREST's form, and what requests hold
 tokens      the identity provider, its access tokens, and their check
-shell       commands on the login node: duration, limits, errors
+shell       the login node: duration of commands, limits, errors
 commands    the commands on files, as functions
 accounting  records of jobs from squeue and sacct, and their delays
-slurm       the same from a real Slurm
 compute     jobs over REST
 operations  files over REST, at once
 transfers   files over REST, in jobs
 store       the object store for large files
-status      the system over REST
-site        `FirecrestServer`
+site        `FirecrestServer`, and the system over REST
 """

@@ -2,19 +2,22 @@
 
 The accounting lags behind the scheduler. Just after a job's start and end it has half a record: no
 partition and directory, another name and group, and for a running job perhaps a wrong state. A list
-by name then lacks a job that has just ended. All of that was measured.
+by name then lacks a job that has just ended. All of that was measured. A real Slurm is asked at
+each request, and has its own delays and gaps.
 """
 
+import asyncio
 import os
+import pwd
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
-from ..batch import BatchState
-from ..local_job import LocalJob
-from ..scheduler import LocalScheduler
+from ..batch import BatchScheduler, BatchState
+from ..scheduler import LocalJob, LocalScheduler
 from ..settings import FirecrestSettings
+from ..slurm import SlurmScheduler, seconds_of
 
 _CLUSTER = "sandbox"
 USER_ID = 1000
@@ -27,7 +30,23 @@ _PRIORITY = 1
 _OUT_OF_MEMORY_SIGNAL = 125
 _TERM = 15
 
+_BETWEEN = "\x1f"
+"""Separates columns: no name contains it."""
+_SACCT = (
+    "JobID", "JobName", "State", "ExitCode", "Account", "AllocNodes", "Cluster", "Group",
+    "NodeList", "Partition", "User", "WorkDir", "ElapsedRaw", "Start", "End", "TimelimitRaw",
+    "Priority",
+)  # fmt: skip
+_SQUEUE = {
+    "JobID": "%A", "JobName": "%j", "State": "%T", "Reason": "%r", "Account": "%a",
+    "AllocNodes": "%D", "Group": "%g", "NodeList": "%N", "Partition": "%P", "User": "%u",
+    "WorkDir": "%Z", "Elapsed": "%M", "Start": "%S", "End": "%e", "Timelimit": "%l",
+    "Priority": "%Q",
+}  # fmt: skip
+
 AccountingRecord = dict[str, Any]
+_Row = dict[str, str]
+"""A line of sacct, or of squeue with the elapsed time and the limit in sacct's form."""
 
 
 class Accounting(ABC):
@@ -38,8 +57,8 @@ class Accounting(ABC):
 
     async def of_job(self, number: str) -> list[AccountingRecord]:
         """Return the records of a job; `number` is its id in a URL."""
-        denied = number.isdecimal() and int(number) in self.hidden
-        return [] if denied else await self._of_job(number)
+        known = number.isascii() and number.isdecimal() and int(number) not in self.hidden
+        return await self._of_job(int(number)) if known else []
 
     async def listed(
         self, names: Iterable[str], account: str, window: float
@@ -53,12 +72,66 @@ class Accounting(ABC):
         return [record for record in found if int(record["jobId"]) not in self.hidden]
 
     @abstractmethod
-    async def _of_job(self, number: str) -> list[AccountingRecord]: ...
+    async def _of_job(self, number: int) -> list[AccountingRecord]: ...
 
     @abstractmethod
     async def _listed(
         self, names: set[str], account: str, window: float
     ) -> list[AccountingRecord]: ...
+
+
+def accounting_of(
+    scheduler: BatchScheduler, settings: FirecrestSettings, user: str, account: str
+) -> Accounting:
+    """Return the accounting of a scheduler; `account` is the user's default."""
+    if isinstance(scheduler, SlurmScheduler):
+        return _SlurmAccounting(scheduler)
+    assert isinstance(scheduler, LocalScheduler)
+    return LocalAccounting(scheduler, settings, user, account)
+
+
+class _SlurmAccounting(Accounting):
+    """The accounting of a real Slurm."""
+
+    def __init__(self, scheduler: SlurmScheduler) -> None:
+        super().__init__()
+        self._scheduler = scheduler
+        self._user = pwd.getpwuid(os.geteuid()).pw_name
+
+    async def _of_job(self, number: int) -> list[AccountingRecord]:
+        return await self._both((f"--jobs={number}",), (f"--jobs={number}",))
+
+    async def _listed(self, names: set[str], account: str, window: float) -> list[AccountingRecord]:
+        common = [f"--user={self._user}"]
+        common += [f"--name={','.join(sorted(names))}"] if names else []
+        common += [f"--account={account}"] if account else []
+        return await self._both((*common, f"--starttime=now-{int(window)}seconds"), common)
+
+    async def _both(self, sacct: Iterable[str], squeue: Iterable[str]) -> list[AccountingRecord]:
+        jobs, queued = await asyncio.gather(
+            self._scheduler.ask(
+                "sacct", "--noheader", "--parsable2", f"--delimiter={_BETWEEN}",
+                f"--format={','.join(_SACCT)}", *sacct,
+            ),
+            self._scheduler.ask(
+                "squeue", "--noheader", f"--format={_BETWEEN.join(_SQUEUE.values())}", *squeue
+            ),
+        )  # fmt: skip
+        return _merged(_rows(jobs, _SACCT), map(_in_sacct_form, _rows(queued, tuple(_SQUEUE))))
+
+
+def _rows(output: str, columns: tuple[str, ...]) -> Iterator[_Row]:
+    for line in output.split("\n"):
+        if line:
+            yield dict(zip(columns, line.split(_BETWEEN), strict=True))
+
+
+def _in_sacct_form(row: _Row) -> _Row:
+    limited = row["Timelimit"][:1].isdigit()
+    return row | {
+        "ElapsedRaw": str(seconds_of(row["Elapsed"])),
+        "TimelimitRaw": str(seconds_of(row["Timelimit"]) // 60) if limited else "",
+    }
 
 
 class LocalAccounting(Accounting):
@@ -79,168 +152,195 @@ class LocalAccounting(Accounting):
         self._user = user
         self._default_account = account
 
-    async def _of_job(self, number: str) -> list[AccountingRecord]:
-        job = self._scheduler.jobs.get(int(number)) if number.isdecimal() else None
+    async def _of_job(self, number: int) -> list[AccountingRecord]:
+        job = self._scheduler.jobs.get(number)
         if job is None:
             return []
         now = self._clock()
-        found = merged([self._sacct(job, now)], [self._squeue(job, now)])
+        sacct, squeue = self._sacct(job, now), self._squeue(job, now)
         # A job is reported at once, whatever the lag: by squeue, or as half a record.
-        return found or [self._half(job, job.state, now)]
+        return _merged(sacct if sacct or squeue else self._half(job, job.state, now), squeue)
 
     async def _listed(self, names: set[str], account: str, window: float) -> list[AccountingRecord]:
         now = self._clock()
-        sacct: list[AccountingRecord | None] = []
-        squeue: list[AccountingRecord | None] = []
+        sacct: list[_Row] = []
+        squeue: list[_Row] = []
         for job in self._scheduler.jobs.values():
             if account and account != self._account(job):
                 continue
             if job.ended is None or job.ended > now - window:
-                sacct.append(self._sacct(job, now))
-            squeue.append(self._squeue(job, now))
-        if names:
-            sacct = [record for record in sacct if record and record["name"] in names]
-            squeue = [record for record in squeue if record and record["name"] in names]
-        return merged(sacct, squeue)
+                sacct += self._sacct(job, now)
+            squeue += self._squeue(job, now)
+        return _merged(sacct, squeue, names)
 
     def _account(self, job: LocalJob) -> str:
         return job.request.account or self._default_account
 
-    def _squeue(self, job: LocalJob, now: float) -> AccountingRecord | None:
+    def _squeue(self, job: LocalJob, now: float) -> list[_Row]:
         if job.state.final:
-            return None
-        start = None if job.started is None else int(job.started)
-        record = self._record(job, now)
-        record |= {
-            "status": status_of(job.state.value, job.reason, None, None),
-            "allocationNodes": job.request.nodes,
-            "nodes": os.uname().nodename if start else "",
-            "tasks": [],
+            return []
+        row = self._row(job, now) | {
+            "State": job.state.value,
+            "Reason": job.reason,
+            "AllocNodes": str(job.request.nodes),
+            "NodeList": os.uname().nodename if job.started else "",
         }
-        record["time"]["end"] = None if start is None else start + job.request.time_s
-        return record
+        if job.started is not None:
+            row["End"] = str(int(job.started) + job.request.time_s)
+        return [row]
 
-    def _sacct(self, job: LocalJob, now: float) -> AccountingRecord | None:
+    def _sacct(self, job: LocalJob, now: float) -> list[_Row]:
         if job.state.final:
             ended = job.ended or now
             if now < ended + self._lag:
                 return self._half(job, job.state, now)
             return self._whole(job, now)
         if job.state is BatchState.PENDING:
-            return self._whole(job, now) if now >= job.submitted + self._lag else None
+            return self._whole(job, now) if now >= job.submitted + self._lag else []
         started = job.started or now
         if now < started + self._lag:
-            return None
+            return []
         if now < started + 2 * self._lag:
             return self._half(job, BatchState.PENDING, now)
         return self._whole(job, now)
 
-    def _whole(self, job: LocalJob, now: float) -> AccountingRecord:
-        record = self._record(job, now)
-        exit_code, signal = _ending(job)
-        state = _state_text(job.state)
-        record |= {
-            "status": status_of(state, "None", exit_code, signal),
-            "allocationNodes": job.request.nodes if job.started else 0,
-            "nodes": os.uname().nodename if job.started else "None assigned",
-            "tasks": [_batch_step(job, record["time"])] if job.started else [],
+    def _whole(self, job: LocalJob, now: float) -> list[_Row]:
+        row = self._row(job, now) | {
+            "State": _state_text(job.state),
+            "ExitCode": _ending(job),
+            "AllocNodes": str(job.request.nodes if job.started else 0),
+            "NodeList": os.uname().nodename if job.started else "None assigned",
         }
-        return record
+        return [row, _batch_step(job, row)] if job.started else [row]
 
-    def _half(self, job: LocalJob, state: BatchState, now: float) -> AccountingRecord:
-        record = self._whole(job, now)
-        exit_code, signal = _ending(job) if state.final else (0, 0)
-        return record | {
-            "status": status_of(_state_text(state), "None", exit_code, signal),
-            "name": "allocation",
-            "partition": "",
-            "workingDirectory": "",
-            "group": "root",
-            "tasks": [],
-        }
+    def _half(self, job: LocalJob, state: BatchState, now: float) -> list[_Row]:
+        row = self._whole(job, now)[0]
+        return [
+            row
+            | {"State": _state_text(state), "ExitCode": row["ExitCode"] if state.final else "0:0"}
+            | {"JobName": "allocation", "Partition": "", "WorkDir": "", "Group": "root"}
+        ]
 
-    def _record(self, job: LocalJob, now: float) -> AccountingRecord:
-        """Return the fields that both commands report, in the order of the real answers."""
+    def _row(self, job: LocalJob, now: float) -> _Row:
+        """Return the columns that both commands print."""
         elapsed = int((job.ended or now) - job.started) if job.started else 0
         return {
-            "jobId": str(job.id),
-            "name": job.request.name,
-            "status": None,
-            "tasks": None,
-            "time": {
-                "elapsed": elapsed,
-                "start": None if job.started is None else int(job.started),
-                "end": None if job.ended is None else int(job.ended),
-                "suspended": 0,
-                # Slurm stores limits in minutes.
-                "limit": -(-job.request.time_s // 60) * 60,
-            },
-            "account": self._account(job),
-            "allocationNodes": 0,
-            "cluster": _CLUSTER,
-            "group": self._user,
-            "nodes": "",
-            "partition": job.request.partition,
-            "killRequestUser": None,
-            "user": self._user,
-            "workingDirectory": str(job.directory),
-            "priority": _PRIORITY,
+            "JobID": str(job.id),
+            "JobName": job.request.name,
+            "Account": self._account(job),
+            "Cluster": _CLUSTER,
+            "Group": self._user,
+            "Partition": job.request.partition,
+            "User": self._user,
+            "WorkDir": str(job.directory),
+            "ElapsedRaw": str(elapsed),
+            "Start": "" if job.started is None else str(int(job.started)),
+            "End": "" if job.ended is None else str(int(job.ended)),
+            # Slurm stores limits in minutes.
+            "TimelimitRaw": str(-(-job.request.time_s // 60)),
+            "Priority": str(_PRIORITY),
         }
-
-
-def merged(
-    sacct: Iterable[AccountingRecord | None], squeue: Iterable[AccountingRecord | None]
-) -> list[AccountingRecord]:
-    """Return one record per job: sacct's, or squeue's if that is PENDING or sacct has none."""
-    found: dict[str, AccountingRecord] = {}
-    for record in (*sacct, *squeue):
-        if record is not None:
-            pending = record["status"]["state"] == BatchState.PENDING.value
-            if pending or record["jobId"] not in found:
-                found[record["jobId"]] = record
-    return list(found.values())
-
-
-def status_of(
-    state: str, reason: str, exit_code: int | None, signal: int | None
-) -> AccountingRecord:
-    """Return the `status` of a job's record."""
-    return {
-        "state": state,
-        "stateReason": reason or "None",
-        "exitCode": exit_code,
-        "interruptSignal": signal,
-    }
 
 
 def _state_text(state: BatchState) -> str:
     return f"CANCELLED by {USER_ID}" if state is BatchState.CANCELLED else state.value
 
 
-def _ending(job: LocalJob) -> tuple[int, int]:
+def _ending(job: LocalJob) -> str:
     """Return exit code and signal as in the accounting.
 
     Both are 0 unless the job is COMPLETED, FAILED, or OUT_OF_MEMORY (0 and 125).
     """
     if job.state is BatchState.OUT_OF_MEMORY:
-        return 0, _OUT_OF_MEMORY_SIGNAL
-    if job.state in (BatchState.COMPLETED, BatchState.FAILED):
-        return job.exit_code or 0, job.signal
-    return 0, 0
+        return f"0:{_OUT_OF_MEMORY_SIGNAL}"
+    return job.exit_text if job.state in (BatchState.COMPLETED, BatchState.FAILED) else "0:0"
 
 
-def _batch_step(job: LocalJob, times: AccountingRecord) -> AccountingRecord:
-    exit_code, signal = _ending(job)
-    state = _state_text(job.state).partition(" ")[0]
+def _batch_step(job: LocalJob, row: _Row) -> _Row:
+    step = row | {"JobID": f"{job.id}.batch", "JobName": "batch"}
+    step["State"] = row["State"].partition(" ")[0]
     if job.state is BatchState.TIMEOUT:
-        state, signal = "CANCELLED", _TERM
+        step |= {"State": "CANCELLED", "ExitCode": f"0:{_TERM}"}
     elif job.over_memory and job.state is BatchState.FAILED:
-        state = "CANCELLED by 0"
+        step["State"] = "CANCELLED by 0"
+    return step
+
+
+def _merged(
+    sacct: Iterable[_Row], squeue: Iterable[_Row], names: Collection[str] = ()
+) -> list[AccountingRecord]:
+    """Return one record per job: sacct's, or squeue's if that is PENDING or sacct has none.
+
+    With `names`, only records with one of these names count.
+    """
+    found: dict[str, AccountingRecord] = {}
+    for record in (*_records(sacct), *map(_queued, squeue)):
+        if names and record["name"] not in names:
+            continue
+        pending = record["status"]["state"] == BatchState.PENDING.value
+        if pending or record["jobId"] not in found:
+            found[record["jobId"]] = record
+    return list(found.values())
+
+
+def _records(rows: Iterable[_Row]) -> list[AccountingRecord]:
+    """Return a record per job from sacct's rows, where a job's steps follow it."""
+    found: list[AccountingRecord] = []
+    for row in rows:
+        if "." in row["JobID"]:
+            status, times = _status(row) | {"stateReason": None}, _times(row) | {"limit": None}
+            step = {"id": row["JobID"], "name": row["JobName"], "status": status, "time": times}
+            found[-1]["tasks"].append(step)
+        else:
+            found.append(_record(row, _status(row)))
+    return found
+
+
+def _queued(row: _Row) -> AccountingRecord:
+    return _record(row, _status(row | {"ExitCode": ""}) | {"stateReason": row["Reason"] or "None"})
+
+
+def _record(row: _Row, status: AccountingRecord) -> AccountingRecord:
     return {
-        "id": f"{job.id}.batch",
-        "name": "batch",
-        "status": {
-            "state": state, "stateReason": None, "exitCode": exit_code, "interruptSignal": signal
-        },
-        "time": {**times, "limit": None},
-    }  # fmt: skip
+        "jobId": row["JobID"],
+        "name": row["JobName"],
+        "status": status,
+        "tasks": [],
+        "time": _times(row),
+        "account": row["Account"],
+        "allocationNodes": int(row["AllocNodes"] or 0),
+        "cluster": row.get("Cluster", ""),
+        "group": row["Group"],
+        "nodes": row["NodeList"],
+        "partition": row["Partition"],
+        "killRequestUser": None,
+        "user": row["User"],
+        "workingDirectory": row["WorkDir"],
+        "priority": _number(row["Priority"]),
+    }
+
+
+def _status(row: _Row) -> AccountingRecord:
+    # State and exit code are empty for a step of a node that went down.
+    exit_code, _, signal = row["ExitCode"].partition(":")
+    return {
+        "state": row["State"] or BatchState.PENDING.value,
+        "stateReason": "None",
+        "exitCode": _number(exit_code),
+        "interruptSignal": _number(signal),
+    }
+
+
+def _times(row: _Row) -> AccountingRecord:
+    limit = _number(row["TimelimitRaw"])
+    return {
+        "elapsed": int(row["ElapsedRaw"]),
+        "start": _number(row["Start"]),
+        "end": _number(row["End"]),
+        "suspended": 0,
+        "limit": None if limit is None else limit * 60,
+    }
+
+
+def _number(text: str) -> int | None:
+    return int(text) if text.isdigit() else None

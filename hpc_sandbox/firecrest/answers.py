@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse
 
 
 class Failure(Exception):  # noqa: N818
@@ -38,27 +37,25 @@ class Failure(Exception):  # noqa: N818
         self.headers = headers or {}
         self.unhandled = unhandled
 
+    def body(self, user: str | None) -> dict[str, Any]:
+        """Return the body of the response to a request of `user`."""
+        fields = [
+            {"location": where, "name": name, "message": message}
+            for where, name, message in self.fields
+        ]
+        return {
+            "errorType": "validation" if fields else "error",
+            "message": self.message,
+            "causedBy": self.caused_by,
+            "data": {"fields": fields} if fields else None,
+            "user": None if self.unhandled else user,
+        }
+
 
 def invalid(where: str, name: str, message: str) -> Failure:
     """Return the failure of a request that does not match the API: a 400."""
     text = f"1 validation error:\n  {{'loc': ('{where}', '{name}'), 'msg': '{message}'}}"
     return Failure(400, text, fields=[(where, name, message)])
-
-
-def failed(failure: Failure, user: str | None) -> JSONResponse:
-    """Return the response to a request that failed."""
-    fields = [
-        {"location": where, "name": name, "message": message}
-        for where, name, message in failure.fields
-    ]
-    body = {
-        "errorType": "validation" if fields else "error",
-        "message": failure.message,
-        "causedBy": failure.caused_by,
-        "data": {"fields": fields} if fields else None,
-        "user": None if failure.unhandled else user,
-    }
-    return JSONResponse(body, failure.status, dict(failure.headers))
 
 
 async def json_body(request: Request) -> dict[str, Any]:

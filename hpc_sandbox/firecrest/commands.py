@@ -17,7 +17,10 @@ from typing import Any
 from ..faults import spoil
 from ..files import group_name, owner_name
 from ..tsi import change_mode, culprit
-from .shell import CommandError, as_quoted
+from .shell import CommandError
+
+Entry = dict[str, Any]
+"""A file as `ls -l` shows it."""
 
 _TIME = "%Y-%m-%dT%H:%M:%S"
 _CHUNK = 1 << 20
@@ -45,7 +48,7 @@ def shown_name(name: str) -> str:
     )
 
 
-def _entry(name: str, path: Path, *, follow: bool = False, numeric: bool = False) -> dict[str, Any]:
+def _entry(name: str, path: Path, *, follow: bool = False, numeric: bool = False) -> Entry:
     status = path.stat() if follow else path.lstat()
     mode = stat.filemode(status.st_mode)
     return {
@@ -60,22 +63,14 @@ def _entry(name: str, path: Path, *, follow: bool = False, numeric: bool = False
     }
 
 
-def _entry_of(path: str) -> dict[str, Any]:
+def _entry_of(path: str) -> Entry:
     """Return the entry of the file itself: `ls -d`."""
     with _errors("ls", f"cannot access '{path}'", 2):
         return _entry(path, Path(path))
 
 
-def ls(
-    path: str,
-    *,
-    hidden: bool = False,
-    recursive: bool = False,
-    numeric: bool = False,
-    follow: bool = False,
-) -> list[dict[str, Any]]:
+def ls(path: str, *, hidden: bool, recursive: bool, numeric: bool, follow: bool) -> list[Entry]:
     """Return the entries of a directory, or the entry of a file under the name `path`."""
-    path = as_quoted(path)
     root = Path(path)
     with _errors("ls", f"cannot access '{path}'", 2):
         mode = (root.stat() if follow else root.lstat()).st_mode
@@ -83,7 +78,7 @@ def ls(
             mode = root.stat().st_mode
     if not stat.S_ISDIR(mode):
         return [_entry(path, root, follow=follow, numeric=numeric)]
-    found: list[dict[str, Any]] = []
+    found: list[Entry] = []
     folders = [""]
     while folders:
         folder = folders.pop(0)
@@ -102,28 +97,18 @@ def ls(
     return found
 
 
-def stat_file(path: str, *, follow: bool = False) -> dict[str, int]:
+_STAT = ("mode", "ino", "dev", "nlink", "uid", "gid", "size", "atime", "ctime", "mtime")
+
+
+def stat_file(path: str, *, follow: bool) -> dict[str, int]:
     """Return the fields of `stat`; `mode` includes the file's type."""
-    path = as_quoted(path)
     with _errors("stat", f"cannot statx '{path}'"):
         found = Path(path).stat() if follow else Path(path).lstat()
-    return {
-        "mode": found.st_mode,
-        "ino": found.st_ino,
-        "dev": found.st_dev,
-        "nlink": found.st_nlink,
-        "uid": found.st_uid,
-        "gid": found.st_gid,
-        "size": found.st_size,
-        "atime": int(found.st_atime),
-        "ctime": int(found.st_ctime),
-        "mtime": int(found.st_mtime),
-    }
+    return {name: int(getattr(found, f"st_{name}")) for name in _STAT}
 
 
 def file_type(path: str) -> str:
     """Return the output of `file`, which has no error for a missing file."""
-    path = as_quoted(path)
     try:
         if Path(path).is_dir():
             return "directory"
@@ -138,47 +123,28 @@ def file_type(path: str) -> str:
     return "ASCII text" if start.isascii() and b"\0" not in start else "data"
 
 
-def head(path: str, *, size: int | None, lines: int | None, without_end: bool) -> bytes:
-    """Return the beginning of a file; `without_end`: all but the given amount at its end."""
-    path = as_quoted(path)
-    with _errors("head", f"cannot open '{path}' for reading"):
-        data = _read(path, "head")
-    if size is not None:
-        return data[: max(0, len(data) - size)] if without_end else data[:size]
-    parts = _lines(data)
-    count = _LINES if lines is None else lines
-    return b"".join(parts[: max(0, len(parts) - count)] if without_end else parts[:count])
+def part(path: str, *, tool: str, size: int | None, lines: int | None, rest: bool) -> bytes:
+    """Return what `head` or `tail` prints of a file; `tool` is one of them.
+
+    `rest`: head leaves out the given amount at the end; tail begins with this byte or line,
+    counted from 1.
+    """
+    with _errors(tool, f"cannot open '{path}' for reading"):
+        try:
+            with Path(path).open("rb") as file:
+                whole = file.read() if size else file.readlines()
+        except IsADirectoryError as error:
+            raise CommandError(1, f"{tool}: error reading '{path}': {error.strerror}") from error
+    count = size or lines or _LINES
+    if tool == "head":
+        found = whole[: max(0, len(whole) - count) if rest else count]
+    else:
+        found = whole[max(0, count - 1 if rest else len(whole) - count) :]
+    return found if isinstance(found, bytes) else b"".join(found)
 
 
-def tail(path: str, *, size: int | None, lines: int | None, without_start: bool) -> bytes:
-    """Return the end of a file; `without_start`: from this byte or line on, counted from 1."""
-    path = as_quoted(path)
-    with _errors("tail", f"cannot open '{path}' for reading"):
-        data = _read(path, "tail")
-    if size is not None:
-        return data[max(0, size - 1) :] if without_start else data[max(0, len(data) - size) :]
-    parts = _lines(data)
-    count = _LINES if lines is None else lines
-    first = count - 1 if without_start else len(parts) - count
-    return b"".join(parts[max(0, first) :])
-
-
-def _lines(data: bytes) -> list[bytes]:
-    """Split into lines with their ends; only a newline ends a line."""
-    *whole, rest = data.split(b"\n")
-    return [line + b"\n" for line in whole] + ([rest] if rest else [])
-
-
-def _read(path: str, tool: str) -> bytes:
-    try:
-        return Path(path).read_bytes()
-    except IsADirectoryError as error:
-        raise CommandError(1, f"{tool}: error reading '{path}': {error.strerror}") from error
-
-
-def view(path: str, size: int, offset: int) -> bytes:
+def view(path: str, *, size: int, offset: int) -> bytes:
     """Return two blocks of a file, from the one with `offset` on, as the server does with `dd`."""
-    path = as_quoted(path)
     with _errors("dd", f"failed to open '{path}'"), Path(path).open("rb") as file:
         file.seek(offset // size * size)
         return file.read(2 * size)
@@ -186,33 +152,26 @@ def view(path: str, size: int, offset: int) -> bytes:
 
 def checksum(path: str) -> str:
     """Return the SHA-256 sum of a file."""
-    path = as_quoted(path)
-    digest = hashlib.sha256()
     with _errors("sha256sum", path), Path(path).open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read(path: str) -> bytes:
     """Return the content of a file, for a direct download."""
-    path = as_quoted(path)
     if Path(path).is_dir():
         raise CommandError(1, "base64: read error: Is a directory")
     with _errors("base64", path):
         return Path(path).read_bytes()
 
 
-def write(path: str, content: bytes) -> None:
+def write(path: str, *, content: bytes) -> None:
     """Write or replace a file in an existing directory."""
-    path = as_quoted(path)
     with _errors("bash: line 1", path), Path(path).open("wb") as file:
         file.write(content)
 
 
-def mkdir(path: str, *, parents: bool) -> dict[str, Any]:
+def mkdir(path: str, *, parents: bool) -> Entry:
     """Create a directory; with `parents`, an existing one is no error."""
-    path = as_quoted(path)
     try:
         spoil()
         Path(path).mkdir(parents=parents, exist_ok=parents)
@@ -225,7 +184,6 @@ def mkdir(path: str, *, parents: bool) -> dict[str, Any]:
 
 def rm(path: str) -> None:
     """Remove a file or a directory tree."""
-    path = as_quoted(path)
     with _errors("rm", f"cannot remove '{path}'"):
         if Path(path).is_dir() and not Path(path).is_symlink():
             shutil.rmtree(path)
@@ -233,17 +191,15 @@ def rm(path: str) -> None:
             Path(path).unlink()
 
 
-def symlink(target: str, path: str) -> dict[str, Any]:
+def symlink(target: str, path: str) -> Entry:
     """Create a symbolic link at `path`."""
-    target, path = as_quoted(target), as_quoted(path)
     with _errors("ln", f"failed to create symbolic link '{path}'"):
         Path(path).symlink_to(target)
     return _entry_of(path)
 
 
-def chmod(path: str, mode: str) -> dict[str, Any]:
+def chmod(path: str, *, mode: str) -> Entry:
     """Change the permissions to `mode`, in octal digits."""
-    path = as_quoted(path)
     if not mode or set(mode) - set("01234567"):
         raise CommandError(1, f"chmod: invalid mode: '{mode}'")
     with _errors("chmod", f"cannot access '{path}'"):
@@ -251,9 +207,8 @@ def chmod(path: str, mode: str) -> dict[str, Any]:
     return _entry_of(path)
 
 
-def chown(path: str, owner: str, group: str) -> dict[str, Any]:
+def chown(path: str, *, owner: str, group: str) -> Entry:
     """Change owner and group, each unless it is empty."""
-    path = as_quoted(path)
     try:
         with _errors("chown", f"changing ownership of '{path}'"):
             if owner or group:
@@ -269,9 +224,8 @@ _COMPRESSIONS = {"none": "", "gzip": "gz", "bzip2": "bz2", "xz": "xz"}
 COMPRESSIONS = tuple(_COMPRESSIONS)
 
 
-def compress(source: str, target: str, compression: str, *, follow: bool) -> None:
+def compress(source: str, target: str, *, compression: str, follow: bool) -> None:
     """Pack a file or directory into an archive, under its name without the path."""
-    source, target = as_quoted(source), as_quoted(target)
     name = Path(source).name
     with _errors("tar", f"{name}: Cannot stat", 2):
         Path(source).lstat()
@@ -283,9 +237,8 @@ def compress(source: str, target: str, compression: str, *, follow: bool) -> Non
         archive.add(source, arcname=name)
 
 
-def extract(source: str, target: str, compression: str) -> None:
+def extract(source: str, target: str, *, compression: str) -> None:
     """Unpack an archive into an existing directory."""
-    source, target = as_quoted(source), as_quoted(target)
     with _errors("tar", f"{source}: Cannot open", 2):
         Path(source).open("rb").close()
     with _errors("tar", f"{target}: Cannot open", 2):

@@ -11,22 +11,10 @@ from starlette.responses import JSONResponse, Response
 
 from ..batch import BatchScheduler, CancelError, cancel_error
 from ..sbatch import SbatchError
-from ..settings import FirecrestSettings
 from ..slurm import SlurmError
-from .accounting import (
-    WINDOWS,
-    Accounting,
-    AccountingRecord,
-)
-from .answers import (
-    Failure,
-    either,
-    flag,
-    invalid,
-    json_body,
-    text,
-)
-from .shell import Shell, too_slow
+from .accounting import WINDOWS, Accounting, AccountingRecord
+from .answers import Failure, either, flag, invalid, json_body, text
+from .shell import LoginNode, too_slow
 
 _ID = re.compile(r"[a-zA-Z0-9]+")
 _LONGEST_NAME = 235
@@ -75,19 +63,10 @@ def exported(variables: Mapping[str, str]) -> dict[str, str]:
 class Compute:
     """The jobs of one site."""
 
-    def __init__(
-        self,
-        scheduler: BatchScheduler,
-        accounting: Accounting,
-        shell: Shell,
-        settings: FirecrestSettings,
-        home: Path,
-    ) -> None:
+    def __init__(self, node: LoginNode, scheduler: BatchScheduler, accounting: Accounting) -> None:
+        self._node = node
         self._scheduler = scheduler
         self._accounting = accounting
-        self._shell = shell
-        self._settings = settings
-        self._home = home
 
     async def handle(self, request: Request, parts: list[str]) -> Response:
         """Answer a request, or raise `Failure`; `parts` follow `jobs` in the path."""
@@ -115,7 +94,7 @@ class Compute:
         job = body.get("job")
         if not isinstance(job, dict):
             raise invalid("body", "job", "Field required")
-        await self._shell.occupy()
+        await self._node.occupy()
         number = await self.submit(job, twice=bool(request.scope.get("sandbox.repeat")))
         if request.scope.get("sandbox.forget"):
             self._accounting.hidden.add(number)
@@ -130,7 +109,7 @@ class Compute:
         script = self._script(job)
         if script is None:
             # sbatch waits for its input until firecREST gives up.
-            await asyncio.sleep(self._settings.command_timeout)
+            await asyncio.sleep(self._node.settings.command_timeout)
             raise too_slow()
         variables = either(job, "env", "environment")
         if variables is None:
@@ -147,7 +126,7 @@ class Compute:
         number = 0
         try:
             for _ in range(2 if twice else 1):
-                made = await self._scheduler.submit(script, self._home, options, environment)
+                made = await self._scheduler.submit(script, self._node.home, options, environment)
                 number = made.id
         except SbatchError as error:
             if _QUOTA.search(str(error)):
@@ -169,7 +148,7 @@ class Compute:
     async def _ask_both(self, records: int = 0) -> None:
         """Take the time of sacct and squeue in parallel; it grows with the number of records."""
         try:
-            await self._shell.occupy(2, records * self._settings.record_time)
+            await self._node.occupy(2, records * self._node.settings.record_time)
         except Failure as error:
             raise no_answer(error.message) from error
 
@@ -211,7 +190,7 @@ class Compute:
 
     async def _metadata(self, number: str) -> Response:
         _check_id(number)
-        await self._shell.occupy(2)
+        await self._node.occupy(2)
         details = await self._scheduler.details(int(number)) if self._is_there(number) else None
         if details is None:
             raise Failure(404, "Job not found.")
@@ -234,7 +213,7 @@ class Compute:
 
     async def _cancel(self, number: str) -> Response:
         _check_id(number)
-        await self._shell.occupy()
+        await self._node.occupy()
         if not self._is_there(number):
             raise _slurm_failure(f"{cancel_error(number)}Invalid job id specified", 0)
         try:
@@ -247,13 +226,13 @@ class Compute:
         """Run a command in a running job, as `srun --overlap` does."""
         _check_id(number)
         command = text(await json_body(request), "command")
-        await self._shell.occupy()
+        await self._node.occupy()
         if not self._is_there(number):
             raise _slurm_failure(
                 "srun: error: Unable to confirm allocation for job: Invalid job id"
             )
         try:
-            async with asyncio.timeout(self._settings.command_timeout):
+            async with asyncio.timeout(self._node.settings.command_timeout):
                 code, errors = await self._scheduler.attach(int(number), command)
         except TimeoutError as error:
             raise too_slow() from error

@@ -2,152 +2,130 @@
 
 import asyncio
 import itertools
-import os
-from collections.abc import Sequence
-from functools import partial
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 from starlette.datastructures import UploadFile
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from ..settings import FirecrestSettings
 from . import commands
-from .answers import (
-    Failure,
-    flag,
-    invalid,
-    json_body,
-    number,
-    text,
-)
-from .shell import (
-    TIMEOUT_STATUS,
-    CommandError,
-    Shell,
-    channel_closed,
-    too_slow,
-)
+from .answers import Failure, flag, invalid, json_body, number, text
+from .shell import TIMEOUT_STATUS, CommandError, LoginNode, channel_closed, too_slow
 
-_SOURCE = ("path", "sourcePath", "source_path")
+SOURCE = ("path", "sourcePath", "source_path")
+TARGET = ("targetPath", "target_path")
 _WINDOW = 2 << 20
 """Bytes of a command's output that an ssh channel buffers until they are read."""
 
-
-def check_path(path: str, roots: Sequence[Path], system: str) -> None:
-    """Raise `Failure` for a path that is relative or not below `roots`.
-
-    It resolves `..`, but not links.
-    """
-    if not path.startswith("/"):
-        raise Failure(400, f"The provided path ({path}) is not an absolute path.")
-    normal = os.path.normpath(path)
-    if not any(Path(normal).is_relative_to(root) for root in roots):
-        raise Failure(
-            400,
-            f"The provided path ({normal}) does not match any of the defined filesystem paths "
-            f"for the requested system ({system}).",
-        )
+_READING = ("ls", "stat", "file", "head", "tail", "view", "checksum", "download")
+_METHODS = {
+    **dict.fromkeys(_READING, "GET"),
+    **dict.fromkeys(("upload", "mkdir", "symlink", "compress", "extract"), "POST"),
+    **dict.fromkeys(("chmod", "chown"), "PUT"),
+    "rm": "DELETE",
+}
 
 
-class Operations:
-    """The commands on files of one site."""
+class Files:
+    """Reads requests for files of one system, each of which has its own HTTP method."""
 
-    def __init__(
-        self, shell: Shell, settings: FirecrestSettings, roots: Sequence[Path], system: str
-    ) -> None:
-        self._shell = shell
-        self._settings = settings
-        self._roots = roots
-        self._system = system
-        self._races = itertools.cycle((True, False))  # which of two events is first
-        self._handlers = {
-            ("GET", "ls"): self._ls,
-            ("GET", "stat"): self._stat,
-            ("GET", "file"): self._file,
-            ("GET", "head"): self._head,
-            ("GET", "tail"): self._tail,
-            ("GET", "view"): self._view,
-            ("GET", "checksum"): self._checksum,
-            ("GET", "download"): self._download,
-            ("POST", "upload"): self._upload,
-            ("POST", "mkdir"): self._mkdir,
-            ("POST", "symlink"): self._symlink,
-            ("POST", "compress"): self._compress,
-            ("POST", "extract"): self._extract,
-            ("PUT", "chmod"): self._chmod,
-            ("PUT", "chown"): self._chown,
-            ("DELETE", "rm"): self._rm,
-        }
+    def __init__(self, node: LoginNode) -> None:
+        self._node = node
 
-    async def handle(self, request: Request, name: str) -> Response:
-        """Answer a request for the command `name`, or raise `Failure`."""
-        handler = self._handlers.get((request.method, name))
-        if handler is None:
-            known = any(command == name for _, command in self._handlers)
-            raise Failure(405, "Method Not Allowed") if known else Failure(404, "Not Found")
-        return await handler(request)
+    @staticmethod
+    def _check_method(request: Request, name: str, methods: Mapping[str, str]) -> None:
+        if name not in methods:
+            raise Failure(404, "Not Found")
+        if request.method != methods[name]:
+            raise Failure(405, "Method Not Allowed")
 
     def _path(self, request: Request) -> str:
         path = request.query_params.get("path")
         if path is None:
             raise invalid("query", "path", "Field required")
-        check_path(path, self._roots, self._system)
-        return path
+        return self._node.check(path)
 
     async def _body(self, request: Request) -> tuple[dict[str, Any], str]:
         body = await json_body(request)
-        path = text(body, *_SOURCE)
-        check_path(path, self._roots, self._system)
-        return body, path
+        return body, self._node.check(text(body, *SOURCE))
+
+
+class Operations(Files):
+    """The commands on files of one system."""
+
+    def __init__(self, node: LoginNode) -> None:
+        super().__init__(node)
+        self._races = itertools.cycle((True, False))  # which of two events is first
+
+    async def handle(self, request: Request, name: str) -> Response:
+        """Answer a request for the command `name`, or raise `Failure`."""
+        self._check_method(request, name, _METHODS)
+        if name == "upload":
+            return await self._upload(request)
+        if name == "download":
+            return await self._download(self._path(request))
+        if name in _READING:
+            return _output(await self._read(request, name))
+        if name == "rm":
+            await self._node.run(commands.rm, self._path(request))
+            return Response(status_code=204)
+        entry = await self._change(request, name)
+        if entry is None:
+            return Response(status_code=204)
+        return _output(entry, 201 if request.method == "POST" else 200)
 
     def _limited(self, data: bytes, encoded: int | None = None) -> bytes:
         """Return a command's output, or raise `Failure` if it is larger than firecREST reads."""
-        if (len(data) if encoded is None else encoded) >= self._settings.max_file_size:
+        if (len(data) if encoded is None else encoded) >= self._node.settings.max_file_size:
             raise Failure(413, "Command output exceeded buffer limit.")
         return data
 
     # --- looking -------------------------------------------------------------------------------
 
-    async def _ls(self, request: Request) -> Response:
-        command = partial(
-            commands.ls,
-            self._path(request),
-            hidden=flag(request, "showHidden"),
-            recursive=flag(request, "recursive"),
-            numeric=flag(request, "numericUid"),
-            follow=flag(request, "dereference"),
-        )
-        return _output(await self._shell.run(command))
+    async def _read(self, request: Request, name: str) -> Any:
+        path, run = self._path(request), self._node.run
+        match name:
+            case "ls":
+                return await run(
+                    commands.ls,
+                    path,
+                    hidden=flag(request, "showHidden"),
+                    recursive=flag(request, "recursive"),
+                    numeric=flag(request, "numericUid"),
+                    follow=flag(request, "dereference"),
+                )
+            case "stat":
+                return await run(commands.stat_file, path, follow=flag(request, "dereference"))
+            case "file":
+                return await run(commands.file_type, path)
+            case "checksum":
+                return {"algorithm": "SHA256", "checksum": await run(commands.checksum, path)}
+            case "view":
+                return await self._view(request, path)
+        return await self._part(request, path, name)
 
-    async def _stat(self, request: Request) -> Response:
-        path, follow = self._path(request), flag(request, "dereference")
-        return _output(await self._shell.run(partial(commands.stat_file, path, follow=follow)))
+    async def _part(self, request: Request, path: str, tool: str) -> dict[str, Any]:
+        rest = flag(request, "skipTrailing" if tool == "head" else "skipHeading")
+        size, lines = number(request, "bytes") or None, number(request, "lines") or None
+        if size and lines:
+            raise Failure(400, "Only one of `bytes` or `lines` can be specified.")
+        options = {"tool": tool, "size": size, "lines": lines, "rest": rest}
+        data = self._limited(await self._node.run(commands.part, path, **options))
+        amount = lines or size
+        if amount is None:
+            amount = 10
+        elif rest == (tool == "head"):
+            amount = -amount
+        return {
+            "content": data.decode(errors="replace"),
+            "contentType": "bytes" if size else "lines",
+            "startPosition": 0 if tool == "head" else amount,
+            "endPosition": amount if tool == "head" else -1,
+        }
 
-    async def _file(self, request: Request) -> Response:
-        return _output(await self._shell.run(partial(commands.file_type, self._path(request))))
-
-    async def _head(self, request: Request) -> Response:
-        path, rest = self._path(request), flag(request, "skipTrailing")
-        size, lines = _amount(request)
-        command = partial(commands.head, path, size=size, lines=lines, without_end=rest)
-        data = self._limited(await self._shell.run(command))
-        amount = lines if lines is not None else size
-        end = 10 if amount is None else -amount if rest else amount
-        return _content(data, size, 0, end)
-
-    async def _tail(self, request: Request) -> Response:
-        path, rest = self._path(request), flag(request, "skipHeading")
-        size, lines = _amount(request)
-        command = partial(commands.tail, path, size=size, lines=lines, without_start=rest)
-        data = self._limited(await self._shell.run(command))
-        amount = lines if lines is not None else size
-        start = 10 if amount is None else amount if rest else -amount
-        return _content(data, size, start, -1)
-
-    async def _view(self, request: Request) -> Response:
-        path, most = self._path(request), self._settings.max_file_size
+    async def _view(self, request: Request, path: str) -> str:
+        most = self._node.settings.max_file_size
         given, offset = number(request, "size"), number(request, "offset") or 0
         size = most if given is None else given
         if offset < 0:
@@ -156,85 +134,67 @@ class Operations:
             raise Failure(400, "`size` value must be an integer value greater than 0")
         if size > most:
             raise Failure(400, f"`size` value must be less than {most} bytes")
-        data = self._limited(await self._shell.run(partial(commands.view, path, size, offset)))
+        data = await self._node.run(commands.view, path, size=size, offset=offset)
         # The server counts characters of the decoded text where it should count bytes.
         begin = offset % size
-        return _output(data.decode(errors="replace")[begin : begin + size])
+        return self._limited(data).decode(errors="replace")[begin : begin + size]
 
-    async def _checksum(self, request: Request) -> Response:
-        digest = await self._shell.run(partial(commands.checksum, self._path(request)))
-        return _output({"algorithm": "SHA256", "checksum": digest})
-
-    async def _download(self, request: Request) -> Response:
+    async def _download(self, path: str) -> Response:
         """Return a file; base64 above the limit plus the channel's buffer blocks the command."""
-        data = await self._shell.run(partial(commands.read, self._path(request)))
+        data = await self._node.run(commands.read, path)
         encoded = -(-len(data) // 3) * 4
-        if encoded > self._settings.max_file_size + _WINDOW:
-            await asyncio.sleep(self._settings.command_timeout)
+        settings = self._node.settings
+        if encoded > settings.max_file_size + _WINDOW:
+            await asyncio.sleep(settings.command_timeout)
             # The channel may be closed already when the server tries to end the command.
             raise channel_closed() if next(self._races) else too_slow()
-        self._limited(data, encoded)
-        return Response(data, media_type="application/octet-stream")
+        return Response(self._limited(data, encoded), media_type="application/octet-stream")
 
     # --- changing ------------------------------------------------------------------------------
 
     async def _upload(self, request: Request) -> Response:
-        directory = self._path(request)
+        directory, settings = self._path(request), self._node.settings
         async with request.form() as form:
             file = form.get("file")
             if not isinstance(file, UploadFile):
                 raise invalid("body", "file", "Field required")
             content, name = await file.read(), file.filename
-        if len(content) > self._settings.max_file_size:
+        if len(content) > settings.max_file_size:
             raise Failure(413, "File to upload is too large.")
         try:
-            await self._shell.run(partial(commands.write, f"{directory}/{name}", content))
+            await self._node.run(commands.write, f"{directory}/{name}", content=content)
         except Failure as failure:
             # The shell may end before all of its input is written.
             raise (channel_closed() if next(self._races) else failure) from failure
         if not content:
             # Without input, `base64 -d` waits until it or the server gives up; the file exists.
-            await asyncio.sleep(self._settings.command_timeout)
+            await asyncio.sleep(settings.command_timeout)
             raise too_slow() if next(self._races) else CommandError(TIMEOUT_STATUS, "").failure()
         return Response(status_code=204)
 
-    async def _mkdir(self, request: Request) -> Response:
-        body, path = await self._body(request)
-        command = partial(commands.mkdir, path, parents=bool(body.get("parent", False)))
-        return _output(await self._shell.run(command), 201)
-
-    async def _symlink(self, request: Request) -> Response:
-        body, path = await self._body(request)
-        link = text(body, "linkPath", "link_path")
-        return _output(await self._shell.run(partial(commands.symlink, path, link)), 201)
-
-    async def _chmod(self, request: Request) -> Response:
-        body, path = await self._body(request)
-        return _output(await self._shell.run(partial(commands.chmod, path, text(body, "mode"))))
-
-    async def _chown(self, request: Request) -> Response:
-        body, path = await self._body(request)
-        owner, group = (text(body, name, needed=False) for name in ("owner", "group"))
-        return _output(await self._shell.run(partial(commands.chown, path, owner, group)))
-
-    async def _rm(self, request: Request) -> Response:
-        await self._shell.run(partial(commands.rm, self._path(request)))
-        return Response(status_code=204)
-
-    async def _compress(self, request: Request) -> Response:
-        body, path = await self._body(request)
-        target, follow = text(body, "targetPath", "target_path"), bool(body.get("dereference"))
-        if text(body, "matchPattern", "match_pattern", needed=False):
-            raise Failure(501, "The sandbox does not support matchPattern.")
-        command = partial(commands.compress, path, target, compression(body), follow=follow)
-        await self._shell.run(command)
-        return Response(status_code=204)
-
-    async def _extract(self, request: Request) -> Response:
-        body, path = await self._body(request)
-        target = text(body, "targetPath", "target_path")
-        await self._shell.run(partial(commands.extract, path, target, compression(body)))
-        return Response(status_code=204)
+    async def _change(self, request: Request, name: str) -> commands.Entry | None:
+        """Run a command that changes files; return the entry of the new or changed one."""
+        (body, path), run = await self._body(request), self._node.run
+        match name:
+            case "mkdir":
+                return await run(commands.mkdir, path, parents=bool(body.get("parent", False)))
+            case "symlink":
+                return await run(commands.symlink, path, text(body, "linkPath", "link_path"))
+            case "chmod":
+                return await run(commands.chmod, path, mode=text(body, "mode"))
+            case "chown":
+                own = {key: text(body, key, needed=False) for key in ("owner", "group")}
+                return await run(commands.chown, path, **own)
+            case "compress":
+                target, follow = text(body, *TARGET), bool(body.get("dereference"))
+                if text(body, "matchPattern", "match_pattern", needed=False):
+                    raise Failure(501, "The sandbox does not support matchPattern.")
+                kind = compression(body)
+                await run(commands.compress, path, target, compression=kind, follow=follow)
+            case _:
+                target = text(body, *TARGET)
+                await run(commands.extract, path, target, compression=compression(body))
+        return None
 
 
 def compression(body: dict[str, Any]) -> str:
@@ -244,24 +204,6 @@ def compression(body: dict[str, Any]) -> str:
         allowed = ", ".join(repr(known) for known in commands.COMPRESSIONS)
         raise invalid("body", "compression", f"Input should be {allowed}")
     return kind
-
-
-def _amount(request: Request) -> tuple[int | None, int | None]:
-    size, lines = number(request, "bytes") or None, number(request, "lines") or None
-    if size and lines:
-        raise Failure(400, "Only one of `bytes` or `lines` can be specified.")
-    return size, lines
-
-
-def _content(data: bytes, size: int | None, start: int, end: int) -> Response:
-    return _output(
-        {
-            "content": data.decode(errors="replace"),
-            "contentType": "bytes" if size else "lines",
-            "startPosition": start,
-            "endPosition": end,
-        }
-    )
 
 
 def _output(output: Any, status: int = 200) -> Response:

@@ -5,9 +5,11 @@ where users notice them.
 """
 
 import asyncio
+import os
 import shlex
 from collections.abc import Callable
-from typing import TypeVar
+from pathlib import Path
+from typing import Any, TypeVar
 
 from ..settings import FirecrestSettings
 from .answers import Failure
@@ -45,22 +47,50 @@ class CommandError(Exception):
         return Failure(next(found, 500), message)
 
 
-class Shell:
-    """Runs commands within the limits of ssh's sessions and of firecREST's timeout."""
+class LoginNode:
+    """The login node of a system, with the limits of ssh's sessions and of firecREST's timeout.
 
-    def __init__(self, settings: FirecrestSettings) -> None:
-        self._settings = settings
+    Attributes:
+        name: the system's name.
+        roots: its file systems, the first one with the home directories.
+        home: the user's home directory, where transfer jobs run and write their logs.
+    """
+
+    def __init__(self, name: str, directory: Path, user: str, settings: FirecrestSettings) -> None:
+        """Create the file systems in `directory`."""
+        self.name = name
+        self.settings = settings
+        self.roots = [directory / "home", directory / "scratch"]
+        self.home = self.roots[0] / user
+        for root in self.roots:
+            (root / user).mkdir(parents=True, exist_ok=True)
         self._busy = 0
 
-    async def run(self, command: Callable[[], _T]) -> _T:
-        """Call a command on files in a thread and return its result.
+    def check(self, path: str) -> str:
+        """Return a path, or raise `Failure` if it is relative or not below `roots`.
+
+        It resolves `..`, but not links.
+        """
+        if not path.startswith("/"):
+            raise Failure(400, f"The provided path ({path}) is not an absolute path.")
+        normal = os.path.normpath(path)
+        if not any(Path(normal).is_relative_to(root) for root in self.roots):
+            raise Failure(
+                400,
+                f"The provided path ({normal}) does not match any of the defined filesystem paths "
+                f"for the requested system ({self.name}).",
+            )
+        return path
+
+    async def run(self, command: Callable[..., _T], *paths: str, **options: Any) -> _T:
+        """Call a command on files in a thread, with `paths` as a shell reads them.
 
         Raise `Failure` if the command fails or takes too long, or no session is left.
         """
         await self.occupy()
         try:
-            async with asyncio.timeout(self._settings.command_timeout):
-                return await asyncio.to_thread(command)
+            async with asyncio.timeout(self.settings.command_timeout):
+                return await asyncio.to_thread(lambda: command(*map(as_quoted, paths), **options))
         except CommandError as error:
             raise error.failure() from error
         except TimeoutError as error:
@@ -71,15 +101,15 @@ class Shell:
 
         Raise a 424 if too few sessions are left, or a 408 if it takes longer than firecREST waits.
         """
-        if self._busy + sessions > self._settings.max_sessions:
+        if self._busy + sessions > self.settings.max_sessions:
             raise Failure(424, _NO_CHANNEL)
         self._busy += sessions
-        time = self._settings.command_time + more
+        time = self.settings.command_time + more
         try:
-            await asyncio.sleep(min(time, self._settings.command_timeout))
+            await asyncio.sleep(min(time, self.settings.command_timeout))
         finally:
             self._busy -= sessions
-        if time > self._settings.command_timeout:
+        if time > self.settings.command_timeout:
             raise too_slow()
 
 

@@ -1,7 +1,9 @@
 """A firecREST site with its API, its token endpoint and its object store below `/SITE`."""
 
 import asyncio
+import os
 import time
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -10,25 +12,18 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Scope
 
-from ..batch import BatchJob
 from ..faults import Action, Fault
-from ..record import RequestRecord
 from ..sbatch import SlurmVariant
-from ..schedulers import scheduler_of
-from ..settings import SandboxSettings
-from . import status
-from .answers import Failure, failed, flag
+from ..settings import Partition, SandboxSettings
+from ..site import Site
+from .accounting import USER_ID, accounting_of
+from .answers import Failure, flag
 from .compute import Compute, no_answer
 from .operations import Operations
-from .shell import (
-    Shell,
-    channel_closed,
-    too_slow,
-)
-from .slurm import accounting_of
-from .store import ObjectStore
+from .shell import LoginNode, channel_closed, too_slow
+from .store import STORE_LIFETIME, ObjectStore
 from .tokens import Tokens
-from .transfers import TransferService
+from .transfers import TransferService, directives
 
 _VERSION = "2.x.x"
 """The version that the site reports, as the server does that it was compared with."""
@@ -38,80 +33,64 @@ _TOKEN = "/auth/realms/sandbox/protocol/openid-connect/token"  # noqa: S105
 _STORE = "/store"
 _USER = "mantik"
 
+_SLURM_VERSION = "22.05.8"
+_PROBE_INTERVAL = 120
+_HIDDEN = "**********"
 
-class FirecrestServer:
+
+class FirecrestServer(Site):
     """A site: file systems, a scheduler, and firecREST in front of them.
 
     Attributes:
         machine: the name of the site's single system.
-        directory: contains `home`, `scratch`, `spool`, `store`.
-        home: the user's home directory, where transfer jobs run and write their logs.
+        home: the user's home directory.
         tokens: the identity provider.
     """
 
     def __init__(self, name: str, directory: Path, settings: SandboxSettings, base: str) -> None:
         """Create the site's directories; `base` is the server's URL."""
-        self.name = name
-        self.machine = name.lower()
-        self.directory = directory.resolve()
-        self.settings = settings
-        self.url = f"{base}/{name}{_API}"
-        self.token_url = f"{base}/{name}{_TOKEN}"
-        self.record = RequestRecord()
+        super().__init__(name, directory, settings, f"{base}/{name}{_API}", _USER)
         own = settings.firecrest
-        roots = [self.directory / "home", self.directory / "scratch"]
-        self.home = roots[0] / _USER
-        for root in roots:
-            (root / _USER).mkdir(parents=True, exist_ok=True)
+        self.token_url = f"{base}/{name}{_TOKEN}"
+        self.machine = name.lower()
+        self._node = LoginNode(self.machine, self.directory, _USER, own)
+        self.home = self._node.home
         self.tokens = Tokens(_USER, own)
         rules = SlurmVariant(
             part_limits=False, accounts=settings.accounts, records_refused=True,
             job_memory=own.job_memory,
         )  # fmt: skip
-        self.scheduler = scheduler_of(
-            settings, self.directory / "spool", home=self.home, user=_USER, rules=rules
-        )
-        self.accounting = accounting_of(self.scheduler, own, _USER, settings.accounts[0])
-        self._own = own
-        self._roots = roots
-        self._since = time.time()
+        self.scheduler = self._scheduler(self.home, rules)
+        self._accounting = accounting_of(self.scheduler, own, _USER, settings.accounts[0])
         self._later: set[asyncio.Task[Response]] = set()
-        self._shell = Shell(own)
-        self._store = ObjectStore(self.directory / "store")
-        self._store.url = f"{base}/{name}{_STORE}"
-        self._compute = Compute(self.scheduler, self.accounting, self._shell, own, self.home)
-        self._operations = Operations(self._shell, own, roots, self.machine)
-        self._transfers = TransferService(
-            self._compute, self._shell, self._store, own,
-            roots=roots, system=self.machine, home=self.home,
-        )  # fmt: skip
+        self._store = ObjectStore(self.directory / "store", f"{base}/{name}{_STORE}")
+        self._compute = Compute(self._node, self.scheduler, self._accounting)
+        self._operations = Operations(self._node)
+        self._transfers = TransferService(self._node, self._compute, self._store)
 
     # --- for the sandbox -----------------------------------------------------------------------
 
-    def start(self) -> None:
-        """Start the scheduler; the server queries it for requests only."""
-        self.scheduler.start()
-
     async def stop(self) -> None:
-        """End all jobs and remove the object store; the file systems' files stay."""
         for task in self._later:
             task.cancel()
         await self.scheduler.stop()
         await asyncio.to_thread(self._store.remove)
 
     def credentials(self) -> tuple[str, str]:
-        """Return client id and secret."""
         return self.tokens.client_id, self.tokens.client_secret
 
-    def recorded(self) -> dict[str, Any]:
-        jobs = [_recorded(job) for job in self.scheduler.jobs.values()]
-        return self.record.as_json(jobs, self.scheduler)
+    def _recorded_jobs(self) -> Iterable[dict[str, Any]]:
+        return (
+            {
+                "id": str(job.id), "tags": [], "name": job.name, "status": job.state.value,
+                "exit_code": job.exit_code, "scheduler_ids": [job.id],
+                "submitted": job.submitted, "ended": job.ended,
+            }
+            for job in self.scheduler.jobs.values()
+        )  # fmt: skip
 
     def refusal(self, fault: Fault) -> dict[str, Any]:
-        return {
-            "errorType": "error", "message": fault.message, "causedBy": None, "data": None,
-            "user": None if fault.status == 500 else _USER,
-        }  # fmt: skip
+        return Failure(fault.status, fault.message, unhandled=fault.status == 500).body(_USER)
 
     def act(self, action: Action, scope: Scope) -> None:
         match action:
@@ -126,7 +105,7 @@ class FirecrestServer:
 
     async def handle(self, request: Request) -> Response:
         path = request.url.path.removeprefix(f"/{self.name}")
-        self.record.note(request.method, f"/{self.name}{path}")
+        self._note(request.method, f"/{self.name}{path}")
         if path == _TOKEN:
             return await self.tokens.endpoint(request)
         if path.startswith(f"{_STORE}/"):
@@ -144,7 +123,7 @@ class FirecrestServer:
             user = _USER
             response = await self._in_time(request, parts)
         except Failure as failure:
-            response = failed(failure, user)
+            response = JSONResponse(failure.body(user), failure.status, dict(failure.headers))
             if failure.unhandled:
                 request.scope["sandbox.reset"] = True
         return _with_headers(request, response, user)
@@ -157,7 +136,7 @@ class FirecrestServer:
         await request.body()
         if fault.action == "timeout_after" and not fault.seconds:
             await self._answer(request, parts)
-        await asyncio.sleep(self._own.command_timeout)
+        await asyncio.sleep(self.settings.firecrest.command_timeout)
         if fault.action == "timeout_after" and fault.seconds:
             task = asyncio.create_task(self._answer_later(request, parts, fault.seconds))
             self._later.add(task)
@@ -193,25 +172,108 @@ class FirecrestServer:
         age = int(time.time() - self._since)
         return JSONResponse({"healthcheckRuns": {self.machine: moment}, "lastUpdate": age})
 
-    def _system(self) -> dict[str, Any]:
-        return status.system(self.machine, self._roots, self._own, self._store.url, self._since)
-
     async def _status(self, kind: str, *, hidden: bool) -> Response:
         partitions = self.scheduler.partitions
-        found: Any
+        found: dict[str, Any]
         match kind:
             case "nodes":
-                found = {"nodes": status.nodes(partitions)}
+                found = {"nodes": _nodes(partitions)}
             case "partitions":
-                found = {"partitions": status.partitions_shown(partitions, hidden=hidden)}
+                found = {"partitions": _partitions(partitions, hidden=hidden)}
             case "reservations":
                 found = {"reservations": []}
             case "userinfo":
-                found = status.user_info(_USER, self.settings.accounts)
+                found = _user_info(self.settings.accounts)
             case _:
                 raise Failure(404, "Not Found")
-        await self._shell.occupy()
+        await self._node.occupy()
         return JSONResponse(found)
+
+    def _system(self) -> dict[str, Any]:
+        """Return the system of `/status/systems`, whose keys are in two styles (seen)."""
+        settings, roots = self.settings.firecrest, self._node.roots
+        moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(self._since)) + "Z"
+        healthy = {"lastChecked": moment, "latency": 0.01, "healthy": True, "message": None}
+        services: list[dict[str, Any]] = [
+            {"serviceType": "scheduler", **healthy},
+            {"serviceType": "ssh", **healthy},
+            *({"serviceType": "filesystem", **healthy, "path": str(root)} for root in roots),
+        ]
+        transfer = None
+        if settings.transfer_method == "s3":
+            services.append({"serviceType": "s3", **healthy})
+            transfer = {
+                "serviceType": "s3", "name": "sandbox-store", "privateUrl": _HIDDEN,
+                "publicUrl": self._store.url, "accessKeyId": _HIDDEN,
+                "secretAccessKey": _HIDDEN, "region": "sandbox", "ttl": STORE_LIFETIME,
+                "tenant": None,
+                "multipart": {
+                    "use_split": False, "max_part_size": settings.max_part_size,
+                    "parallel_runs": 3, "tmp_folder": "tmp",
+                },
+                "bucketLifecycleConfiguration": {"days": 10},
+            }  # fmt: skip
+        return {
+            "name": self.machine,
+            "ssh": {
+                "host": "localhost", "port": 22, "proxyHost": None, "proxyPort": None,
+                "maxClients": 100,
+                "timeout": {
+                    "connection": 5, "login": 5, "commandExecution": settings.command_timeout,
+                    "idleTimeout": 60, "keepAlive": 5,
+                },
+            },
+            "scheduler": {
+                "type": "slurm", "connectionMode": "ssh", "version": _SLURM_VERSION,
+                "apiUrl": None, "apiVersion": None, "timeout": 10,
+            },
+            "servicesHealth": services,
+            "probing": {"services": None, "intervalCheck": _PROBE_INTERVAL},
+            "fileSystems": [
+                {"path": str(root), "dataType": kind, "defaultWorkDir": not index}
+                for index, (root, kind) in enumerate(zip(roots, ("users", "scratch"), strict=True))
+            ],
+            "dataOperation": {
+                "datatransfer_jobs_directives": directives(settings),
+                "max_ops_file_size": settings.max_file_size,
+                "data_transfer": transfer,
+            },
+        }  # fmt: skip
+
+
+def _nodes(partitions: Sequence[Partition]) -> list[dict[str, Any]]:
+    """Return the nodes: this machine alone, in all partitions, with the largest one's size."""
+    name, most = os.uname().nodename, max(partitions, key=lambda partition: partition.cpus)
+    return [
+        {
+            "sockets": 2, "cores": 2, "threads": 2, "cpus": most.cpus, "cpuLoad": 0.0,
+            "freeMemory": most.memory_mib, "features": "(null)", "name": name, "address": name,
+            "hostname": name, "state": ["IDLE"],
+            "partitions": [partition.name for partition in partitions], "weight": 1,
+            "allocMemory": most.memory_mib, "allocCpus": 0, "idleCpus": most.cpus,
+        }
+    ]  # fmt: skip
+
+
+def _partitions(partitions: Sequence[Partition], *, hidden: bool) -> list[dict[str, Any]]:
+    """Return the partitions, also `hidden` ones; the key `partition` holds the state."""
+    return [
+        {
+            "name": partition.name,
+            "cpus": partition.cpus * partition.nodes,
+            "totalNodes": partition.nodes,
+            "partition": "UP" if partition.up else "DOWN",
+        }
+        for partition in partitions
+        if hidden or not partition.hidden
+    ]
+
+
+def _user_info(accounts: Sequence[str]) -> dict[str, Any]:
+    """Return the user, the groups and the Slurm accounts."""
+    own = {"id": str(USER_ID), "name": _USER}
+    listed = [{"name": account, "default": not at} for at, account in enumerate(accounts)]
+    return {"user": own, "group": own, "groups": [own], "accounts": listed}
 
 
 def _timeout_failure(method: str, parts: list[str]) -> Failure:
@@ -232,16 +294,3 @@ def _with_headers(request: Request, response: Response, user: str | None) -> Res
         if name in request.headers:
             response.headers[name] = request.headers[name]
     return response
-
-
-def _recorded(job: BatchJob) -> dict[str, Any]:
-    return {
-        "id": str(job.id),
-        "tags": [],
-        "name": job.name,
-        "status": job.state.value,
-        "exit_code": job.exit_code,
-        "scheduler_ids": [job.id],
-        "submitted": job.submitted,
-        "ended": job.ended,
-    }

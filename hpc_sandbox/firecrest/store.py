@@ -16,16 +16,16 @@ from starlette.responses import FileResponse, Response
 _PART = "part-{}"
 _OBJECT = "object"
 _NAMESPACE = "{http://s3.amazonaws.com/doc/2006-03-01/}"
-_LIFETIME = 604_800
+STORE_LIFETIME = 604_800
 """Validity in seconds that a presigned URL claims (real: 7 days)."""
 
 
 class ObjectStore:
     """Objects below a directory; presigned URLs give access to them."""
 
-    def __init__(self, directory: Path) -> None:
-        """Keep objects in `directory`. Set `url` before the first presigned URL."""
-        self.url = ""
+    def __init__(self, directory: Path, url: str) -> None:
+        """Keep objects in `directory`, and serve them below `url`."""
+        self.url = url
         self._directory = directory
         self._key = secrets.token_bytes(32)
 
@@ -44,7 +44,7 @@ class ObjectStore:
 
     def presigned(self, method: str, key: str, part: str = "") -> str:
         """Return a URL for one kind of request for an object: PUT of a part, POST, or GET."""
-        url = f"{self.url}/{quote(key)}?X-Amz-Expires={_LIFETIME}&partNumber={part}"
+        url = f"{self.url}/{quote(key)}?X-Amz-Expires={STORE_LIFETIME}&partNumber={part}"
         return f"{url}&X-Amz-Signature={self._signature(method, key, part)}"
 
     def _signature(self, method: str, key: str, part: str) -> str:

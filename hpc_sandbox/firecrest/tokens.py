@@ -1,13 +1,12 @@
 """The identity provider of a firecREST site, and firecREST's check of tokens."""
 
 import base64
-import binascii
 import hashlib
 import hmac
 import json
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import parse_qsl, unquote_plus
 
@@ -80,10 +79,9 @@ class Tokens:
         if request.method != "POST":
             return _denied(405, "invalid_request", "HTTP 405 Method Not Allowed")
         form = dict(parse_qsl((await request.body()).decode()))
-        client = _basic(request.headers.get("authorization", "")) or (
-            form.get("client_id", ""),
-            form.get("client_secret", ""),
-        )
+        client = _basic(request.headers.get("authorization", "")) or [
+            form.get(name, "") for name in ("client_id", "client_secret")
+        ]
         match form.get("grant_type"):
             case "client_credentials":
                 if not _same(client, (self.client_id, self.client_secret)):
@@ -131,7 +129,7 @@ class Tokens:
             if not hmac.compare_digest(_decoded(signature), self._signature(signed)):
                 return "Access token is invalid."
             left = float(claims["exp"]) - time.time()
-        except (ValueError, KeyError, AttributeError, binascii.Error):
+        except (ValueError, KeyError, AttributeError):
             return "Access token is invalid."
         if left < 0:
             return "Access token expired"
@@ -141,7 +139,7 @@ class Tokens:
         return ""
 
 
-def _same(given: list[str] | tuple[str, ...], wanted: list[str] | tuple[str, ...]) -> bool:
+def _same(given: Sequence[str], wanted: Sequence[str]) -> bool:
     return secrets.compare_digest("\0".join(given).encode(), "\0".join(wanted).encode())
 
 
@@ -151,7 +149,7 @@ def _basic(header: str) -> tuple[str, str] | None:
         return None
     try:
         name, _, secret = base64.b64decode(value, validate=True).decode().partition(":")
-    except (binascii.Error, UnicodeDecodeError):
+    except ValueError:
         return None
     return unquote_plus(name), unquote_plus(secret)
 

@@ -5,10 +5,7 @@ Clients wait for the job and then search its log for a phrase; the phrases here 
 
 import shlex
 import uuid
-from collections.abc import Sequence
-from functools import partial
 from html import escape
-from pathlib import Path
 from typing import Any
 
 from starlette.requests import Request
@@ -16,23 +13,20 @@ from starlette.responses import JSONResponse, Response
 
 from ..settings import FirecrestSettings
 from . import commands
-from .answers import (
-    Failure,
-    either,
-    invalid,
-    json_body,
-    text,
-)
+from .answers import Failure, either, invalid, json_body, text
 from .compute import Compute
-from .operations import check_path, compression
-from .shell import Shell
-from .status import directives
+from .operations import SOURCE, TARGET, Files, compression
+from .shell import LoginNode
 from .store import ObjectStore
 
 _LOOKS = 1440
 """How often an upload's job checks for its object."""
 
-_SOURCE = ("path", "sourcePath", "source_path")
+_METHODS = {
+    **dict.fromkeys(("upload", "download", "cp", "mv", "compress", "extract"), "POST"),
+    "rm": "DELETE",
+}
+_DIRECTIVES = ("#SBATCH --nodes=1", "#SBATCH --time=0-00:15:00")
 _TAR_FLAGS = {"none": "", "gzip": "z", "bzip2": "j", "xz": "J"}
 _VARIABLES = {"PATH": "/bin:/usr/bin/:/usr/local/bin/"}
 
@@ -78,53 +72,38 @@ def _word(path: str) -> str:
     return shlex.quote(escape(path).replace("&#x27;", "&#39;").replace("&quot;", "&#34;"))
 
 
-class TransferService:
+def directives(settings: FirecrestSettings) -> list[str]:
+    """Return the `#SBATCH` lines of transfer jobs, with `{account}` if they need one."""
+    return [*_DIRECTIVES, *(["#SBATCH --account={account}"] if settings.account_needed else [])]
+
+
+class TransferService(Files):
     """The transfer jobs of one site."""
 
-    def __init__(
-        self,
-        compute: Compute,
-        shell: Shell,
-        store: ObjectStore,
-        settings: FirecrestSettings,
-        *,
-        roots: Sequence[Path],
-        system: str,
-        home: Path,
-    ) -> None:
+    def __init__(self, node: LoginNode, compute: Compute, store: ObjectStore) -> None:
+        super().__init__(node)
+        self._settings = node.settings
         self._compute = compute
-        self._shell = shell
         self._store = store
-        self._settings = settings
-        self._roots = roots
-        self._system = system
-        self._home = home
 
     async def handle(self, request: Request, name: str) -> Response:
         """Answer a request for the transfer `name`, or raise `Failure`."""
-        match request.method, name:
-            case "POST", "upload":
-                return await self._upload(await json_body(request))
-            case "POST", "download":
-                return await self._download(await json_body(request))
-            case "POST", "cp" | "mv" | "compress" | "extract":
-                return await self._internal(name, await json_body(request))
-            case "DELETE", "rm":
-                path = request.query_params.get("path")
-                if path is None:
-                    raise invalid("query", "path", "Field required")
-                check_path(path, self._roots, self._system)
-                script = _SIMPLE.format(command=f"rm -R -- {_word(path)}", done="deleted")
-                account = request.query_params.get("account", "")
-                return JSONResponse(await self._job("DeleteFiles", script, account))
-            case _, "upload" | "download" | "cp" | "mv" | "rm" | "compress" | "extract":
-                raise Failure(405, "Method Not Allowed")
-        raise Failure(404, "Not Found")
+        self._check_method(request, name, _METHODS)
+        if name == "rm":
+            command = f"rm -R -- {_word(self._path(request))}"
+            script = _SIMPLE.format(command=command, done="deleted")
+            account = request.query_params.get("account", "")
+            return JSONResponse(await self._job("DeleteFiles", script, account))
+        if name == "upload":
+            answer = await self._upload(await json_body(request))
+        elif name == "download":
+            answer = await self._download(await json_body(request))
+        else:
+            answer = await self._internal(name, *await self._body(request))
+        return JSONResponse(answer, 201)
 
-    async def _internal(self, name: str, body: dict[str, Any]) -> Response:
-        path = text(body, *_SOURCE)
-        check_path(path, self._roots, self._system)
-        target = text(body, "targetPath", "target_path")
+    async def _internal(self, name: str, body: dict[str, Any], path: str) -> dict[str, Any]:
+        target = text(body, *TARGET)
         follow = bool(body.get("dereference", False))
         match name:
             case "cp":
@@ -144,8 +123,7 @@ class TransferService:
                 command = f"tar {options} {_word(path)} -C {_word(target)}"
                 title, done = "CompressFiles", "extracted"
         script = _SIMPLE.format(command=command, done=done)
-        account = text(body, "account", needed=False)
-        return JSONResponse(await self._job(title, script, account), 201)
+        return await self._job(title, script, text(body, "account", needed=False))
 
     # --- large files ---------------------------------------------------------------------------
 
@@ -164,13 +142,13 @@ class TransferService:
             raise Failure(400, "Requested transfer method is not available.")
         return given
 
-    async def _upload(self, body: dict[str, Any]) -> Response:
-        path, given = text(body, *_SOURCE), self._method(body)
+    async def _upload(self, body: dict[str, Any]) -> dict[str, Any]:
+        path, given = text(body, *SOURCE), self._method(body)
         size = either(given, "fileSize", "file_size")
         if not str(size).isdecimal():
             raise invalid("body", "fileSize", "Input should be a valid integer")
         key, most = self._store.new_key(path), self._settings.max_part_size
-        count = -(-int(str(size)) // most)
+        parts = range(1, -(-int(str(size)) // most) + 1)
         script = _UPLOAD.format(
             target=_word(path),
             object=shlex.quote(str(self._store.object_path(key))),
@@ -180,30 +158,24 @@ class TransferService:
         answer = await self._job("IngressFileTransfer", script, text(body, "account", needed=False))
         answer["transferDirectives"] = {
             "transferMethod": "s3",
-            "partsUploadUrls": [
-                self._store.presigned("PUT", key, str(part)) for part in range(1, count + 1)
-            ],
+            "partsUploadUrls": [self._store.presigned("PUT", key, str(part)) for part in parts],
             "completeUploadUrl": self._store.presigned("POST", key),
             "maxPartSize": most,
         }
-        return JSONResponse(answer, 201)
+        return answer
 
-    async def _download(self, body: dict[str, Any]) -> Response:
-        path = text(body, *_SOURCE)
+    async def _download(self, body: dict[str, Any]) -> dict[str, Any]:
+        path = text(body, *SOURCE)
         self._method(body)
-        await self._shell.run(partial(commands.stat_file, path, follow=True))
+        await self._node.run(commands.stat_file, path, follow=True)
         key = self._store.new_key(path)
-        script = _DOWNLOAD.format(
-            source=_word(path), object=shlex.quote(str(self._store.object_path(key)))
-        )
-        answer = await self._job(
-            "OutgressFileTransfer", script, text(body, "account", needed=False)
-        )
-        answer["transferDirectives"] = {
-            "transferMethod": "s3",
-            "downloadUrl": self._store.presigned("GET", key),
-        }
-        return JSONResponse(answer, 201)
+        made = shlex.quote(str(self._store.object_path(key)))
+        script = _DOWNLOAD.format(source=_word(path), object=made)
+        account = text(body, "account", needed=False)
+        answer = await self._job("OutgressFileTransfer", script, account)
+        url = self._store.presigned("GET", key)
+        answer["transferDirectives"] = {"transferMethod": "s3", "downloadUrl": url}
+        return answer
 
     async def _job(self, name: str, script: str, account: str) -> dict[str, Any]:
         """Submit a transfer job and return its part of the answer."""
@@ -212,22 +184,23 @@ class TransferService:
             if not account:
                 raise Failure(400, "Account parameter is required on this system.")
             lines = lines.format(account=account)
-        log = f"{self._home}/.f7t_file_handling_job_{{}}{uuid.uuid4()}.log"
+        home = str(self._node.home)
+        log = f"{home}/.f7t_file_handling_job_{{}}{uuid.uuid4()}.log"
         job = {
             "name": name,
-            "workingDirectory": str(self._home),
+            "workingDirectory": home,
             "standardInput": "/dev/null",
             "standardOutput": log.format(""),
             "standardError": log.format("error_"),
             "env": _VARIABLES,
             "script": f'#!/bin/bash\n{lines}\n\necho "{name} (id:$SLURM_JOB_ID)"\n{script}',
         }
-        await self._shell.occupy()
+        await self._node.occupy()
         return {
             "transferJob": {
                 "jobId": str(await self._compute.submit(job)),
-                "system": self._system,
-                "workingDirectory": str(self._home),
+                "system": self._node.name,
+                "workingDirectory": home,
                 "logs": {"outputLog": job["standardOutput"], "errorLog": job["standardError"]},
             }
         }

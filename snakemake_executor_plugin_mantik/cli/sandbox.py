@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hpc_sandbox.errors import SandboxError
 from hpc_sandbox.settings import (
     APIS,
     SCHEDULERS,
     FirecrestSettings,
+    SandboxError,
     SandboxSettings,
     SiteOption,
     Timing,

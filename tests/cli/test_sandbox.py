@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from hpc_sandbox import processes
-from hpc_sandbox.errors import SandboxError
 from hpc_sandbox.server import Sandbox
+from hpc_sandbox.settings import SandboxError
 from snakemake_executor_plugin_mantik.cli import sandbox as command
 from snakemake_executor_plugin_mantik.common.errors import UserError
 from tests.support.sandbox import wait_for

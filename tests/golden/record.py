@@ -16,8 +16,8 @@ from itertools import groupby
 from starlette.requests import Request
 from starlette.responses import Response
 
-from hpc_sandbox.record import request_kind
 from hpc_sandbox.server import Sandbox
+from hpc_sandbox.site import request_kind
 from snakemake_executor_plugin_mantik.jobs.paths import workspace_below
 from snakemake_executor_plugin_mantik.journal import Journal
 from tests.support.workflows import Project

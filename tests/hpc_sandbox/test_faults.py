@@ -7,8 +7,8 @@ import httpx
 import pytest
 
 from hpc_sandbox.faults import Fault
-from hpc_sandbox.record import request_kind
 from hpc_sandbox.server import Sandbox
+from hpc_sandbox.site import request_kind
 from tests.support.sandbox import RestClient, raw_job, wait_for
 
 OCTETS = {"Content-Type": "application/octet-stream"}

@@ -11,9 +11,8 @@ import pytest
 from hpc_sandbox.batch import BatchState
 from hpc_sandbox.firecrest.accounting import LocalAccounting
 from hpc_sandbox.firecrest.compute import exported
-from hpc_sandbox.local_job import LocalJob
 from hpc_sandbox.sbatch import MAX_SCRIPT, BatchRequest
-from hpc_sandbox.scheduler import LocalScheduler
+from hpc_sandbox.scheduler import LocalJob, LocalScheduler
 from tests.support.sandbox import FAST, FirecrestClient, message, wait_for
 
 

@@ -12,9 +12,8 @@ import pytest
 
 from hpc_sandbox import processes
 from hpc_sandbox.batch import BatchState
-from hpc_sandbox.local_job import LocalJob
 from hpc_sandbox.sbatch import SbatchError
-from hpc_sandbox.scheduler import LocalScheduler
+from hpc_sandbox.scheduler import LocalJob, LocalScheduler
 from hpc_sandbox.settings import Partition, SandboxSettings, Timing
 
 SETTINGS = SandboxSettings(timing=Timing(kill_wait=0.5, memory_interval=0.05), slots=2)

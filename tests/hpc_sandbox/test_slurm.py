@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from hpc_sandbox import slurm
-from hpc_sandbox.errors import SandboxError
-from hpc_sandbox.settings import Partition
+from hpc_sandbox.settings import Partition, SandboxError
 
 SHOWN = (
     "JobId=7 JobName=a b=c (1) UserId=root(0) JobState=FAILED Reason=NonZeroExitCode "

@@ -1,7 +1,7 @@
 """Find the jobs that can be submitted before Snakemake requests them.
 
 Such a job needs only files that exist, or that jobs at the same site are about to make, and its
-command and resources do not depend on the contents of these (`engine.ahead`).
+command and resources do not depend on the contents of these (`engine.behind`).
 """
 
 import os

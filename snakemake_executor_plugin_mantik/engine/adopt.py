@@ -1,71 +1,15 @@
-"""Adopt tries of earlier runs: choose the one that fits a request, and explain what changed."""
+"""Compare tries of earlier runs with a request, and explain what changed."""
 
 import json
 import posixpath
 import re
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from snakemake_executor_plugin_mantik.jobs.paths import display_path, is_at
 from snakemake_executor_plugin_mantik.journal import TIMESTAMP, TryRecord, TryState
 
 from .request import UPDATED, JobRequest
-
-
-@dataclass(frozen=True)
-class TakeoverChoice:
-    """What to do with the open tries of a job.
-
-    Attributes:
-        adopted: the try to continue instead of submitting a new one.
-        unwanted: tries that must be over for certain before another one starts: they write to the
-            same files, or have written unwanted results.
-    """
-
-    adopted: TryRecord | None
-    unwanted: tuple[TryRecord, ...]
-
-
-def choose_tries(
-    request: JobRequest,
-    fingerprint_for: Callable[[TryRecord], str],
-    tries: Sequence[TryRecord],
-    *,
-    given_up: Container[str] = (),
-    already: bool = False,
-) -> TakeoverChoice:
-    """Choose the try to adopt: the newest that fits of a job's open `tries`, given oldest first.
-
-    A try fits if it would give the same result: it has the same command, parameters, inputs, site
-    and environment. A try that was only planned was never submitted and can be used as it is. A try
-    that has failed is not adopted, nor one that has ended if the user forced the job.
-    A try that is to go on after another open one is no choice; it stays if that one is adopted.
-    Nor is one after a try that was `given_up`: a run has died before it gave that one up, too.
-    `fingerprint_for` returns the job's present fingerprint, in the terms in which that of a try
-    names its inputs.
-
-    With `already` the local updated outputs are as the job at the site left them: a run that
-    fetched them was killed before it could record that.
-    """
-    adopted = None
-    ids = {record.id for record in tries}
-    heads = [r for r in tries if r.follows not in ids and r.follows not in given_up]
-    for record in reversed(heads):
-        ended_unwanted = request.forced and record.state is TryState.ENDED
-        failed = record.state is TryState.ENDED and record.outcome != "succeeded"
-        fingerprint = fingerprint_for(record)
-        same = record.site == request.site and (
-            record.fingerprint == fingerprint
-            or (already and _but_updated(record.fingerprint) == _but_updated(fingerprint))
-        )
-        if adopted is None and same and not ended_unwanted and not failed:
-            adopted = record
-    kept = {adopted.id} if adopted is not None else set()
-    for record in tries:  # the oldest first
-        if record.follows in kept:
-            kept.add(record.id)
-    return TakeoverChoice(adopted, tuple(record for record in tries if record.id not in kept))
 
 
 def name_by_makers(
@@ -104,11 +48,6 @@ def _contents_at(files: Mapping[str, str], path: str) -> dict[str, str]:
         for p, sha in files.items()
         if sha and is_at(p, path) and posixpath.basename(p) != TIMESTAMP
     }
-
-
-def _but_updated(fingerprint: str) -> str:
-    """Return a fingerprint without the part for the outputs that the job updates."""
-    return fingerprint.partition("+")[0]
 
 
 _CHANGES = {

@@ -6,9 +6,11 @@ from dataclasses import dataclass, field, replace
 from snakemake_executor_plugin_mantik.jobs.markers import Marker
 from snakemake_executor_plugin_mantik.jobs.spec import LiveDirectory
 from snakemake_executor_plugin_mantik.journal import UNTIMED, Times, TryRecord, TryState, Used
+from snakemake_executor_plugin_mantik.staging.local import LocalFile
 
 from .evidence import Evidence
 from .observer import JobExtras
+from .request import JobRequest
 from .stage import Staged
 
 SCHEDULER, HEARTBEAT = "scheduler", "heartbeat"
@@ -17,7 +19,7 @@ _CLOCKS_DIFFER_S = 60.0
 """Seconds by which the clocks of a site's server and of its nodes may differ."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Attempt:
     """One try that this run submits or adopts.
 
@@ -30,6 +32,9 @@ class Attempt:
         extras: an observer's additions.
         end: how it ended; None until that is known.
         turn: when the tries before it at its site had ended, by the local clock; None without any.
+        files: the files that the job needs.
+        whole: the request with the observer's additions.
+        own: the observer's files.
     """
 
     record: TryRecord
@@ -41,14 +46,18 @@ class Attempt:
     extras: JobExtras | None = None
     end: Evidence | None = None
     turn: float | None = None
+    files: list[LocalFile] = field(default_factory=list)
+    whole: JobRequest = field(init=False)
+    own: list[LocalFile] = field(default_factory=list)
 
     @classmethod
-    def of(cls, record: TryRecord) -> "Attempt":
+    def of(cls, record: TryRecord, files: list[LocalFile] | None = None) -> "Attempt":
         """Make the attempt of a new try, or of one that an earlier run may have submitted."""
         # That run may have died before it recorded the id of its last submission.
         sent = len(record.site_jobs) + 1 if record.state is not TryState.PLANNED else 0
         submitted_at = record.submitted or time.time()
-        return cls(record, list(record.site_jobs), submitted_at, sent, record.sent)
+        ids = list(record.site_jobs)
+        return cls(record, ids, submitted_at, sent, record.sent, files=files or [])
 
     @property
     def live(self) -> LiveDirectory | None:
@@ -61,11 +70,6 @@ class Attempt:
     def where(self) -> str:
         """Return the site and the ids there, for messages."""
         return f"{self.record.site}, {', '.join(self.ids) or self.record.id}"
-
-    @property
-    def joined_ids(self) -> str:
-        """Return the ids at the site as one text for Snakemake."""
-        return " ".join(self.ids)
 
     def times(self, marker: Marker | None) -> Times:
         """Return how long the job waited, for others and in the queue, and ran; when it ended.
@@ -117,10 +121,3 @@ def used_of(marker: Marker | None, times: Times) -> Used:
     if marker is None:
         return used
     return replace(used, cpu_s=marker.cpu, memory_bytes=marker.memory, gpu_busy=marker.gpu_busy)
-
-
-def runtime_of(marker: Marker) -> float:
-    """Return the seconds that the job ran, by the node's own clock; 0 if unknown."""
-    if marker.started is None or marker.ended is None:
-        return 0.0
-    return max(0.0, marker.ended - marker.started)

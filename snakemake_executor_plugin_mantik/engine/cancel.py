@@ -15,18 +15,19 @@ from snakemake_executor_plugin_mantik.common.errors import (
     SiteRejected,
 )
 from snakemake_executor_plugin_mantik.common.humanize import humanize_duration
-from snakemake_executor_plugin_mantik.config.settings import SiteSettings
+from snakemake_executor_plugin_mantik.jobs.markers import Marker
 from snakemake_executor_plugin_mantik.jobs.paths import MAX_PATH_DEPTH
+from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.journal import UNTIMED, Times, TryRecord, TryState
 from snakemake_executor_plugin_mantik.sites.base import Phase, Site, is_rest_safe
 
-from .attempt import Attempt
+from .attempt import Attempt, used_of
 from .evidence import Evidence, find_markers, read_owner, revoke_try
-from .fetch import Fetcher, log_path
-from .observer import JobEnd, Observer, with_times
-from .site_retry import SiteRetry
+from .fetch import log_path
+from .machine import Do, End, decide
+from .observer import JobEnd
 from .watch import Watched, Watcher
-from .workflow_context import WorkflowContext
+from .work import SiteWork, Worker
 
 SALVAGE_WAIT_S = 60.0
 """Most seconds for the download: the report of the job's end waits for it."""
@@ -105,68 +106,85 @@ _SETTLE_WAIT_S = 20.0
 """Most seconds for a site to forget finished jobs at the end of a run."""
 
 
-class Canceller:
+class Canceller(Worker):
     """End tries at one site."""
 
-    def __init__(
-        self,
-        site: Site,
-        workflow: WorkflowContext,
-        watcher: Watcher,
-        fetcher: Fetcher,
-        leftovers: set[str],
-        *,
-        settings: SiteSettings,
-        retry: SiteRetry,
-        observer: Observer,
-    ) -> None:
-        self._site = site
-        self._fetcher = fetcher
-        self._logs = workflow.logs
-        self._workdir = workflow.workdir
-        self._observer = observer
+    def __init__(self, work: SiteWork, watcher: Watcher) -> None:
+        super().__init__(work)
         # A job that runs on after its grace has not received the signal.
-        self._again_s = settings.term_grace_s + _CANCEL_AGAIN_S
-        self._journal = workflow.journal
+        self._again_s = self._settings.term_grace_s + _CANCEL_AGAIN_S
         self._watcher = watcher
-        self._notify = workflow.notify
-        self._retry = retry
         self._stopping: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._lanes = asyncio.Semaphore(ENDED_AT_ONCE)
         self._tidying: set[asyncio.Task[None]] = set()
-        self._leftovers = leftovers
 
-    async def done(
+    async def record_end(
+        self,
+        record: TryRecord,
+        end: End,
+        why: str,
+        *,
+        words: str = "",
+        ids: Sequence[str] = (),
+        times: Times = UNTIMED,
+        marker: Marker | None = None,
+        log: Path | None = None,
+        reason: Reason | None = None,
+        deadline: float | None = None,
+    ) -> None:
+        """Record how a try has ended, and tell the observer.
+
+        `why` is a line for its outcome, `words` one for the observer if that differs. The site may
+        forget its jobs `ids`. Nothing waits for the site after `deadline`, by the loop's clock.
+        """
+        then = decide(end, reason)
+        if Do.SECRETS in then.todo:
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(deadline):
+                    await self.remove_secrets(record)
+        outcome, used = then.outcome.format(why), used_of(marker, times)
+        told = JobEnd(
+            then.how, words or why, log=log, waited=times.waited, ran=times.ran, reason=reason,
+            exit_code=marker.exit_code if marker is not None and not then.successor else None,
+            nodes=(marker.nodes or marker.host) if marker is not None else "",
+            successor=then.successor,
+        )  # fmt: skip
+        if then.state is TryState.ENDED:
+            self._journal.ended(
+                record.id, outcome, waited=times.waited, ran=times.ran, log=str(log or ""),
+                reason=reason or "", used=used, end=told.facts,
+            )  # fmt: skip
+        else:
+            self._journal.abandoned(record.id, outcome, times=times, end=told.facts)
+        self._observer.ended(record, told)
+        if Do.CLOSE in then.todo:
+            if then.state is TryState.ENDED:
+                self._journal.done(record.id)
+            self._clean(record.id, ids)
+
+    def done(
         self, try_id: str, ids: Sequence[str], *, let_end: bool = False, succeeded: bool = False
     ) -> None:
-        """Close a try that is over, and let the site forget its jobs `ids` in the background.
+        """Close a try whose outcome Snakemake has, and let the site forget its jobs `ids`.
 
         With `let_end` the site still runs a command after the job's end, which forgetting the job
         would end. `succeeded` says whether the try's job succeeded.
         """
         self._journal.done(try_id)
+        self._clean(try_id, ids, let_end=let_end, succeeded=succeeded)
+
+    def _clean(
+        self, try_id: str, ids: Sequence[str], *, let_end: bool = False, succeeded: bool = False
+    ) -> None:
         if ids:
             # Of several jobs only one has run; the others ended without a report.
             alone = succeeded and len(ids) == 1
             task = asyncio.create_task(self._forget(ids, let_end, succeeded=alone))
             self._tidying.add(task)
             task.add_done_callback(self._tidying.discard)
-        self._drop_leftover(try_id)
-
-    async def stopped_end(
-        self,
-        record: TryRecord,
-        words: str,
-        deadline: float | None = None,
-        *,
-        times: Times = UNTIMED,
-    ) -> JobEnd:
-        """Return the end of a stopped try, and fetch the files that it left for the observer."""
-        log = log_path(self._logs, record)
-        with suppress(TimeoutError):
-            async with asyncio.timeout_at(deadline):
-                await asyncio.gather(self.rescue(record.id), self._rescue_log(record, log))
-        return with_times(JobEnd("killed", words, log=log if log.exists() else None), times)
+        # Removed at the end of the run, where one request can remove those of all tries.
+        if leftover := self._observer.leftover(try_id):
+            self._place.leftovers.add(leftover)
 
     async def remove_secrets(self, record: TryRecord) -> None:
         """Remove the secrets of a finished try that did not remove them itself.
@@ -190,11 +208,6 @@ class Canceller:
         if leftover := self._observer.leftover(try_id):
             await salvage_files(self._site, leftover, self._workdir)
 
-    def _drop_leftover(self, try_id: str) -> None:
-        # Removed at the end of the run, where one request can remove those of all tries.
-        if leftover := self._observer.leftover(try_id):
-            self._leftovers.add(leftover)
-
     async def _forget(self, ids: Sequence[str], let_end: bool, *, succeeded: bool) -> None:
         # Records that stay behind do no harm: they expire at the site.
         with suppress(SiteError):
@@ -211,16 +224,32 @@ class Canceller:
             SiteRejected: the site does not allow making certain that a try never runs.
         """
         for record in records:
-            # A try that was only planned, or has ended, will not run any more.
-            times = record.times
-            if record.state not in (TryState.PLANNED, TryState.ENDED):
-                _, times = await self._stop(record)
-            await self.remove_secrets(record)
+            _, times = await self._stop(record) if record.may_run else (None, record.times)
             outcome = "" if record.left_behind else record.outcome
-            end = await self.stopped_end(record, outcome or "given up", times=times)
-            self._journal.abandoned(record.id, outcome or "cancelled", times=times, end=end.facts)
-            self._observer.ended(record, end)
-            await self.done(record.id, record.site_jobs)
+            await self._stopped(
+                record, outcome or "cancelled", times, words=outcome or "given up",
+                ids=record.site_jobs,
+            )  # fmt: skip
+
+    async def _stopped(
+        self,
+        record: TryRecord,
+        why: str,
+        times: Times,
+        *,
+        words: str = "",
+        ids: Sequence[str] = (),
+        deadline: float | None = None,
+    ) -> None:
+        """Fetch what a stopped try has left for the observer, and close it."""
+        log = log_path(self._logs, record)
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(deadline):
+                await asyncio.gather(self.rescue(record.id), self._rescue_log(record, log))
+        await self.record_end(
+            record, End.STOPPED, why, words=words, ids=ids, times=times, deadline=deadline,
+            log=log if log.exists() else None,
+        )  # fmt: skip
 
     async def cancel(
         self, records: Sequence[TryRecord], wait_s: float = CANCEL_WAIT_S
@@ -233,37 +262,31 @@ class Canceller:
         succeeded stay as they are: the next run adopts them.
         """
 
-        async def one(record: TryRecord, deadline: float) -> TryRecord | None:
+        async def one(record: TryRecord) -> TryRecord | None:
+            code, times = None, UNTIMED
             try:
                 async with asyncio.timeout_at(deadline):
-                    end, times = None, UNTIMED
-                    if record.state is not TryState.PLANNED and record.id not in succeeded:
-                        end, times = await self._stop(record)
-                    if end is None or end != 0:
-                        await self.remove_secrets(record)
+                    if record.state is not TryState.PLANNED:
+                        code, times = await self._stop(record)
             except (TimeoutError, SiteError, JournalError, PlaceTaken):
                 return record
-            if end != 0 and record.id not in succeeded:
-                ended = await self.stopped_end(record, "cancelled", deadline, times=times)
+            if code != 0:
                 try:
-                    self._journal.abandoned(record.id, "cancelled", times=times, end=ended.facts)
+                    await self._stopped(record, "cancelled", times, deadline=deadline)
                 except JournalError as error:  # the others must be cancelled all the same
                     self._notify(f"{record.name}: it is cancelled. {error}")
-                self._observer.ended(record, ended)
-                self._drop_leftover(record.id)
             return None
 
-        succeeded: set[str] = set()
+        succeeded = set[str]()
         sent = [record for record in records if record.state is not TryState.PLANNED]
-        unsent = [record for record in records if record.state is TryState.PLANNED]
         now = asyncio.get_running_loop().time()
         deadline = now + wait_s * (1 + len(sent) / _CANCELLED_IN_WAIT)
-        results = await asyncio.gather(*(one(record, deadline) for record in unsent))
+        await asyncio.gather(*(one(r) for r in records if r.state is TryState.PLANNED))
         with suppress(TimeoutError, SiteError):
             async with asyncio.timeout_at(deadline):
                 succeeded = await self._succeeded(sent)
-        results += await asyncio.gather(*(one(record, deadline) for record in sent))
-        return [record for record in results if record is not None]
+        left = await asyncio.gather(*(one(r) for r in sent if r.id not in succeeded))
+        return [record for record in left if record is not None]
 
     async def _succeeded(self, records: Sequence[TryRecord]) -> set[str]:
         """Return the ids of tries whose markers report success."""
@@ -283,23 +306,20 @@ class Canceller:
             SiteRejected: the site does not allow making certain that the try never runs.
         """
         async with self._stopping[record.id]:
-            return await self._stop_alone(record)
-
-    async def _stop_alone(self, record: TryRecord) -> tuple[int | None, Times]:
-        runs = self._watcher.forget(record.id)
-        async with self._lanes:
-            stays = await self._retry.found(lambda: revoke_try(self._site, record))
-            ids = list(record.site_jobs) or await self._find(record)
-            await self._cancel_at_site(ids)
-        if stays and not runs:
-            return None, UNTIMED
-        # A claim that was seen and has disappeared was purged: its job runs on.
-        watched = self._watcher.stop(record, ids, revoked=stays)
-        try:
-            await self._insist(record, watched)
-        finally:
-            self._watcher.drop(watched)
-        return watched.exit_code, await self._times(record, watched)
+            runs = self._watcher.forget(record.id)
+            async with self._lanes:
+                stays = await self._retry.found(lambda: revoke_try(self._site, record))
+                ids = list(record.site_jobs) or await self._find(record)
+                await self._cancel_at_site(ids)
+            if stays and not runs:
+                return None, UNTIMED
+            # A claim that was seen and has disappeared was purged: its job runs on.
+            watched = self._watcher.stop(record, ids, revoked=stays)
+            try:
+                await self._insist(record, watched)
+            finally:
+                self._watcher.drop(watched)
+            return watched.exit_code, await self._times(record, watched)
 
     async def _insist(self, record: TryRecord, watched: Watched) -> None:
         """Wait until a try is over that the site was asked to end; ask again if it runs on."""

@@ -77,18 +77,11 @@ class Engine:
     ) -> None:
         """Start the thread.
 
-        Args:
-            sites: by name, not yet opened. Names may share a site object.
-            journal: of the workflow; closed with the engine.
-            workdir: the workflow's directory.
-            state: our own local directory, for logs and files in transfer.
-            notify: writes a line to the user's log.
-            observer: follows the tries.
-            configs: paths of the sites' backend configs by site name, for the journal.
-            ahead: the most jobs per site that are submitted before they are requested.
-            most_jobs: the most jobs at once, if limited; those that are submitted before they are
-                requested count, too.
-            meter: measures the transfers.
+        `sites` are not yet opened, and names may share a site object; `configs` are the paths of
+        their backend configs, for the journal, which is closed with the engine. `state` is our own
+        local directory, for logs and files in transfer; `notify` writes a line to the user's log.
+        `ahead` is the most jobs per site that are submitted before they are requested; they count
+        among `most_jobs`, the most jobs at once, if that is limited.
         """
         self._observer = observer or Observer()
         self._sites = sites
@@ -145,11 +138,9 @@ class Engine:
         return self._call(coroutine).result()
 
     def open(self, names: Sequence[str], sources: Callable[[str], Sources]) -> None:
-        """Open sites and upload the workflow's sources there.
+        """Open the sites that jobs will run at, as far as is known.
 
-        Args:
-            names: the sites that jobs will run at, as far as is known.
-            sources: returns the sources to upload to a site.
+        `sources` returns the sources to upload to one.
 
         Raises:
             MantikError: a site cannot be used; nothing has been submitted.
@@ -210,10 +201,7 @@ class Engine:
 
     def collect(self) -> list[Outcome]:
         """Return the outcomes since the last call."""
-        outcomes = []
-        while self._outcomes:
-            outcomes.append(self._outcomes.popleft())
-        return outcomes
+        return [self._outcomes.popleft() for _ in range(len(self._outcomes))]
 
     def commit(self, outcome: Outcome, *, taken: bool = True) -> None:
         """Record in the journal that Snakemake knows an outcome, and wait for that.
@@ -341,16 +329,10 @@ class Engine:
                 " still run: see smk-mantik jobs."
             )
         runner = SiteRunner(
-            site,
-            facts,
-            planner,
-            place,
-            self.places,
-            observer=self._observer,
+            site, facts, planner, place, self.places, observer=self._observer,
             ahead=partial(self._room_ahead, name),
-        )
-        config = planner.config
-        chosen = (place.id, str(config.exclude))
+        )  # fmt: skip
+        chosen = (place.id, str(planner.config.exclude))
         if chosen not in self._chosen:  # of names with the same choice, the first one uploads
             self._chosen.add(chosen)
             try:
@@ -370,7 +352,7 @@ class Engine:
         if self._most_jobs is None:
             return self._ahead
         active = sum(not task.done() for task in self._jobs.values())
-        others = sum(r.ahead.number for site, r in self._runners.items() if site != name)
+        others = sum(r.behind.number for site, r in self._runners.items() if site != name)
         return min(self._ahead, self._most_jobs - active - others)
 
     async def _give_up(self, records: Sequence[TryRecord]) -> None:
@@ -409,14 +391,14 @@ class Engine:
     def _look_ahead(self, _: asyncio.Task[None]) -> None:
         """Use the room that a job leaves."""
         for runner in self._runners.values():
-            runner.ahead.look()
+            runner.behind.look()
 
     def _propose(self, request: JobRequest) -> None:
         runner = self._runners.get(request.site)
         if self._ending or runner is None:  # a site whose job makes an input is open
             return
         if runner.facts.orders_jobs:
-            runner.ahead.propose(request)
+            runner.behind.propose(request)
         elif request.site not in self._unordered:
             self._unordered.add(request.site)
             self._notify(
@@ -434,16 +416,14 @@ class Engine:
             if self._ending:
                 raise
             # Every job needs an outcome, or Snakemake would wait for ever.
-            outcome = Outcome(
-                request.number, "", False, f"{request.name}: it was given up.\n",
-                reason=Reason.CANCELLED,
-            )  # fmt: skip
+            words, reason = f"{request.name}: it was given up.\n", Reason.CANCELLED
+            outcome = Outcome(request.number, "", False, words, reason=reason)
         except Exception:  # noqa: BLE001 - a bug of ours: report it with its traceback, fail the job
-            outcome = Outcome(
-                request.number, "", False,
+            words = (
                 f"This is a bug in the executor itself; please report it with"
-                f" {self._journal.path}.\n{traceback.format_exc()}\n", reason=Reason.UNKNOWN,
-            )  # fmt: skip
+                f" {self._journal.path}.\n{traceback.format_exc()}\n"
+            )
+            outcome = Outcome(request.number, "", False, words, reason=Reason.UNKNOWN)
         self._outcomes.append(replace(outcome, site=request.site))
 
     async def _commit(self, outcome: Outcome, taken: bool) -> None:
@@ -457,8 +437,8 @@ class Engine:
         for task in self._jobs.values():
             task.cancel()
         await asyncio.gather(*self._jobs.values(), return_exceptions=True)
-        aheads = [runner.ahead for runner in self._runners.values()]
-        await asyncio.gather(*(runner.close() for runner in self._runners.values()))
+        aheads = [runner.behind for runner in self._runners.values()]
+        await asyncio.gather(*(ahead.close() for ahead in aheads))
         keys = {job for request in self._requests.values() for job in request.jobs}
         # Tries that have ended need no cancelling: the next run adopts them.
         known = {record.id: record for record in self._journal.open_tries(*keys)}
@@ -476,7 +456,7 @@ class Engine:
         return [record for of_site in left for record in of_site]
 
     async def _drain_ahead(self) -> list[TryRecord]:
-        aheads = [runner.ahead for runner in self._runners.values()]
+        aheads = [runner.behind for runner in self._runners.values()]
         with suppress(TimeoutError):
             async with asyncio.timeout(_DRAIN_S):
                 await asyncio.gather(*(ahead.drain() for ahead in aheads))
@@ -485,7 +465,7 @@ class Engine:
     async def _end_unrequested(self) -> None:
         """End the jobs of this run that Snakemake did not request in the end."""
         for runner in self._runners.values():
-            records = [r for r in runner.ahead.left if r.job not in self._requested]
+            records = [r for r in runner.behind.left if r.job not in self._requested]
             if not records or runner.place.lead.deposed is not None:
                 continue
             self._notify(
@@ -526,7 +506,7 @@ class Engine:
         runners = self._runners.values()
         for runner in runners:
             runner.watcher.close()
-        await asyncio.gather(*(runner.close() for runner in runners))
+        await asyncio.gather(*(runner.behind.close() for runner in runners))
         cancellers = [runner.canceller for runner in runners]
         if tidy:
             if not self._cancelled:

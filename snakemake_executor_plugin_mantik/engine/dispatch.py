@@ -27,16 +27,14 @@ from snakemake_executor_plugin_mantik.jobs.spec import OutputFile, Predecessor, 
 from snakemake_executor_plugin_mantik.journal import (
     Asked,
     FileRecord,
-    Journal,
     TryRecord,
     TryState,
 )
-from snakemake_executor_plugin_mantik.sites.base import Site, SiteFacts, Submission
+from snakemake_executor_plugin_mantik.sites.base import Submission
 from snakemake_executor_plugin_mantik.staging.local import LocalFile
 from snakemake_executor_plugin_mantik.staging.transfers import OutputStaging
 
 from .adopt import (
-    choose_tries,
     encode_basis,
     kept_message,
     name_by_makers,
@@ -48,97 +46,14 @@ from .adopt import (
 from .attempt import Attempt
 from .cancel import Canceller
 from .evidence import revoke_try
-from .observer import JobEnd, Observer
-from .place import Place, Places
-from .plan import Planner, make_submission
+from .machine import IF_CHANGED, LISTED, End, choose_tries
+from .plan import NOTHING, Resumed, make_submission
 from .request import JobRequest, fingerprint_of
-from .segments import IF_CHANGED, LISTED, NOTHING, Resumed
-from .site_retry import SiteRetry
+from .work import SiteWork, Worker
 
 _NOT_DONE = (SiteBusy, SiteUnauthorized, SiteNotFound)
 """After these errors the job does not exist and may be submitted again. A server answers "not
 found" for its own services while it starts."""
-
-
-class Submitter:
-    """Submit tries to one site; a lost answer means that the fate is unknown, not a failure."""
-
-    def __init__(self, site: Site, journal: Journal, retry: SiteRetry) -> None:
-        self._site = site
-        self._journal = journal
-        self._retry = retry
-        self._there: dict[str, asyncio.Task[None]] = {}
-        self._was_purged = False
-
-    async def submit(
-        self,
-        record: TryRecord,
-        submission: Submission,
-        secrets: Mapping[str, str],
-        cores: int | None = None,
-    ) -> str | None:
-        """Submit a try; return the site's id of it, or None if the submission's fate is unknown.
-
-        Submitting a try again is harmless: its claim lets it run once. `cores` is how many it
-        occupies, if known.
-
-        Raises:
-            SiteRejected: the site refuses it; the job does not exist.
-        """
-        paths = record.paths
-        await self._directory(paths.tries)  # the job makes its claim there
-        await self._once(library_path(), self._put_library)
-        for path, content in submission.beside.items():
-            await self._retry.found(partial(self._site.put, path, content))
-        if secrets:
-            await self._directory(SECRETS, private=True)
-            content = _secret_assignments(secrets)
-            self._journal.secrets_sent(record.id)
-            await self._retry.found(lambda: self._site.put(paths.secrets, content, private=True))
-
-        def begin() -> None:
-            # Not earlier: a request that still waits its turn is not made if this process dies.
-            resources = submission.resources
-            asked = _asked(resources, cores)
-            self._journal.submitting(record.id, resources.queue or "", resources.runtime_s, asked)
-
-        try:
-            site_job = await self._retry(
-                lambda: self._site.submit(submission, begin), repeat=_NOT_DONE
-            )
-        except SiteUnreachable as error:
-            self._retry.failed(error)
-            return None
-        self._journal.submitted(record.id, site_job, self._site.clock)
-        return site_job
-
-    def purged(self) -> None:
-        """Let the next submission write again what jobs need: the workspace has lost files."""
-        self._there.clear()
-        self._was_purged = True
-
-    async def _directory(self, path: str, *, private: bool = False) -> None:
-        await self._once(path, lambda: self._site.make_directory(path, private=private))
-
-    async def _put_library(self) -> None:
-        """Upload the library unless it is there; after `purged` it may be there and damaged."""
-        folder, name = posixpath.split(library_path())
-        with suppress(SiteNotFound):
-            there = (await self._site.list(folder)).get(name)
-            size = there and there.size
-            if size == len(read_library()) and not self._was_purged:
-                return
-        await self._site.put(library_path(), read_library())
-
-    async def _once(self, path: str, write: Callable[[], Awaitable[None]]) -> None:
-        """Write what all jobs need, once per run, and again after `purged`."""
-        if path not in self._there:
-            self._there[path] = asyncio.create_task(self._retry.found(write))
-        try:
-            await self._there[path]
-        except BaseException:
-            self._there.pop(path, None)  # the next job tries again
-            raise
 
 
 def _asked(resources: Resources, cores: int | None) -> Asked:
@@ -158,7 +73,7 @@ def _secret_assignments(secrets: Mapping[str, str]) -> bytes:
     return "".join(lines).encode()
 
 
-class Dispatcher:
+class Dispatcher(Worker):
     """Make tries from requests and submit them, at one site.
 
     Attributes:
@@ -168,32 +83,11 @@ class Dispatcher:
 
     end_behind: Callable[[Iterable[str]], Awaitable[None]]
 
-    def __init__(
-        self,
-        site: Site,
-        facts: SiteFacts,
-        planner: Planner,
-        place: Place,
-        places: Places,
-        *,
-        submitter: Submitter,
-        canceller: Canceller,
-        retry: SiteRetry,
-        observer: Observer,
-    ) -> None:
-        self._site = site
-        self._facts = facts
-        self._planner = planner
-        self._place = place
-        self._local = places.local
-        self._journal = places.workflow.journal
-        self._workdir = places.workflow.workdir
-        self._notify = places.workflow.notify
-        self._give_up = places.workflow.give_up
-        self._submitter = submitter
+    def __init__(self, work: SiteWork, canceller: Canceller) -> None:
+        super().__init__(work)
         self._canceller = canceller
-        self._retry = retry
-        self._observer = observer
+        self._there: dict[str, asyncio.Task[None]] = {}
+        self._was_purged = False
         self.gone_on: set[str] = set()
 
     async def look_at_files(
@@ -242,7 +136,7 @@ class Dispatcher:
 
         tries = self._journal.open_tries(*request.jobs)
         followed = self._journal.tries(record.follows for record in tries)
-        choice = choose_tries(
+        adopted, unwanted = choose_tries(
             request,
             lambda record: fingerprint_of(made_of(record)),
             tries,
@@ -250,25 +144,23 @@ class Dispatcher:
             already=self._is_already_updated(request, files),
         )
         left = self._journal.left_tries(request.jobs, self._place.id)
-        gone = (*choice.unwanted, *left)
-        for message in filter(
-            None, (why_unwanted(request, record, made_of(record)) for record in gone)
-        ):
-            self._notify(message)
-        await self.end_behind([record.id for record in choice.unwanted])
-        await self._give_up(choice.unwanted)
+        gone = [*unwanted, *left]
+        for record in gone:
+            if message := why_unwanted(request, record, made_of(record)):
+                self._notify(message)
+        await self.end_behind([record.id for record in unwanted])
+        await self._give_up(unwanted)
         # They are in this workspace, even if their site's name means another one now.
         await self._canceller.give_up(left)
         for record in gone:
             self.unfetch(request, record)
-        if choice.adopted is not None:
-            resources = self.requested_resources(request)
-            if message := kept_message(choice.adopted, resources):
+        if adopted is not None:
+            if message := kept_message(adopted, self.requested_resources(request)):
                 self._notify(message)
-            if message := stale_message(choice.adopted, fingerprint_of(self._place.sources)):
+            if message := stale_message(adopted, fingerprint_of(self._place.sources)):
                 self._retry.note(message)
-        before = None if choice.adopted or makers else self._goes_on_from(request, made_of)
-        record = choice.adopted or self._new_try(request, made_of(), makers, before)
+        before = None if adopted or makers else self._goes_on_from(request, made_of)
+        record = adopted or self._new_try(request, made_of(), makers, before)
         for one in (record, *self._journal.segments.waiting_after(record.id)):
             self._place.in_use.own(one)
         return record
@@ -341,53 +233,44 @@ class Dispatcher:
             before.paths if before.goes_on == IF_CHANGED else None,
         )
 
-    async def observe(
-        self, request: JobRequest, attempt: Attempt, *, waits: bool = False
-    ) -> tuple[JobRequest, list[LocalFile]]:
-        """Return the request with an observer's additions, and the observer's files.
+    async def observe(self, request: JobRequest, attempt: Attempt, *, waits: bool = False) -> None:
+        """Get an observer's additions to an attempt.
 
         `waits` is set for a segment that waits for another one (`Observer.prepare`).
         """
+        attempt.whole = request
         attempt.extras = added = await self._observer.prepare(
             request, attempt.record, self._facts.workspace, waits=waits
         )
         if added is None:
-            return request, []
-        whole = replace(
+            return
+        attempt.whole = replace(
             request,
             variables={**request.variables, **added.variables},
             secrets={**request.secrets, **added.secrets},
         )
-        if not added.directory:
-            return whole, []
-        output = OutputFile(added.directory, "log", directory=True, keep=True)
-        whole = replace(whole, outputs=(*request.outputs, output))
-        made = [(f"{added.directory}/{path}", content) for path, content in added.files.items()]
-        return whole, list(starmap(LocalFile.holding, made))
+        if added.directory:
+            output = OutputFile(added.directory, "log", directory=True, keep=True)
+            attempt.whole = replace(attempt.whole, outputs=(*request.outputs, output))
+            made = [(f"{added.directory}/{path}", content) for path, content in added.files.items()]
+            attempt.own = list(starmap(LocalFile.holding, made))
 
     async def submit(
         self,
-        request: JobRequest,
         attempt: Attempt,
-        files: list[LocalFile],
-        own: list[LocalFile],
         *,
         after: Sequence[Predecessor] = (),
         after_jobs: Sequence[str] = (),
     ) -> None:
         """Submit a try.
 
-        Args:
-            request: the job, with an observer's additions.
-            files: the files that the job needs.
-            attempt: the try.
-            own: the observer's files.
-            after: the tries that make its other inputs.
-            after_jobs: the scheduler's ids of these.
+        `after` are the tries that make its other inputs, and `after_jobs` the scheduler's ids of
+        these.
 
         Raises:
             SiteRejected: the site refuses it.
         """
+        request, files = attempt.whole, attempt.files
         await self._place.lead.assure()
         await self._place.in_use.follow()
         outputs = [output.path for output in request.outputs]
@@ -400,11 +283,11 @@ class Dispatcher:
         for message in await self._place.in_use.make_way(files, made):
             self._notify(message)
         await self._place.in_use.free(attempt.record, made, of_this_run=False)
-        limit = self._planner.config.site.timing.inline_limit_bytes
+        limit = self._settings.timing.inline_limit_bytes
         unmade = {path for one in after for path in one.makes}
         named = [path for path in request.inputs if path not in unmade]
         staged = await self._place.stager.stage(
-            files, named, outputs, own, inline_limit=limit,
+            files, named, outputs, attempt.own, inline_limit=limit,
             free=partial(self._place.in_use.free, attempt.record),
         )  # fmt: skip
         spec = self._planner.spec(
@@ -423,14 +306,12 @@ class Dispatcher:
             attempt.submitted_at = time.time()
         self._observer.submitting(attempt.record, spec, submission.script)
         try:
-            site_job = await self._submitter.submit(
-                attempt.record, submission, request.secrets, spec.cores
-            )
+            site_job = await self._send(attempt.record, submission, request.secrets, spec.cores)
         except SiteRejected as error:
-            if attempt.sent and not await self._revoke(attempt.record):
+            revoke = partial(revoke_try, self._site, attempt.record)
+            if attempt.sent and not await self._retry.found(revoke):
                 return  # an earlier submission of it has started after all
-            self._abandon(attempt, error, silent=bool(after))
-            await self._canceller.remove_secrets(attempt.record)
+            await self._refused(attempt, error, End.AGAIN if after else End.REFUSED)
             raise
         attempt.sent += 1
         attempt.staged.append(staged)
@@ -457,27 +338,88 @@ class Dispatcher:
             elsewhere={(f.stored, nearest(f.path, inputs) or f.path) for f in moved},
         )  # fmt: skip
 
-    def abandon_if_unsent(self, attempt: Attempt, error: MantikError) -> None:
+    async def abandon_if_unsent(self, attempt: Attempt, error: MantikError) -> None:
         """Close a try that a user's mistake kept from being submitted; the next run makes another.
 
         A try that was ever submitted, and one with another error, stays open.
         """
-        if (
-            isinstance(error, UserError)
-            and not attempt.sent
-            and attempt.record.state is TryState.PLANNED
-        ):
-            self._abandon(attempt, error)
+        planned = attempt.record.state is TryState.PLANNED and not attempt.sent
+        if isinstance(error, UserError) and planned:
+            await self._refused(attempt, error, End.REFUSED)
 
-    def _abandon(self, attempt: Attempt, error: MantikError, *, silent: bool = False) -> None:
-        end = JobEnd("failed", error.what, reason=Reason.REJECTED)
-        again = JobEnd("killed", error.what, successor="same segment")
-        end = again if silent else end
-        self._journal.abandoned(attempt.record.id, f"failed: {error.what}", end=end.facts)
-        self._observer.ended(attempt.record, end)
+    async def _refused(self, attempt: Attempt, error: MantikError, end: End) -> None:
+        reason = Reason.REJECTED if end is End.REFUSED else None
+        await self._canceller.record_end(attempt.record, end, error.what, reason=reason)
 
-    async def _revoke(self, record: TryRecord) -> bool:
-        return await self._retry.found(lambda: revoke_try(self._site, record))
+    async def _send(
+        self,
+        record: TryRecord,
+        submission: Submission,
+        secrets: Mapping[str, str],
+        cores: int | None,
+    ) -> str | None:
+        """Submit a try; return the site's id of it, or None if the submission's fate is unknown.
+
+        Submitting a try again is harmless: its claim lets it run once. `cores` is how many it
+        occupies, if known.
+
+        Raises:
+            SiteRejected: the site refuses it; the job does not exist.
+        """
+        paths = record.paths
+        await self._directory(paths.tries)  # the job makes its claim there
+        await self._once(library_path(), self._put_library)
+        for path, content in submission.beside.items():
+            await self._retry.found(partial(self._site.put, path, content))
+        if secrets:
+            await self._directory(SECRETS, private=True)
+            content = _secret_assignments(secrets)
+            self._journal.secrets_sent(record.id)
+            await self._retry.found(lambda: self._site.put(paths.secrets, content, private=True))
+
+        def begin() -> None:
+            # Not earlier: a request that still waits its turn is not made if this process dies.
+            resources = submission.resources
+            asked = _asked(resources, cores)
+            self._journal.submitting(record.id, resources.queue or "", resources.runtime_s, asked)
+
+        try:
+            site_job = await self._retry(
+                lambda: self._site.submit(submission, begin), repeat=_NOT_DONE
+            )
+        except SiteUnreachable as error:
+            self._retry.failed(error)
+            return None
+        self._journal.submitted(record.id, site_job, self._site.clock)
+        return site_job
+
+    def purged(self) -> None:
+        """Let the next submission write again what jobs need: the workspace has lost files."""
+        self._there.clear()
+        self._was_purged = True
+
+    async def _directory(self, path: str, *, private: bool = False) -> None:
+        await self._once(path, lambda: self._site.make_directory(path, private=private))
+
+    async def _put_library(self) -> None:
+        """Upload the library unless it is there; after `purged` it may be there and damaged."""
+        folder, name = posixpath.split(library_path())
+        with suppress(SiteNotFound):
+            there = (await self._site.list(folder)).get(name)
+            size = there and there.size
+            if size == len(read_library()) and not self._was_purged:
+                return
+        await self._site.put(library_path(), read_library())
+
+    async def _once(self, path: str, write: Callable[[], Awaitable[None]]) -> None:
+        """Write what all jobs need, once per run, and again after `purged`."""
+        if path not in self._there:
+            self._there[path] = asyncio.create_task(self._retry.found(write))
+        try:
+            await self._there[path]
+        except BaseException:
+            self._there.pop(path, None)  # the next job tries again
+            raise
 
 
 def _text(request: JobRequest) -> str:

@@ -159,7 +159,8 @@ def _tail(log: bytes) -> str:
     return "\n".join(f"    {line}" for line in lines) if lines else "    (no output)"
 
 
-def _compose(what: str, where: str, said: LastWords, advice: str) -> str:
+def compose(what: str, where: str, said: LastWords, advice: str) -> str:
+    """Return the message about a job that failed: `what` happened, `where`, and what to do."""
     shown = ""
     if said.output.strip() or not said.logs:
         shown = f"Its output ended with:\n{_tail(said.output)}\n"
@@ -182,15 +183,15 @@ def failed_message(
     the failed members of a group.
     """
     if reason is Reason.TIME_LIMIT:
-        return _compose("The job reached its time limit", where, said, _ADVICE[reason])
+        return compose("The job reached its time limit", where, said, _ADVICE[reason])
     if marker.signal:
         why = "" if reason is Reason.CANCELLED else f": {reason.words}"
         what = f"The job was ended by a signal ({marker.signal}){why}"
-        return _compose(what, where, said, _ADVICE.get(reason, _ADVICE[Reason.CANCELLED]))
+        return compose(what, where, said, _ADVICE.get(reason, _ADVICE[Reason.CANCELLED]))
     if marker.failed_step:
         words, advice = _STEPS.get(marker.failed_step, _UNKNOWN_STEP)
         what = f"The job failed before its command, {words}"
-        return _compose(what, where, said, advice)
+        return compose(what, where, said, advice)
     ends = [f"{name} ended with {_code(code)}" for name, code in members]
     what = "; ".join(ends) or f"The command ended with {_code(marker.exit_code)}"
     advice = "Correct the command or its inputs and start again"
@@ -198,12 +199,7 @@ def failed_message(
         what, advice = f"{what}: {reason.words}", _ADVICE[reason]
     elif _signal(marker.exit_code) == "SIGKILL":
         advice = f"This often means a lack of memory. {_ADVICE[Reason.OUT_OF_MEMORY]}"
-    return _compose(what, where, said, advice)
-
-
-def segment_message(what: str, where: str, said: LastWords, advice: str) -> str:
-    """Return the message about a job that could not go on in another segment."""
-    return _compose(what, where, said, advice)
+    return compose(what, where, said, advice)
 
 
 def _code(exit_code: int) -> str:
@@ -231,7 +227,7 @@ def stopped_message(state: JobState | None, where: str, said: LastWords) -> str:
         what = f"The job ended at the site without reporting how{detail}"
     else:
         what = f"The job ended: {reason.words}{detail}"
-    return _compose(what, where, said, advice)
+    return compose(what, where, said, advice)
 
 
 def unchecked_message(names: Sequence[str]) -> str:

@@ -6,13 +6,14 @@ time, within a limit of its own.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.jobs.spec import JobSpec
-from snakemake_executor_plugin_mantik.journal import Times, TryRecord
+from snakemake_executor_plugin_mantik.journal import TryRecord
 
 from .request import JobRequest
 
@@ -74,11 +75,6 @@ class JobExtras:
                 path.write_bytes(content)
 
 
-def failure_kind(reason: Reason) -> How:
-    """Return whether a failed job was stopped from outside or failed by itself."""
-    return "killed" if reason is Reason.CANCELLED else "failed"
-
-
 @dataclass(frozen=True)
 class JobEnd:
     """The end of a try.
@@ -89,9 +85,7 @@ class JobEnd:
         exit_code: of the command, or of a step that failed before it, where known.
         log: local path of the job's log, if it was downloaded.
         waited, ran: seconds, where known.
-        cpu: seconds of CPU time that its processes used, where known.
         reason: why it failed; None if it did not, or if another try follows silently.
-        ended, told_by, behind: see `Times`.
         nodes: the names of the nodes that it ran on, as its scheduler writes them, where known.
         successor: the try that follows it.
     """
@@ -102,17 +96,9 @@ class JobEnd:
     log: Path | None = None
     waited: float | None = None
     ran: float | None = None
-    cpu: float | None = None
     reason: Reason | None = None
-    ended: float | None = None
     nodes: str = ""
     successor: Successor = ""
-    told_by: str = ""
-    behind: float | None = None
-
-    @property
-    def times(self) -> Times:
-        return Times(self.waited, self.ran, self.ended, self.told_by, self.behind)
 
     @property
     def facts(self) -> dict[str, object]:
@@ -122,11 +108,6 @@ class JobEnd:
             "log": str(self.log or ""), "reason": str(self.reason or ""), "nodes": self.nodes,
             "successor": self.successor,
         }  # fmt: skip
-
-
-def with_times(end: JobEnd, times: Times) -> JobEnd:
-    """Return an end with the times of the try."""
-    return replace(end, **asdict(times))
 
 
 class Observer:
@@ -180,6 +161,8 @@ class Observers(Observer):
 
     def __init__(self, *observers: Observer) -> None:
         self._observers = observers
+        for event in ("submitting", "submitted", "started", "logged", "ended"):
+            setattr(self, event, partial(self._tell, event))
 
     async def prepare(
         self, request: JobRequest, record: TryRecord, workspace: str, *, waits: bool = False
@@ -190,25 +173,9 @@ class Observers(Observer):
         ]
         return next((extras for extras in added if extras is not None), None)
 
-    def submitting(self, record: TryRecord, spec: JobSpec, script: str) -> None:
+    def _tell(self, event: str, *facts: Any) -> None:
         for each in self._observers:
-            each.submitting(record, spec, script)
-
-    def submitted(self, record: TryRecord, site_job: str, queue: str) -> None:
-        for each in self._observers:
-            each.submitted(record, site_job, queue)
-
-    def started(self, record: TryRecord) -> None:
-        for each in self._observers:
-            each.started(record)
-
-    def logged(self, record: TryRecord) -> None:
-        for each in self._observers:
-            each.logged(record)
-
-    def ended(self, record: TryRecord, end: JobEnd) -> None:
-        for each in self._observers:
-            each.ended(record, end)
+            getattr(each, event)(*facts)
 
     def leftover(self, record_id: str) -> str | None:
         found = (each.leftover(record_id) for each in self._observers)

@@ -26,6 +26,7 @@ from snakemake_executor_plugin_mantik.config.known_sites import node_cores
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
 from snakemake_executor_plugin_mantik.config.named_files import may_mount
 from snakemake_executor_plugin_mantik.jobs.paths import (
+    TryPaths,
     display_path,
     is_at,
     local_path,
@@ -42,9 +43,17 @@ from snakemake_executor_plugin_mantik.jobs.resources import (
     with_tasks_of,
 )
 from snakemake_executor_plugin_mantik.jobs.script import render_script
-from snakemake_executor_plugin_mantik.jobs.spec import JobSpec, Predecessor, Resources
+from snakemake_executor_plugin_mantik.jobs.spec import (
+    InputFile,
+    JobSpec,
+    OutputFile,
+    Predecessor,
+    Resources,
+    Segment,
+)
 from snakemake_executor_plugin_mantik.journal import (
     FileLedger,
+    FileRecord,
     StoredOutput,
     TryRecord,
     encode_identity,
@@ -52,9 +61,27 @@ from snakemake_executor_plugin_mantik.journal import (
 from snakemake_executor_plugin_mantik.sites.base import QueueLimits, SiteFacts, Submission
 from snakemake_executor_plugin_mantik.staging.local import LocalFile
 
+from .machine import overlaps
 from .request import JobRequest
-from .segments import NOTHING, Resumed, plan_segment
 from .stage import Staged
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """What a segment goes on from.
+
+    Attributes:
+        files: the checkpoint, if its content is known.
+        before: the paths of the previous segment, if the checkpoint must differ from what that one
+            found.
+    """
+
+    files: tuple[FileRecord, ...] = ()
+    before: TryPaths | None = None
+
+
+NOTHING: Final = Resumed()
+"""What a job finds that begins anew, or that has begun to change what it goes on from."""
 
 
 @dataclass(frozen=True)
@@ -263,6 +290,41 @@ class Planner:
             incomplete=request.incomplete,
             limits=replace(script_limits(self.config), upload_bytes=facts.upload_bytes),
         )
+
+
+def plan_segment(
+    request: JobRequest, record: TryRecord, runtime_s: int | None, resumed: Resumed
+) -> tuple[Segment | None, tuple[OutputFile, ...], tuple[InputFile, ...]]:
+    """Return a try's segment, its outputs and those of its inputs that the checkpoint consists of.
+
+    A job that begins anew finds no checkpoint, except what it updates. One that goes on finds
+    its logs as well, and outputs that hold a part of the checkpoint.
+
+    Raises:
+        UserError: the job has no walltime that is long enough.
+    """
+    continuation = request.continuation
+    if continuation is None:
+        return None, request.outputs, ()
+    runtime_s = continuation.check_walltime(runtime_s)
+    paths = continuation.paths
+    updated = {output.path for output in request.updated}
+    outputs = [
+        replace(o, keep=True)
+        if record.follows and (o.kind == "log" or overlaps(o.path, paths))
+        else o
+        for o in request.outputs
+    ]
+    outputs += [
+        OutputFile(path, "checkpoint", directory=True, keep=bool(record.follows) or path in updated)
+        for path in paths
+    ]
+    segment = Segment(
+        record.segment, continuation.most, continuation.checkpoint, runtime_s,
+        continuation.warning_s(runtime_s), resumed.before,
+    )  # fmt: skip
+    files = [InputFile(f.path, f.size, sha256=f.sha256, changed=True) for f in resumed.files]
+    return segment, tuple(outputs), tuple(files)
 
 
 def _stored_files(output: StoredOutput, place: str) -> list[LocalFile]:

@@ -22,22 +22,23 @@ from snakemake_executor_plugin_mantik.sites.slurm import explain_pending
 from snakemake_executor_plugin_mantik.staging.bundle import FileChanged
 from snakemake_executor_plugin_mantik.staging.local import LocalFile
 
-from .ahead import AheadJobs, NextSegments
 from .attempt import Attempt
+from .behind import Behind
 from .cancel import Canceller
-from .dispatch import Dispatcher, Submitter
+from .dispatch import Dispatcher
+from .ending import Ending
 from .evidence import Evidence, Finding
-from .failure_classifier import FailureClassifier
 from .fetch import Fetcher
-from .finalize import Finalizer
 from .live_copies import LiveCopies
+from .machine import Do, End, Verdict, decide
 from .observer import Observer
 from .place import Place, Places, make_retry
 from .plan import Planner
 from .request import JobRequest, Outcome
-from .segments import GoesOn
 from .site_retry import LONGEST_BUSY_S
+from .undeclared import UndeclaredFiles
 from .watch import Watcher
+from .work import SiteWork
 
 _FULL_FIRST_S = 30.0
 """Seconds before resubmitting a job that exceeded a limit on jobs; doubled each time, up to
@@ -67,61 +68,36 @@ class SiteRunner:
         ahead: Callable[[], int] = lambda: 0,
     ) -> None:
         """Prepare; `ahead` returns how many jobs may be submitted before they are requested."""
-
-        def room() -> int:
-            return min(ahead(), settings.max_jobs - self._running) - self.segments.number
-
+        workflow, settings = places.workflow, planner.config.site
         self._observer = observer or Observer()
-        settings = planner.config.site
         self.site = site
         self.facts = facts
         self.planner = planner
         self.place = place
         self.local = places.local
-        workflow = places.workflow
-        self._journal = journal = workflow.journal
-        self._workdir = workdir = workflow.workdir
-        self._notify = notify = workflow.notify
+        self._journal = workflow.journal
+        self._notify = workflow.notify
         self._give_up = workflow.give_up
-        clock = asyncio.get_running_loop().time
-        retry = self._retry = make_retry(site, notify, settings.timing)
-        self._live = LiveCopies(site, self._observer, workdir, notify)
+        retry = self._retry = make_retry(site, workflow.notify, settings.timing)
+        self._live = LiveCopies(site, self._observer, workflow.workdir, workflow.notify)
         self.watcher = Watcher(
-            site, settings, retry, journal.submitted, clock, on_seen=place.lead.saw,
-            on_started=self._started, on_logged=self._live.grown, on_waiting=self._waiting,
-            on_pending=self._pending,
+            site, settings, retry, workflow.journal.submitted, asyncio.get_running_loop().time,
+            on_seen=place.lead.saw, on_started=self._started, on_logged=self._live.grown,
+            on_waiting=self._waiting, on_pending=self._pending,
         )  # fmt: skip
         place.lead.on_deposed(self.watcher.fail)
-        self._submitter = Submitter(site, journal, retry)
-        fetcher = Fetcher(site, retry, workflow, place.scratch)
-        self.canceller = Canceller(
-            site, workflow, self.watcher, fetcher, place.leftovers,
-            settings=settings, retry=retry, observer=self._observer,
+        self._work = work = SiteWork(
+            site, facts, planner, place, places, self._observer, retry,
+            Fetcher(site, retry, workflow, place.scratch), UndeclaredFiles(workflow),
         )  # fmt: skip
-        self._dispatcher = Dispatcher(
-            site, facts, planner, place, places, submitter=self._submitter,
-            canceller=self.canceller, retry=retry, observer=self._observer,
-        )  # fmt: skip
-        self._finalizer = Finalizer(
-            workflow,
-            stager=place.stager,
-            submitter=self._submitter,
-            fetcher=fetcher,
-            canceller=self.canceller,
-            classifier=FailureClassifier(site, settings),
-            looks=place.looks,
-            observer=self._observer,
+        self.canceller = Canceller(work, self.watcher)
+        self._dispatcher = Dispatcher(work, self.canceller)
+        self.behind = Behind(
+            work, self._dispatcher, lambda: min(ahead(), settings.max_jobs - self._running)
         )
         self._slots = asyncio.Semaphore(settings.max_jobs)
         self._requested = self._running = 0
         self._hindered: set[tuple[str, str]] = set()
-        self.ahead = AheadJobs(
-            site, self._dispatcher, journal, self._give_up, retry=retry, room=room
-        )
-        self.segments = NextSegments(
-            site, self._dispatcher, journal, self._give_up, self.ahead, retry=retry,
-            room=lambda: room() - self.ahead.number if facts.orders_jobs else 0,
-        )  # fmt: skip
 
     def count_jobs(self) -> Mapping[str, int]:
         """Return how many jobs are in each of `JOB_STATES`. Any thread may call this method.
@@ -133,7 +109,7 @@ class SiteRunner:
         running, waiting = self.watcher.count()
         return {
             "running": running,
-            "queued": waiting + self.ahead.number + self._requested - self._running,
+            "queued": waiting + self.behind.number + self._requested - self._running,
             "staging": max(0, self._running - running - waiting),
         }
 
@@ -153,30 +129,29 @@ class SiteRunner:
                     return await self._run(request)
                 finally:
                     self._running -= 1
-                    self.ahead.forget(request)
+                    self.behind.forget(request)
         finally:
             self._requested -= 1
 
     async def _run(self, request: JobRequest) -> Outcome:
-        ahead = await self.ahead.take(request)
+        ahead = await self.behind.take(request)
         resent, pause, before = 0, 0.0, frozenset[FileRecord]()
         while resent <= _MAX_RESENDS:
             files = await self._dispatcher.look_at_files(request)
             contents = frozenset(file.record for file in files)
             # Inputs that the user has edited meanwhile are no sign of trouble at the site.
             resent, before = (resent if contents == before else 0), contents
-            outcome, later = await self._run_try(request, files, ahead)
-            if isinstance(outcome, Outcome):
+            verdict, outcome = await self._run_try(request, files, ahead)
+            if outcome is not None:
                 return outcome
-            if outcome is not None:  # a segment: the job goes on in the next one
+            if verdict.end is End.GOES_ON:
                 resent, pause, ahead = 0, 0.0, None
-                continue
-            if later is None:
+            elif verdict.end is End.LATER:
+                first = _FULL_FIRST_S if verdict.reason is Reason.REJECTED else _AWAY_FIRST_S
+                pause = min(max(2 * pause, first), LONGEST_BUSY_S)
+                await asyncio.sleep(pause * random.uniform(1.0, 1.25))  # noqa: S311
+            else:
                 resent += 1
-                continue
-            first = _FULL_FIRST_S if later[1].reason is Reason.REJECTED else _AWAY_FIRST_S
-            pause = min(max(2 * pause, first), LONGEST_BUSY_S)
-            await self._wait_to_submit(*later, pause)
         raise MantikError(
             "files that the job needs keep disappearing or changing at the site",
             where=f"{request.name} at {request.site}",
@@ -186,86 +161,80 @@ class SiteRunner:
 
     async def _run_try(
         self, request: JobRequest, files: list[LocalFile], ahead: Attempt | None
-    ) -> tuple[Outcome | GoesOn | None, tuple[Attempt, JobState] | None]:
-        """Run one try: return its outcome, or the attempt and the state that delays the next one.
+    ) -> tuple[Verdict, Outcome | None]:
+        """Run one try; return what its end means, and the outcome if it is the last.
 
-        Both are None if the job is to be submitted again at once. `ahead` is the attempt that was
-        submitted before the job was requested, if any.
+        `ahead` is the attempt that was submitted before the job was requested, if any.
         """
         record = await self._dispatcher.choose_try(request, files)
         if ahead is not None and ahead.record.id == record.id:
             attempt, attempt.record = ahead, record
         else:
             attempt = Attempt.of(record)
-            self.ahead.forget(request)
+            self.behind.forget(request)
+        attempt.files = files
         try:
-            whole, own = await self._dispatcher.observe(request, attempt)
+            await self._dispatcher.observe(request, attempt)
             if record.after:  # it does not wait for other jobs any more
                 with suppress(JournalError):  # the disk is full: only MLflow shows less
                     self._journal.waiting(record.id, record.waits)
             self._live.follow(record, attempt.extras)
-            end = await self._submit_and_watch(request, whole, attempt, files, own)
+            end = await self._submit_and_watch(request, attempt)
         except FileChanged as error:
-            self._dispatcher.unfetch(request, record)
             await self.place.look_again(error.path)
+            verdict = Verdict(End.AGAIN, why="its inputs changed while they were being sent")
             if attempt.sent:  # it left no trace, but may still start; `record` is from before
                 sent = replace(record, state=TryState.SUBMITTED, site_jobs=tuple(attempt.ids))
                 await self._give_up([sent])
             else:
-                await self._finalizer.again(
-                    attempt, "its inputs changed while they were being sent"
-                )
-            self.ahead.ended(request, record, succeeded=False)
-            await self.segments.end_behind(request, record)
-            return None, None
+                await self.canceller.record_end(record, End.AGAIN, verdict.why)
+            await self.behind.end_segments(request, record)
+            await self._follow(request, record, End.AGAIN)
+            return verdict, None
         except MantikError as error:
-            self._dispatcher.abandon_if_unsent(attempt, error)
+            await self._dispatcher.abandon_if_unsent(attempt, error)
             raise
         finally:
             await self._live.stop(record)
         if end.exit_code is None:  # another controller may have adopted it and removed its marker
             await self._assure()
-        if end.state is not None and end.state.later and not end.claimed:
-            self.ahead.ended(request, record, succeeded=False)
-            await self.segments.end_behind(request, record)
-            return None, (attempt, end.state)
-        return await self._conclude(request, whole, files, attempt, end), None
+        return await self._conclude(request, attempt, end)
 
     async def _conclude(
-        self,
-        request: JobRequest,
-        whole: JobRequest,
-        files: list[LocalFile],
-        attempt: Attempt,
-        end: Evidence,
-    ) -> Outcome | GoesOn | None:
-        """Fetch what a try has made; return its outcome, None if it is to be submitted again."""
+        self, request: JobRequest, attempt: Attempt, end: Evidence
+    ) -> tuple[Verdict, Outcome | None]:
+        """Fetch what a try has made; return what its end means, and its outcome if it is final."""
         record = attempt.record
         # Segments that wait for this one run only if its own script says that the job goes on.
         if asks := end.exit_code == GO_ON_CODE:
-            await self.segments.stop(request)
+            await self.behind.stop_segments(request)
         else:
-            await self.segments.end_behind(request, record)
-        outcome = await self._finalizer.conclude(whole, attempt, end, self._runtime_s(request))
-        if asks and not isinstance(outcome, GoesOn):
-            await self.segments.end_behind(request, record)
-        if isinstance(outcome, GoesOn):
+            await self.behind.end_segments(request, record)
+        verdict, outcome = await Ending(self._work, attempt, self.canceller).conclude(end)
+        if asks and verdict.end is not End.GOES_ON:
+            await self.behind.end_segments(request, record)
+        if verdict.end is End.GOES_ON:
             self._dispatcher.gone_on.add(record.id)
-            return outcome
-        # At once: no other try may be submitted behind it any more.
-        if outcome is None or outcome.try_id:
-            succeeded = outcome is not None and outcome.succeeded
-            self.ahead.ended(request, record, succeeded=succeeded)
-        if outcome is None:
-            self.place.lead.doubt()
-        elif outcome.succeeded:
+        if verdict.purged:
+            self._dispatcher.purged()
+        await self._follow(request, record, verdict.end)
+        if verdict.end is End.SUCCEEDED:
             self.local.settled(self._made(request))
-            await self._report_changed(request, files)
-        elif not outcome.try_id:  # another controller may have changed its outputs
+            await self._report_changed(request, attempt.files)
+        return verdict, outcome
+
+    async def _follow(self, request: JobRequest, record: TryRecord, end: End) -> None:
+        """Do what follows here from the end of a try, which is closed."""
+        todo = decide(end).todo
+        # At once: no other try may be submitted behind it any more.
+        if todo & {Do.FREE, Do.WITHDRAW}:
+            self.behind.ended(request, record, succeeded=Do.FREE in todo)
+        if Do.DOUBT in todo:
+            self.place.lead.doubt()
+        if Do.ASSURE in todo:  # another controller may have changed its outputs
             await self._assure()
-        if outcome is None or not outcome.succeeded:
+        if Do.UNFETCH in todo:
             self._dispatcher.unfetch(request, record)
-        return outcome
 
     async def _assure(self) -> None:
         """Check with the site that this controller still leads, however recent the last listing.
@@ -275,23 +244,6 @@ class SiteRunner:
         """
         self.place.lead.doubt()
         await self.place.lead.assure()
-
-    async def _wait_to_submit(self, attempt: Attempt, state: JobState, pause: float) -> None:
-        """Close this try, and sleep until the site may take the next one."""
-        if state.reason is Reason.REJECTED:
-            self._retry.note(
-                f"it takes no more jobs just now ({state.detail}); they are submitted again until"
-                " it does. Set Site: MaxJobs to keep their number below its limit"
-            )
-            why = "the scheduler took no more jobs"
-        else:
-            self._retry.note(
-                "it lost jobs before they started, because one of its services was down"
-                f" ({state.detail}); they are submitted again"
-            )
-            why = "a part of the site was away"
-        await self._finalizer.again(attempt, why)
-        await asyncio.sleep(pause * random.uniform(1.0, 1.25))  # noqa: S311
 
     def _started(self, record: TryRecord, began: bool) -> None:
         """Record that a job runs, and since when if it `began` while it was watched."""
@@ -341,24 +293,13 @@ class SiteRunner:
                 f" snakemake --forcerun {request.rule}"
             )
 
-    async def _submit_and_watch(
-        self,
-        request: JobRequest,
-        whole: JobRequest,
-        attempt: Attempt,
-        files: list[LocalFile],
-        own: list[LocalFile],
-    ) -> Evidence:
-        """Submit the try unless the site may know it already, and wait for its end.
-
-        `whole` is the request with an observer's additions.
-        """
+    async def _submit_and_watch(self, request: JobRequest, attempt: Attempt) -> Evidence:
+        """Submit the try unless the site may know it already, and wait for its end."""
         submit = attempt.sent == 0
         while True:
             if submit:
-                await self._dispatcher.submit(whole, attempt, files, own)
-            self.ahead.submitted(request, attempt)
-            self.segments.submitted(request, attempt, files)
+                await self._dispatcher.submit(attempt)
+            self.behind.submitted(request, attempt)
             end = await self.watcher.watch(
                 attempt.record, attempt.ids, sent=attempt.sent, live=attempt.live is not None,
                 interrupted=not submit,
@@ -368,15 +309,8 @@ class SiteRunner:
                 return end
             self._notify(f"{request.name}: no trace of it at {request.site}; submitting it again.")
             # The directory for claims may have been purged.
-            self._submitter.purged()
+            self._dispatcher.purged()
             submit = True
-
-    def _runtime_s(self, request: JobRequest) -> int | None:
-        return self.planner.resources(request.resources, request.threads).runtime_s
-
-    async def close(self) -> None:
-        """Submit no more jobs that wait for others."""
-        await asyncio.gather(self.ahead.close(), self.segments.close())
 
     async def commit(self, outcome: Outcome, request: JobRequest, *, taken: bool = True) -> None:
         """Close a try whose outcome Snakemake knows.
@@ -386,16 +320,16 @@ class SiteRunner:
         if outcome.try_id and not taken:
             self._journal.spoiled(outcome.try_id)
             [record] = self._journal.tries([outcome.try_id])
-            self.ahead.ended(request, record, succeeded=False)
+            self.behind.ended(request, record, succeeded=False)
         self.place.in_use.used([*request.inputs, *(output.path for output in request.outputs)])
         if outcome.succeeded:
             self.local.touched(self._made(request))
             if taken:
-                self.ahead.accepted(request)
+                self.behind.accepted(request)
         if outcome.try_id:
             environment = self.planner.config.named_environment(request.environment)
             let_end = bool(environment.after_on_login)
-            await self.canceller.done(
+            self.canceller.done(
                 outcome.try_id, outcome.site_job.split(), let_end=let_end,
                 succeeded=outcome.succeeded,
             )  # fmt: skip

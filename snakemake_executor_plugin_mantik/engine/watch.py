@@ -10,7 +10,6 @@ lifetime at the site, whose default may be a day.
 import asyncio
 import math
 import time
-from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -72,6 +71,16 @@ still being answered, that one has arrived by now or never will. If it arrives l
 claim lets the try run once."""
 _MISTAKES = 5
 """Consecutive cycles that may fail on a bug of ours before the jobs get the error."""
+_EXTEND_AFTER_S = 60.0
+EXTEND_BY_S = 30 * 86400.0
+_EXTEND_AGAIN_S = 7 * 86400.0
+"""Seconds before the first extension of a job's lifetime at the site, length of the new lifetime,
+and seconds between extensions. The site's default may be a day, after which it cancels the job.
+Each extension looks up ids that are still unknown."""
+_EXTEND_AT_ONCE = 500
+"""Most tries that one cycle extends: the next listing of all tries waits for this."""
+_EXTEND_REFUSED_S = 3600.0
+"""Seconds before the next request if the site refused one, or while ids are still unknown."""
 
 
 _Key = tuple[str, bool]
@@ -137,21 +146,13 @@ class Watcher:
     ) -> None:
         """Make a watcher, which looks at the site as long as tries are watched.
 
-        Args:
-            site: where the tries are.
-            settings: the site's waits and limits.
-            retry: records whether the site answers.
-            on_found: called with a try's id and a job id of the site that was found for it.
-            clock: seconds, monotonic.
-            on_seen: called with each listed directory of claims and its entries.
-            on_started: called with a try when it is first seen to run, and whether it began since
-                it was watched or submitted.
-            on_waiting: called with a waiting try and the scheduler's reason why it cannot start,
-                whenever that changes; empty if the try only waits its turn, or has started.
-            on_pending: called with a waiting try, the scheduler's reason why it has not started,
-                its turn among the reasons, and its state, whenever the reason or the start that
-                the scheduler expects changes.
-            on_logged: called at each look with each try that logs live, and the bytes logged.
+        It calls `on_found` with a try's id and a job id of the site that was found for it;
+        `on_seen` with each listed directory of claims and its entries; `on_started` with a try when
+        it is first seen to run, and whether it began since it was watched or submitted; `on_logged`
+        at each look with each try that logs live, and the bytes logged; `on_waiting` whenever the
+        scheduler's reason changes why a try cannot start, which is empty if it only waits its turn,
+        or has started; `on_pending` whenever the reason changes why it has not started, its turn
+        among the reasons, or the start that the scheduler expects.
         """
         self._site = site
         self._on_logged = on_logged
@@ -162,17 +163,12 @@ class Watcher:
         self._retry = retry
         self._clock = clock
         self._watched: dict[_Key, Watched] = {}
-        self._in_bucket: defaultdict[int, dict[_Key, Watched]] = defaultdict(dict)
         self._last: dict[int, tuple[float, dict[str, tuple[int, Entry]]]] = {}
         self._changed = clock()
         self._wake = asyncio.Event()
-        self._mistakes = 0
         self._running: asyncio.Task[None] | None = None
-        self._poller = _Poller(
-            site, settings, retry, self, on_found=on_found, on_waiting=on_waiting,
-            on_pending=on_pending, clock=clock,
-        )  # fmt: skip
-        self._extender = _Extender(site, retry, self._poller, clock)
+        self._on_found = on_found
+        self._on_pending = on_pending
         self.cycles = 0
 
     def watch(
@@ -186,12 +182,8 @@ class Watcher:
     ) -> "asyncio.Future[Evidence]":
         """Watch a try; return a future of the evidence with which it ends.
 
-        Args:
-            record: the try.
-            ids: the site's ids of it; empty if the submission's fate is unknown.
-            sent: how often it was submitted.
-            live: whether it reports what it logs while it runs.
-            interrupted: whether an earlier process submitted it and may have died meanwhile.
+        `ids` are empty if the submission's fate is unknown. For `sent` and `live` see `Watched`.
+        `interrupted` is set if an earlier process submitted it and may have died meanwhile.
         """
         wait = min(self._settings.timing.unknown_wait_s * 2.0 ** min(sent - 1, 30), _LONGEST_WAIT_S)
         if interrupted:
@@ -228,8 +220,7 @@ class Watcher:
         )  # fmt: skip
 
     def _add(self, watched: Watched) -> None:
-        of_bucket = self._in_bucket[watched.record.bucket]
-        self._watched[watched.key] = of_bucket[watched.key] = watched
+        self._watched[watched.key] = watched
         self.hurry()
         if self._running is None or self._running.done():
             self._running = asyncio.create_task(self._run())
@@ -251,13 +242,8 @@ class Watcher:
 
     def drop(self, watched: Watched) -> None:
         """Stop watching, unless it has been watched anew since a failure."""
-        if self._watched.get(watched.key) is not watched:
-            return
-        del self._watched[watched.key]
-        of_bucket = self._in_bucket[watched.record.bucket]
-        of_bucket.pop(watched.key, None)
-        if not of_bucket:
-            del self._in_bucket[watched.record.bucket]
+        if self._watched.get(watched.key) is watched:
+            del self._watched[watched.key]
 
     def hurry(self) -> None:
         """Look again soon."""
@@ -275,6 +261,7 @@ class Watcher:
             self._running.cancel()
 
     async def _run(self) -> None:
+        mistakes = 0
         while self._watched:
             self._wake.clear()
             try:
@@ -283,9 +270,12 @@ class Watcher:
                 # No error of a site while listing its jobs ends them.
                 self._retry.failed(error)
             except Exception as error:  # noqa: BLE001 - a bug of ours: the jobs report it
-                self._mistaken(error)
+                # If it breaks each cycle, they must not wait for ever.
+                mistakes += 1
+                if mistakes >= _MISTAKES:
+                    self.fail(error)
             else:
-                self._mistakes = 0
+                mistakes = 0
                 self._retry.answered()
             # A new try is worth an early look, but never more often than the shortest interval.
             await asyncio.sleep(self._settings.timing.poll_min_s)
@@ -293,19 +283,12 @@ class Watcher:
                 async with asyncio.timeout(self.interval() - self._settings.timing.poll_min_s):
                     await self._wake.wait()
 
-    def _mistaken(self, error: Exception) -> None:
-        # If a bug of ours breaks each cycle, the jobs must not wait for ever.
-        self._mistakes += 1
-        if self._mistakes >= _MISTAKES:
-            self.fail(error)
-
     def fail(self, error: Exception) -> None:
         """Stop watching all tries; raise `error` where their ends are awaited."""
         for watched in self._watched.values():
             if not watched.future.done():
                 watched.future.set_exception(error)
         self._watched.clear()
-        self._in_bucket.clear()
 
     async def cycle(self) -> None:
         """List the open buckets once, query the scheduler about overdue tries, extend lifetimes.
@@ -314,18 +297,18 @@ class Watcher:
             SiteError: the site did not answer for some tries; these are still watched.
         """
         self.cycles += 1
-        await self.look(w.record for w in list(self._watched.values()))
-        await self._poller.examine(list(self._watched.values()))
-        await self._extender.extend(list(self._watched.values()))
+        await self._look(list(self._watched.values()))
+        await self._examine(list(self._watched.values()))
+        await self._extend(list(self._watched.values()))
 
-    async def look(self, records: Iterable[TryRecord]) -> None:
-        """List the buckets of `records`, each once.
+    async def _look(self, tries: Iterable[Watched]) -> None:
+        """List the buckets of `tries`, each once.
 
         Raises:
             SiteError: a bucket could not be listed; the others have been.
         """
         failed: SiteError | None = None
-        for bucket, directory in {r.bucket: r.paths.tries for r in records}.items():
+        for bucket, directory in {w.record.bucket: w.record.paths.tries for w in tries}.items():
             try:
                 entries = await list_claims(self._site, self._retry, directory)
                 self._see(bucket, entries)
@@ -338,7 +321,7 @@ class Watcher:
     def _see(self, bucket: int, entries: dict[str, Entry]) -> None:
         now, markers = self._clock(), find_markers(entries)
         self._last[bucket] = now, markers
-        for watched in list(self._in_bucket[bucket].values()):
+        for watched in [w for w in self._watched.values() if w.record.bucket == bucket]:
             try_id = watched.record.id
             alive = watched.see(try_id, entries, now, 2.0 * self._settings.poll_s)
             if try_id in markers:
@@ -346,15 +329,15 @@ class Watcher:
                 self._waits_no_more(watched)
             found = judge(watched, now, self._settings)
             if found in (Finding.MARKER, Finding.REVOKED):
-                self.end(watched, found)
+                self._end(watched, found)
                 continue
             watched.began |= try_id not in entries
             if alive:
-                self.alive(watched)
+                self._alive(watched)
             if watched.live and (live := entries.get(f"{try_id}{LIVE}")):
                 self._on_logged(watched.record, live.size)
 
-    def alive(self, watched: Watched) -> None:
+    def _alive(self, watched: Watched) -> None:
         now = self._clock()
         watched.next_check, watched.check_delay = now, FIRST_CHECK_S
         if not watched.reported:
@@ -367,47 +350,24 @@ class Watcher:
             watched.waits = ""
             self._on_waiting(watched.record, "")
 
-    def end(self, watched: Watched, found: Finding, state: JobState | None = None) -> None:
+    def _end(self, watched: Watched, found: Finding, state: JobState | None = None) -> None:
         self.drop(watched)
         self._changed = self._clock()
         watched.found, watched.state = found, state
         if not watched.future.done():
             watched.future.set_result(watched)
 
+    # Lifetimes at the site
 
-_EXTEND_AFTER_S = 60.0
-EXTEND_BY_S = 30 * 86400.0
-_EXTEND_AGAIN_S = 7 * 86400.0
-"""Seconds before the first extension of a job's lifetime at the site, length of the new lifetime,
-and seconds between extensions. The site's default may be a day, after which it cancels the job.
-Each extension looks up ids that are still unknown."""
-_EXTEND_AT_ONCE = 500
-"""Most tries that one cycle extends: the next listing of all tries waits for this."""
-_EXTEND_REFUSED_S = 3600.0
-"""Seconds before the next request if the site refused one, or while ids are still unknown."""
-
-
-class _Extender:
-    """Keep the site from ending jobs whose lifetime there is over."""
-
-    def __init__(
-        self, site: Site, retry: SiteRetry, poller: "_Poller", clock: Callable[[], float]
-    ) -> None:
-        self._site = site
-        self._retry = retry
-        self._poller = poller
-        self._clock = clock
-
-    async def extend(self, tries: Iterable[Watched]) -> None:
+    async def _extend(self, tries: Iterable[Watched]) -> None:
+        """Keep the site from ending jobs whose lifetime there is over."""
         now = self._clock()
         due = [w for w in tries if now >= w.next_extension][:_EXTEND_AT_ONCE]
-        if not due:
-            return
         for watched in due:
             watched.next_extension = now + _EXTEND_AFTER_S
         unsure = [w for w in due if len(w.ids) < w.sent]
         sure = [w for w in due if len(w.ids) >= w.sent]
-        known = [w for w in [*sure, *await self._poller.identify(unsure)] if w.ids]
+        known = [w for w in [*sure, *(unsure and await self._identify(unsure))] if w.ids]
         if not known:
             return
         wait = _EXTEND_AGAIN_S
@@ -422,30 +382,7 @@ class _Extender:
             all_known = len(watched.ids) >= watched.sent
             watched.next_extension = now + (wait if all_known else _EXTEND_REFUSED_S)
 
-
-class _Poller:
-    """Query the scheduler, whose state yields to a marker, from the event loop's thread."""
-
-    def __init__(
-        self,
-        site: Site,
-        settings: SiteSettings,
-        retry: SiteRetry,
-        watching: Watcher,
-        *,
-        on_found: Callable[[str, str], None],
-        on_waiting: Callable[[TryRecord, str], None],
-        on_pending: Callable[[TryRecord, str, JobState], None],
-        clock: Callable[[], float],
-    ) -> None:
-        self._site = site
-        self._settings = settings
-        self._retry = retry
-        self._watching = watching
-        self._on_found = on_found
-        self._on_waiting = on_waiting
-        self._on_pending = on_pending
-        self._clock = clock
+    # What the scheduler says
 
     def _overdue(self, watched: Watched, now: float) -> bool:
         # With many buckets the last listing of one may be older than the try.
@@ -458,20 +395,19 @@ class _Poller:
             or watched.silent > _LATE_BEATS * self._settings.timing.script.heartbeat_s
         )
 
-    async def examine(self, tries: Iterable[Watched]) -> None:
+    async def _examine(self, tries: Iterable[Watched]) -> None:
         """Query the scheduler about those of `tries` that are overdue.
 
         Raises:
             SiteError: the site did not answer; the tries that this concerns are still watched.
         """
-        now = self._clock()
-        tries = list(tries)
+        now, tries = self._clock(), list(tries)
         if not any(self._overdue(watched, now) for watched in tries):
             return
         overdue = [watched for watched in tries if self._overdue(watched, now + _TOGETHER_S)]
         for watched in overdue:
             watched.next_check = now + watched.check_delay
-        known = await self.identify(overdue)
+        known = await self._identify(overdue)
         states = await self._states(known)
         over = []
         for watched in known:
@@ -482,20 +418,20 @@ class _Poller:
             finding = judge(watched, now, self._settings)
             watched.next_check = min(now + watched.check_delay, watched.due)
             if first and watched.ended_since is not None:
-                self._watching.hurry()
+                self.hurry()
             if finding is Finding.VANISHED:
-                self._watching.end(watched, finding)
+                self._end(watched, finding)
             elif finding in _OVER:
                 over.append(watched)
         stuck = [watched for watched in known if self._report_waiting_reason(watched, states)]
-        await self.each(stuck, self._give_up)
-        over = await self.each(over, self._certain)
+        await self._each(stuck, self._give_up)
+        over = await self._each(over, self._certain)
         if over:
             # A marker that has appeared meanwhile wins, and so does a new sign of life.
-            await self._watching.look(w.record for w in over)
-            await self.each([w for w in over if w.shown], self._explain)
+            await self._look(over)
+            await self._each([w for w in over if w.shown], self._explain)
 
-    async def each(
+    async def _each(
         self, tries: Sequence[Watched], act: Callable[[Watched], Awaitable[bool]]
     ) -> list[Watched]:
         """Call `act` for all tries; return those for which it returns True.
@@ -511,9 +447,9 @@ class _Poller:
                 raise answer
         return [w for w, yes in zip(tries, answers, strict=True) if yes is True]
 
-    async def identify(self, tries: Sequence[Watched]) -> list[Watched]:
+    async def _identify(self, tries: Sequence[Watched]) -> list[Watched]:
         """Look up the owners and ids of tries; return the tries that can be queried."""
-        known = await self.each(tries, self._own)
+        known = await self._each(tries, self._own)
         incomplete = {w.record.id: w for w in known if len(w.ids) < w.sent}
         if not incomplete:
             return known
@@ -530,10 +466,10 @@ class _Poller:
             )
             return known
         for try_id, site_jobs in found.items():
-            for site_job in site_jobs:
-                if site_job not in incomplete[try_id].ids:
-                    incomplete[try_id].ids.append(site_job)
-                    self._on_found(try_id, site_job)
+            ids = incomplete[try_id].ids
+            for site_job in [i for i in site_jobs if i not in ids]:
+                ids.append(site_job)
+                self._on_found(try_id, site_job)
         return known
 
     async def _own(self, watched: Watched) -> bool:
@@ -581,7 +517,7 @@ class _Poller:
                         current[job_id] = state
             return True
 
-        await self.each(doubtful[:_DETAILS_AT_ONCE], explain)
+        await self._each(doubtful[:_DETAILS_AT_ONCE], explain)
         return current
 
     def _report_waiting_reason(self, watched: Watched, states: Mapping[str, JobState]) -> bool:
@@ -611,7 +547,7 @@ class _Poller:
             await self._site.cancel(watched.ids)
         detail = f"it would wait for ever in the queue: {watched.waits}"
         state = JobState(Phase.ENDED, Reason.REJECTED, detail)
-        self._watching.end(watched, Finding.ENDED, state)
+        self._end(watched, Finding.ENDED, state)
         return True
 
     async def _certain(self, watched: Watched) -> bool:
@@ -627,7 +563,7 @@ class _Poller:
         if await revoke_try(self._site, watched.record):
             return True
         watched.lives()
-        self._watching.alive(watched)
+        self._alive(watched)
         return False
 
     async def _explain(self, watched: Watched) -> bool:
@@ -640,7 +576,7 @@ class _Poller:
             if watched.job:
                 explained = await self._site.explain(watched.job)
                 state = explained if explained.phase is Phase.ENDED else state
-        self._watching.end(watched, finding, state)
+        self._end(watched, finding, state)
         return True
 
 

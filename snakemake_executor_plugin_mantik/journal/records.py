@@ -149,7 +149,7 @@ class TryRecord:
         segment: its number, from 0, if it is one of several that continue a job past its walltime.
         segments: how many of these there may be; 0 if there may be no others.
         follows: the id of the try whose checkpoint it goes on from; empty for none.
-        goes_on: how another try can go on from its checkpoint (`engine.segments`); empty if none
+        goes_on: how another try can go on from its checkpoint (`engine.machine`); empty if none
             can.
         asked, used: what it requested and used, as JSON (`what_asked`, `what_used`); empty if
             unknown.

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from snakemake_executor_plugin_mantik.engine.adopt import (
-    choose_tries,
     encode_basis,
     kept_message,
     name_by_makers,
@@ -16,6 +15,7 @@ from snakemake_executor_plugin_mantik.engine.adopt import (
     stale_message,
     why_unwanted,
 )
+from snakemake_executor_plugin_mantik.engine.machine import choose_tries
 from snakemake_executor_plugin_mantik.engine.request import fingerprint_of
 from snakemake_executor_plugin_mantik.jobs.spec import Benchmark, OutputFile
 from snakemake_executor_plugin_mantik.journal import TryRecord, TryState
@@ -47,8 +47,8 @@ def record(
 @pytest.mark.parametrize("state", OPEN)
 def test_the_same_job_is_taken_up(state: TryState) -> None:
     found = record(state)
-    assert choose_tries(JOB, always(SAME), [found]).adopted == found
-    assert choose_tries(replace(JOB, forced=True), always(SAME), [found]).adopted == found
+    assert choose_tries(JOB, always(SAME), [found])[0] == found
+    assert choose_tries(replace(JOB, forced=True), always(SAME), [found])[0] == found
 
 
 def test_of_segments_in_a_row_the_first_is_taken_up_and_the_others_stay() -> None:
@@ -56,13 +56,13 @@ def test_of_segments_in_a_row_the_first_is_taken_up_and_the_others_stay() -> Non
     second = replace(second, follows=first.id, segment=1)
     third = replace(third, follows=second.id, segment=2)
     choice = choose_tries(JOB, always(SAME), [first, second, third])
-    assert (choice.adopted, choice.unwanted) == (first, ())
+    assert choice == (first, ())
     choice = choose_tries(JOB, always(SAME), [second, third])
-    assert (choice.adopted, choice.unwanted) == (second, ())
+    assert choice == (second, ())
     choice = choose_tries(JOB, always("other"), [first, second, third])
-    assert (choice.adopted, choice.unwanted) == (None, (first, second, third))
+    assert choice == (None, (first, second, third))
     choice = choose_tries(JOB, always(SAME), [first, third], given_up={second.id})
-    assert (choice.adopted, choice.unwanted) == (first, (third,))
+    assert choice == (first, (third,))
 
 
 @pytest.mark.parametrize("state", [*OPEN, TryState.ENDED])
@@ -70,8 +70,8 @@ def test_of_segments_in_a_row_the_first_is_taken_up_and_the_others_stay() -> Non
 def test_another_job_is_not(state: TryState, fingerprint: str, site: str) -> None:
     found = record(state, outcome="succeeded", fingerprint=fingerprint, site=site)
     choice = choose_tries(JOB, always(SAME), [found])
-    assert choice.adopted is None
-    assert choice.unwanted == (found,)
+    assert choice[0] is None
+    assert choice[1] == (found,)
 
 
 @pytest.mark.parametrize(
@@ -95,20 +95,20 @@ def test_what_makes_it_another_job(change: dict[str, Any]) -> None:
 
 def test_what_succeeded_is_taken_unless_forced() -> None:
     found = record(TryState.ENDED, outcome="succeeded")
-    assert choose_tries(JOB, always(SAME), [found]).adopted == found
-    assert choose_tries(replace(JOB, forced=True), always(SAME), [found]).unwanted == (found,)
+    assert choose_tries(JOB, always(SAME), [found])[0] == found
+    assert choose_tries(replace(JOB, forced=True), always(SAME), [found])[1] == (found,)
 
 
 def test_what_failed_is_run_again() -> None:
     found = record(TryState.ENDED, outcome="failed: something")
-    assert choose_tries(JOB, always(SAME), [found]).unwanted == (found,)
+    assert choose_tries(JOB, always(SAME), [found])[1] == (found,)
 
 
 def test_of_several_the_newest_is_taken_and_the_others_are_given_up() -> None:
     tries = [record(TryState.SUBMITTED, n) for n in range(3)]
     choice = choose_tries(JOB, always(SAME), tries)
-    assert choice.adopted == tries[2]
-    assert choice.unwanted == (tries[0], tries[1])
+    assert choice[0] == tries[2]
+    assert choice[1] == (tries[0], tries[1])
 
 
 SOURCES = {
@@ -164,9 +164,9 @@ def test_of_many_changes_some_are_named() -> None:
 
 def test_of_a_job_that_updates_it_counts_where_it_began() -> None:
     found = record(TryState.ENDED, fingerprint="same+before", outcome="succeeded")
-    assert choose_tries(JOB, always("same+after"), [found]).adopted is None
-    assert choose_tries(JOB, always("same+after"), [found], already=True).adopted == found
-    assert choose_tries(JOB, always("other+after"), [found], already=True).adopted is None
+    assert choose_tries(JOB, always("same+after"), [found])[0] is None
+    assert choose_tries(JOB, always("same+after"), [found], already=True)[0] == found
+    assert choose_tries(JOB, always("other+after"), [found], already=True)[0] is None
 
 
 def test_what_it_updates_is_apart_in_what_a_job_is_made_of() -> None:

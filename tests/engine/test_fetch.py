@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -22,10 +23,10 @@ from snakemake_executor_plugin_mantik.common.errors import (
 )
 from snakemake_executor_plugin_mantik.engine import cancel
 from snakemake_executor_plugin_mantik.engine.attempt import Attempt
+from snakemake_executor_plugin_mantik.engine.ending import Ending
 from snakemake_executor_plugin_mantik.engine.evidence import Evidence, Finding
 from snakemake_executor_plugin_mantik.engine.fetch import Fetcher
-from snakemake_executor_plugin_mantik.engine.finalize import Finalizer
-from snakemake_executor_plugin_mantik.engine.observer import JobExtras, Observer
+from snakemake_executor_plugin_mantik.engine.observer import JobExtras
 from snakemake_executor_plugin_mantik.engine.site_retry import SiteRetry
 from snakemake_executor_plugin_mantik.engine.workflow_context import WorkflowContext
 from snakemake_executor_plugin_mantik.jobs.live_packs import PackDamaged, read_packs
@@ -322,15 +323,13 @@ def concluded(trial: Trial, workdir: Path, command: str) -> tuple[list[str], lis
     journal = cast(Any, SimpleNamespace(files=SimpleNamespace(set_links=list)))
     workflow = WorkflowContext(journal, workdir, workdir, said.append, nothing)
     fetcher = Fetcher(site, SiteRetry("sim", print), workflow, workdir / ".scratch")
-    finalizer = Finalizer(
-        workflow, stager=nothing, submitter=nothing, fetcher=fetcher, canceller=nothing,
-        classifier=nothing, looks=nothing, observer=Observer(),
-    )  # fmt: skip
+    work = cast(Any, MagicMock(fetcher=fetcher, places=MagicMock(workflow=workflow)))
     attempt = Attempt(record, [], 0.0, 1, extras=JobExtras("log"))
+    attempt.whole = replace(request(1), outputs=outputs)
 
     async def fetched() -> None:
         marker = await fetcher.marker(record, Evidence(Finding.MARKER, 0))
-        await finalizer._outputs(replace(request(1), outputs=outputs), attempt, marker)
+        await Ending(work, attempt, nothing).fetch(marker)
 
     virtualtime.run(fetched())
     left = [p for p in workdir.rglob("*") if p.is_symlink() or not p.is_dir()]

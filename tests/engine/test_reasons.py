@@ -8,9 +8,9 @@ import pytest
 
 from snakemake_executor_plugin_mantik.common.errors import SiteNotFound, SiteUnreachable
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
-from snakemake_executor_plugin_mantik.engine.failure_classifier import FailureClassifier
+from snakemake_executor_plugin_mantik.engine.ending import find_reason
+from snakemake_executor_plugin_mantik.engine.machine import End, decide
 from snakemake_executor_plugin_mantik.engine.messages import LastWords, failed_message
-from snakemake_executor_plugin_mantik.engine.observer import failure_kind
 from snakemake_executor_plugin_mantik.jobs.markers import Marker
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.journal import TryRecord, TryState
@@ -69,9 +69,11 @@ RECORD = TryRecord(
 def reason(
     marker: Marker, scheduler: Scheduler, *ids: str, ran: float = 0.0, limit: float = 3600.0
 ) -> Reason:
-    classifier = FailureClassifier(cast("Site", scheduler), SiteSettings())
+    site = cast("Site", scheduler)
     marker = replace(marker, started=1e9, ended=1e9 + ran)
-    return virtualtime.run(classifier.reason(marker, RECORD, list(ids), limit))
+    return virtualtime.run(
+        find_reason(site, SiteSettings(), marker, RECORD, ids=list(ids), limit=limit)
+    )
 
 
 @pytest.mark.parametrize(
@@ -175,8 +177,8 @@ def test_only_what_somebody_cancelled_counts_as_killed() -> None:
     """Whoever heard of it: the script, or its command alone with exit code 143."""
     cancelled = [JobState(Phase.ENDED, Reason.CANCELLED)]
     for marker in (TERM, Marker(143)):
-        assert failure_kind(reason(marker, Scheduler([*cancelled]), "1")) == "killed"
-    assert [r for r in Reason if failure_kind(r) == "killed"] == [Reason.CANCELLED]
+        assert decide(End.FAILED, reason(marker, Scheduler([*cancelled]), "1")).how == "killed"
+    assert [r for r in Reason if decide(End.FAILED, r).how == "killed"] == [Reason.CANCELLED]
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,13 @@
-"""Submit jobs before their inputs exist, behind the tries that make these.
+"""Submit tries behind others: before their inputs exist, or before the segment before has ended.
 
-So a pipeline goes on while no controller runs. The scheduler starts such a job when the others have
+So a pipeline goes on while no controller runs. The scheduler starts such a try when the others have
 ended, and its script decides whether it runs (`jobs/bash/inputs.sh`). Nothing watches it.
 When Snakemake requests the job, its try is adopted like one of an earlier run: its fingerprint
 names each input that did not exist by the try that makes it.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 
 from snakemake_executor_plugin_mantik.common.errors import (
@@ -18,15 +18,13 @@ from snakemake_executor_plugin_mantik.common.errors import (
 )
 from snakemake_executor_plugin_mantik.jobs.segments import GO_ON_CODE
 from snakemake_executor_plugin_mantik.jobs.spec import Predecessor
-from snakemake_executor_plugin_mantik.journal import Journal, TryRecord
-from snakemake_executor_plugin_mantik.sites.base import Site
-from snakemake_executor_plugin_mantik.staging.local import LocalFile
+from snakemake_executor_plugin_mantik.journal import TryRecord
 
 from .attempt import Attempt
 from .dispatch import Dispatcher
 from .request import JobRequest
-from .site_retry import SiteRetry
 from .watch import EXTEND_BY_S
+from .work import SiteWork, Worker
 
 _NAMED_WAIT_S = 120.0
 """Most seconds to wait for the scheduler's id of a submitted job."""
@@ -35,29 +33,18 @@ _NAMED_LONGEST_S = 5.0
 """Shortest and longest seconds between two requests for such ids; doubled each time."""
 
 
-class AheadJobs:
-    """The jobs of one site that were submitted, or proposed, before Snakemake requested them.
+class Behind(Worker):
+    """The tries of one site that wait there for others, and the jobs that are to be such.
 
-    Call all methods from the event loop's thread.
+    Jobs are submitted ahead of their inputs before Snakemake requests them; of a job that goes on
+    past its walltime, the next segments.
     """
 
-    def __init__(
-        self,
-        site: Site,
-        dispatcher: Dispatcher,
-        journal: Journal,
-        give_up: Callable[[Sequence[TryRecord]], Awaitable[None]],
-        *,
-        retry: SiteRetry,
-        room: Callable[[], int],
-    ) -> None:
-        """Prepare; `room` returns how many jobs may be submitted ahead at this site."""
-        self._site = site
+    def __init__(self, work: SiteWork, dispatcher: Dispatcher, room: Callable[[], int]) -> None:
+        """Prepare; `room` returns how many tries may wait at this site."""
+        super().__init__(work)
         self._dispatcher = dispatcher
-        self._journal = journal
-        self._give_up = give_up
-        self._retry = retry
-        self._room = room
+        self._most = room
         self._wanted: dict[str, JobRequest] = {}
         self._sending: dict[str, asyncio.Task[None]] = {}
         self._submitting: set[str] = set()
@@ -65,9 +52,12 @@ class AheadJobs:
         self._makers: dict[str, Attempt] = {}
         self._made: set[str] = set()
         self._accepted: set[str] = set()
-        self._own: dict[str, None] = {}
+        self._own: set[str] = set()
         self._ending: dict[str, tuple[str, asyncio.Task[None]]] = {}
         self._named: dict[str, asyncio.Task[str]] = {}
+        self._segments: dict[str, asyncio.Task[None]] = {}
+        self._stopped: set[str] = set()
+        self._waiting: dict[str, int] = {}
         self._closed = False
         dispatcher.end_behind = self.end_behind
 
@@ -87,6 +77,9 @@ class AheadJobs:
         """How many jobs are submitted ahead, or about to be."""
         return len(self._sent) + len(self._sending)
 
+    def _room(self) -> int:
+        return self._most() - self.number - sum(self._waiting.values())
+
     def propose(self, request: JobRequest) -> None:
         """Submit a job as soon as the tries that make its inputs are submitted."""
         if request.job not in self._sent and request.job not in self._sending:
@@ -94,11 +87,20 @@ class AheadJobs:
             self.look()
 
     def submitted(self, request: JobRequest, attempt: Attempt) -> None:
-        """Note a requested try that the site knows: others can be submitted behind it."""
+        """Note a requested try that the site knows: others can be submitted behind it.
+
+        `request` is without an observer's additions, which are those of one try.
+        """
         self._forget_outputs(request)
-        if attempt.ids and request.continuation is None:  # else it is not the last try
+        if not attempt.ids:
+            return
+        if request.continuation is None:  # else it is not the last try
             self._makers[request.job] = attempt
             self.look()
+        elif request.job not in self._segments:
+            self._stopped.discard(request.job)
+            sending = self._send_segments(request, attempt)
+            self._segments[request.job] = asyncio.create_task(sending)
 
     def ended(self, request: JobRequest, record: TryRecord, *, succeeded: bool) -> None:
         """Note the end of a requested try. Unless it has succeeded, end those that wait for it."""
@@ -163,13 +165,12 @@ class AheadJobs:
         return [self._ending[record.id][1] for record in records]
 
     def _take_back(self, record: TryRecord) -> None:
-        for known in (self._makers, self._sent):
-            if (entry := known.get(record.job)) is not None:
-                attempt = entry[1] if isinstance(entry, tuple) else entry
-                if attempt.record.id == record.id:
-                    del known[record.job]
-                    if isinstance(entry, tuple):
-                        self._wanted[record.job] = entry[0]
+        maker, sent = self._makers.get(record.job), self._sent.get(record.job)
+        if maker is not None and maker.record.id == record.id:
+            del self._makers[record.job]
+        if sent is not None and sent[1].record.id == record.id:
+            del self._sent[record.job]
+            self._wanted[record.job] = sent[0]
 
     async def _end(self, record: TryRecord) -> None:
         if (sending := self._sending.get(record.job)) is not None:
@@ -193,10 +194,11 @@ class AheadJobs:
             await asyncio.wait(self._sending.values())
 
     async def close(self) -> None:
-        """Submit no more jobs."""
+        """Submit no more jobs and segments."""
         self._closed = True
         ending = [task for _, task in self._ending.values()]
-        tasks = [*self._sending.values(), *ending, *self._named.values()]
+        sending = [*self._sending.values(), *self._segments.values()]
+        tasks = [*sending, *ending, *self._named.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -204,7 +206,7 @@ class AheadJobs:
     def look(self) -> None:
         """Start to submit the wanted jobs that can be submitted now."""
         for job, request in list(self._wanted.items()):
-            if self._closed or self._room() - self.number <= 0:
+            if self._closed or self._room() <= 0:
                 return
             makers = set(request.unmade.values())
             if job in self._sending:
@@ -232,10 +234,10 @@ class AheadJobs:
                 return
             ids = {path: maker.record.id for path, maker in makers.items()}
             record = await self._dispatcher.choose_try(request, files, ids)
-            self._own[record.id] = None
-            attempt = Attempt.of(record)
+            self._own.add(record.id)
+            attempt = Attempt.of(record, files)
             if not attempt.sent:
-                await self._submit(request, attempt, makers, files)
+                await self._send_after(request, attempt, makers)
         except asyncio.CancelledError:
             if not set(request.unmade.values()) <= self._makers.keys() | self._accepted:
                 self._wanted[request.job] = request  # for another try of what makes its inputs
@@ -243,7 +245,7 @@ class AheadJobs:
         except MantikError as error:
             # The reason is reported when Snakemake requests the job, if it still exists then.
             if attempt is not None and not attempt.sent:
-                self._dispatcher.abandon_if_unsent(attempt, error)
+                await self._dispatcher.abandon_if_unsent(attempt, error)
         except Exception as error:  # noqa: BLE001 - the job's own request meets it, too
             self._retry.note(f"{request.name}: a bug in the executor kept it here ({error!r})")
         if attempt is not None and attempt.sent:
@@ -251,12 +253,8 @@ class AheadJobs:
             if attempt.ids and request.continuation is None:
                 self._makers[request.job] = attempt
 
-    async def _submit(
-        self,
-        request: JobRequest,
-        attempt: Attempt,
-        makers: Mapping[str, Attempt],
-        files: list[LocalFile],
+    async def _send_after(
+        self, request: JobRequest, attempt: Attempt, makers: Mapping[str, Attempt]
     ) -> None:
         after: dict[str, list[str]] = {}
         for path, maker in makers.items():
@@ -267,19 +265,41 @@ class AheadJobs:
             self._journal.abandoned(attempt.record.id, "cancelled")
             self._wanted[request.job] = request
             return
-        ids = dict.fromkeys(job_id for maker in makers.values() for job_id in maker.ids)
-        scheduler_ids = await asyncio.gather(*map(self.scheduler_id, ids))
+        ids = await self._scheduler_ids(i for maker in makers.values() for i in maker.ids)
         self._submitting.add(request.job)  # from here on, `take` does not cancel it
         [record] = self._journal.tries([attempt.record.id])
         if record.state.final or not self._may_follow(request, makers):
             self._wanted[request.job] = request
             return
-        whole, own = await self._dispatcher.observe(request, attempt)
-        await self._dispatcher.submit(
-            whole, attempt, files, own,
-            after=[Predecessor(paths[one], tuple(made)) for one, made in after.items()],
-            after_jobs=scheduler_ids,
-        )  # fmt: skip
+        predecessors = [Predecessor(paths[one], tuple(made)) for one, made in after.items()]
+        await self._submit(request, attempt, predecessors, ids)
+
+    async def _submit(
+        self,
+        request: JobRequest,
+        attempt: Attempt,
+        after: Sequence[Predecessor],
+        after_jobs: Sequence[str],
+        *,
+        segment: bool = False,
+    ) -> None:
+        """Submit a try behind others; a `segment` again, until its own id is known.
+
+        Raises:
+            MantikError: the site refuses it, or a file cannot be read.
+        """
+        await self._dispatcher.observe(request, attempt, waits=segment)
+
+        async def submit() -> None:
+            await self._dispatcher.submit(attempt, after=after, after_jobs=after_jobs)
+            if segment and not attempt.ids and request.job not in self._stopped:
+                # The segments behind it need its id. Submitted again, it still runs once.
+                raise SiteUnreachable(
+                    f"the answer to the submission of {attempt.record.part} was lost",
+                    where=f"site {request.site}",
+                )
+
+        await (self._retry(submit) if segment else submit())
         with suppress(SiteError):
             # No controller may be there to do it when the server's default lifetime is over.
             await self._site.extend(attempt.ids, EXTEND_BY_S)
@@ -296,12 +316,15 @@ class AheadJobs:
         """Return the attempts that make the inputs of a job which do not exist yet, by path."""
         return {p: self._makers[job] for p, job in request.unmade.items() if job in self._makers}
 
-    async def scheduler_id(self, job_id: str) -> str:
-        """Return the scheduler's id of a site's job.
+    async def _scheduler_ids(self, job_ids: Iterable[str]) -> list[str]:
+        """Return the scheduler's ids of some jobs of the site.
 
         Raises:
-            SiteRejected: it is not known after a while.
+            SiteRejected: one is not known after a while.
         """
+        return list(await asyncio.gather(*map(self._scheduler_id, dict.fromkeys(job_ids))))
+
+    async def _scheduler_id(self, job_id: str) -> str:
         if (task := self._named.get(job_id)) is None:
             task = self._named[job_id] = asyncio.create_task(self._find_scheduler_id(job_id))
 
@@ -324,78 +347,42 @@ class AheadJobs:
             await asyncio.sleep(pause)
             pause = min(2 * pause, _NAMED_LONGEST_S)
 
+    # Segments
 
-class NextSegments:
-    """The segments at one site that wait for others. Call all methods from the loop's thread."""
-
-    def __init__(
-        self,
-        site: Site,
-        dispatcher: Dispatcher,
-        journal: Journal,
-        give_up: Callable[[Sequence[TryRecord]], Awaitable[None]],
-        ahead: AheadJobs,
-        *,
-        retry: SiteRetry,
-        room: Callable[[], int],
-    ) -> None:
-        """Prepare; `room` returns how many more segments may wait at this site."""
-        self._site = site
-        self._dispatcher = dispatcher
-        self._journal = journal
-        self._give_up = give_up
-        self._ahead = ahead
-        self._retry = retry
-        self._room = room
-        self._sending: dict[str, asyncio.Task[None]] = {}
-        self._stopped: set[str] = set()
-        self._waiting: dict[str, int] = {}
-
-    @property
-    def number(self) -> int:
-        """How many segments wait for others."""
-        return sum(self._waiting.values())
-
-    def submitted(self, request: JobRequest, attempt: Attempt, files: list[LocalFile]) -> None:
-        """Submit the segments behind a try that the site knows.
-
-        `request` is without an observer's additions, which are those of one try.
-        """
-        if request.continuation is None or not attempt.ids:
-            return
-        if request.job not in self._sending:
-            self._stopped.discard(request.job)
-            self._sending[request.job] = asyncio.create_task(self._send(request, attempt, files))
-
-    async def stop(self, request: JobRequest) -> None:
+    async def stop_segments(self, request: JobRequest) -> None:
         """Submit no more segments behind the present one, which has ended."""
         self._stopped.add(request.job)
-        if (task := self._sending.pop(request.job, None)) is not None:
+        if (task := self._segments.pop(request.job, None)) is not None:
             await asyncio.wait([task])
         self._waiting.pop(request.job, None)
 
-    async def end_behind(self, request: JobRequest, record: TryRecord) -> None:
+    async def end_segments(self, request: JobRequest, record: TryRecord) -> None:
         """End the segments behind one after which the job does not go on.
 
         Call it before anything is recorded about the outputs, which these were to make, too.
         """
         if request.continuation is not None:
-            await self.stop(request)
+            await self.stop_segments(request)
             await self._give_up(self._journal.segments.waiting_after(record.id))
 
-    async def close(self) -> None:
-        """Submit no more segments."""
-        for task in self._sending.values():
-            task.cancel()
-        await asyncio.gather(*self._sending.values(), return_exceptions=True)
-
-    async def _send(self, request: JobRequest, attempt: Attempt, files: list[LocalFile]) -> None:
-        waiting = self._journal.segments.waiting_after(attempt.record.id)
+    async def _send_segments(self, request: JobRequest, before: Attempt) -> None:
+        assert request.continuation is not None
+        files, waiting = before.files, self._journal.segments.waiting_after(before.record.id)
         self._waiting[request.job] = len(waiting)
-        before = Attempt.of(waiting[-1]) if waiting else attempt
+        before = Attempt.of(waiting[-1]) if waiting else before
         try:
-            while self._may_send(request, before):
-                before = await self._send_one(request, before, files)
+            while (
+                before.record.segment + 1 < request.continuation.most
+                and before.ids
+                and request.job not in self._stopped
+                and self._facts.orders_jobs
+                and self._room() > 0
+            ):
+                ids = await self._scheduler_ids(before.ids)
+                attempt = Attempt.of(self._dispatcher.next_segment(before.record), files)
+                after = Predecessor(before.record.paths, request.continuation.paths, GO_ON_CODE)
+                await self._submit(request, attempt, [after], ids, segment=True)
+                before = attempt
                 self._waiting[request.job] += 1
         except MantikError:
             pass  # it is submitted when the one before has ended, which reports the reason
@@ -403,40 +390,3 @@ class NextSegments:
             self._retry.note(
                 f"{request.name}: a bug in the executor kept segments here ({error!r})"
             )
-
-    def _may_send(self, request: JobRequest, before: Attempt) -> bool:
-        assert request.continuation is not None
-        more = before.record.segment + 1 < request.continuation.most
-        return more and bool(before.ids) and request.job not in self._stopped and self._room() > 0
-
-    async def _send_one(
-        self, request: JobRequest, before: Attempt, files: list[LocalFile]
-    ) -> Attempt:
-        """Submit the segment after `before`, and return it.
-
-        Raises:
-            MantikError: the site refuses it, or a file cannot be read.
-        """
-        assert request.continuation is not None
-        ids = [await self._ahead.scheduler_id(job_id) for job_id in before.ids]
-        attempt = Attempt.of(self._dispatcher.next_segment(before.record))
-        whole, own = await self._dispatcher.observe(request, attempt, waits=True)
-        makes = request.continuation.paths
-
-        async def submit() -> None:
-            await self._dispatcher.submit(
-                whole, attempt, files, own,
-                after=[Predecessor(before.record.paths, makes, GO_ON_CODE)], after_jobs=ids,
-            )  # fmt: skip
-            if not attempt.ids and request.job not in self._stopped:
-                # The segments behind it need its id. Submitted again, it still runs once.
-                raise SiteUnreachable(
-                    f"the answer to the submission of {attempt.record.part} was lost",
-                    where=f"site {request.site}",
-                )
-
-        await self._retry(submit)
-        with suppress(SiteError):
-            # No controller may be there to do it when the server's default lifetime is over.
-            await self._site.extend(attempt.ids, EXTEND_BY_S)
-        return attempt

@@ -3,10 +3,10 @@
 import json
 import posixpath
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from snakemake_executor_plugin_mantik.jobs.paths import display_path, is_at
+from snakemake_executor_plugin_mantik.jobs.paths import display_path, is_at, nearest
 from snakemake_executor_plugin_mantik.journal import TIMESTAMP, TryRecord, TryState
 
 from .request import UPDATED, JobRequest
@@ -167,13 +167,4 @@ def named_checksums(text: str, sources: Mapping[str, str]) -> dict[str, str]:
     modules = {word.replace(".", "/") for word in words}
     wanted = words | {f"{m}.py" for m in modules} | modules
     wanted -= {".", "/"}
-    return {
-        path: found
-        for path, found in sources.items()
-        if path in wanted or any(parent in wanted for parent in _parents(path))
-    }
-
-
-def _parents(path: str) -> Iterator[str]:
-    while path := posixpath.dirname(path):
-        yield path
+    return {path: found for path, found in sources.items() if nearest(path, wanted) is not None}

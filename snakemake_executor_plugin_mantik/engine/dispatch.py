@@ -167,12 +167,9 @@ class Dispatcher(Worker):
 
     def _is_already_updated(self, request: JobRequest, files: list[LocalFile]) -> bool:
         """Check that the local updated outputs are as the last job at the site left them."""
-        ledger, place = self._journal.files, self._place.id
-        there: set[FileRecord] = set()
-        for output in request.updated:
-            there.update(filter(None, [ledger.remote_file(place, output.path)]))
-            there.update(ledger.remote_files(place, below=output.path))
-        below = tuple(f"{output.path}/" for output in request.updated)
+        paths = [output.path for output in request.updated]
+        there = self._journal.files.remote_files_at(self._place.id, paths)
+        below = tuple(f"{path}/" for path in paths)
         here = {f.record for f in files if not f.directory and f"{f.path}/".startswith(below)}
         return bool(here) and _contents(here) == _contents(there)
 

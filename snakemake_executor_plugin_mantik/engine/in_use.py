@@ -101,10 +101,7 @@ class InUse:
                 return
             gone = [path for path in self._used if not os.path.lexists(self._here(path))]
             self._used = {p: None for p in gone if self._by(p)}
-            known = (self._ledger.remote_file(self._place, path) for path in gone)
-            files = [file for file in known if file is not None]
-            for path in gone:
-                files += self._ledger.remote_files(self._place, below=path)
+            files = self._ledger.remote_files_at(self._place, gone)
             # A failed removal is no reason for a job to fail.
             with suppress(SiteRejected):
                 await self._retry(lambda: self._remove(files))

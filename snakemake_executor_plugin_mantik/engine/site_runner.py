@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import chain
 
 from snakemake_executor_plugin_mantik.common.errors import (
     JournalError,
@@ -336,7 +335,5 @@ class SiteRunner:
 
     def _made(self, request: JobRequest) -> list[FileRecord]:
         """Return the records of a succeeded job's outputs, which are the same there and here."""
-        ledger, place = self._journal.files, self.place.id
-        files = [ledger.remote_file(place, output.path) for output in request.outputs]
-        below = [ledger.remote_files(place, below=o.path) for o in request.outputs if o.directory]
-        return [*filter(None, files), *chain.from_iterable(below)]
+        paths = [output.path for output in request.outputs]
+        return self._journal.files.remote_files_at(self.place.id, paths)

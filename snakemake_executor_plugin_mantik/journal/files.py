@@ -72,6 +72,14 @@ class FileLedger:
         """Return all files known to be in the workspace at `place`, or in a directory of it."""
         return _remote_files(self._db, place, below)
 
+    def remote_files_at(self, place: str, paths: Iterable[str]) -> list[FileRecord]:
+        """Return the files known to be in the workspace at `place` under some paths, or below."""
+        found: list[FileRecord] = []
+        for path in paths:
+            found += filter(None, [self.remote_file(place, path)])
+            found += self.remote_files(place, below=path)
+        return found
+
     def set_remote_files(self, place: str, files: Iterable[FileRecord]) -> None:
         self._database.change_each(
             "INSERT OR REPLACE INTO remote_files VALUES (?, ?, ?, ?, ?, ?, ?)",

@@ -1,7 +1,7 @@
 """A table of what each key of `Resources` becomes; docs/backend-config.md shows it.
 
 The table is for people and for tests, which compare it with real submissions. These are made by
-`sites.unicore.description`, `jobs.resources` and `jobs.pbs`.
+`sites.unicore.description`, `jobs.resources`.
 """
 
 from collections.abc import Mapping

@@ -18,12 +18,12 @@ from pydantic import (
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.common.secret_names import secret_values
-from snakemake_executor_plugin_mantik.jobs.pbs import pbs_features
 from snakemake_executor_plugin_mantik.jobs.quoting import (
     find_code,
     find_unclosed,
     find_unclosed_in_word,
 )
+from snakemake_executor_plugin_mantik.jobs.resources import pbs_features
 
 from .environment_keys import LOGIN_HOOKS, OPTION_KEYS, SLURM_KEYS, EnvironmentConfig, not_expanded
 from .exclude import read_patterns

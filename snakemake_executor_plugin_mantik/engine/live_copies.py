@@ -19,10 +19,10 @@ from snakemake_executor_plugin_mantik.jobs.live_packs import (
     LONGEST_PACK,
     PIECE_BYTES,
     Pack,
-    PackDamaged,
     Packed,
     read_packs,
 )
+from snakemake_executor_plugin_mantik.jobs.tar_reader import TarDamaged
 from snakemake_executor_plugin_mantik.journal import TryRecord
 from snakemake_executor_plugin_mantik.sites.base import Site
 from snakemake_executor_plugin_mantik.staging.transfers import read_file
@@ -121,7 +121,7 @@ class LiveCopies:
                     self._observer.logged(record)
         except SiteError:
             pass  # the next listing tries again
-        except (PackDamaged, OSError) as error:
+        except (TarDamaged, OSError) as error:
             copy.over = True
             self._notify(
                 f"{record.name}: its logged files are fetched when it is over, since they cannot be"
@@ -143,7 +143,7 @@ def _take(copy: _Copy, content: bytes) -> None:
     """Add to a copy those packs in `content` that it lacks.
 
     Raises:
-        PackDamaged: something is no pack, or does not fit the packs before it.
+        TarDamaged: something is no pack, or does not fit the packs before it.
         OSError: the copy cannot be written.
     """
     tree = copy.place / LIVE_TREE
@@ -152,7 +152,7 @@ def _take(copy: _Copy, content: bytes) -> None:
     for pack in read_packs(content[copy.read - copy.piece :]):
         copy.written += sum(len(file.content) for file in pack.files)
         if copy.written > MAX_LIVE_BYTES:
-            raise PackDamaged(f"it is more than {MAX_LIVE_BYTES >> 30} GiB")
+            raise TarDamaged(f"it is more than {MAX_LIVE_BYTES >> 30} GiB")
         _unpack(copy.place, pack)
         copy.read += pack.size
         new = copy.place / f".{POSITION}"
@@ -164,10 +164,10 @@ def _begin(copy: _Copy) -> None:
     """Make a copy with the files that the job started with.
 
     Raises:
-        PackDamaged: there was a copy, which has been removed here.
+        TarDamaged: there was a copy, which has been removed here.
     """
     if copy.read:
-        raise PackDamaged("the copy here is gone")
+        raise TarDamaged("the copy here is gone")
     shutil.rmtree(copy.place, ignore_errors=True)
     copy.place.mkdir(parents=True)
     new = copy.place / f".{LIVE_TREE}"
@@ -201,7 +201,7 @@ def _write(place: Path, file: Packed) -> None:
         return
     with path.open("r+b" if path.exists() else "xb") as grown:
         if grown.seek(0, os.SEEK_END) < file.start:
-            raise PackDamaged(f"a part of {file.path} is missing")
+            raise TarDamaged(f"a part of {file.path} is missing")
         grown.seek(file.start)
         grown.write(file.content)
         grown.truncate()  # the job may have started the file again

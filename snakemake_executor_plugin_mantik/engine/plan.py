@@ -33,11 +33,11 @@ from snakemake_executor_plugin_mantik.jobs.paths import (
     nearest,
     workspace_top,
 )
-from snakemake_executor_plugin_mantik.jobs.pbs import pbs_directives
 from snakemake_executor_plugin_mantik.jobs.resources import (
     billed_cores,
     cpus_per_node,
     merge_resources,
+    pbs_directives,
     resolve_total_cpus,
     slurm_directives,
     with_tasks_of,
@@ -164,7 +164,7 @@ class Planner:
 
     def environment(self, name: str = "") -> str:
         """Return an environment as text: a job whose environment changed is another job."""
-        return job_environment(self.config, self.project, name=name).text
+        return repr(job_environment(self.config, self.project, name=name))
 
     def environment_files(
         self, name: str = "", *, own: bool = False

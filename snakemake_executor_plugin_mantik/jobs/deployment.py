@@ -12,11 +12,7 @@ from dataclasses import dataclass, field
 from .library import use_library
 from .quoting import quote_expandable, quote_word
 
-MACHINES = {
-    "linux-64": "x86_64",
-    "linux-aarch64": "aarch64",
-    "linux-ppc64le": "ppc64le",
-}
+MACHINES = {"linux-64": "x86_64", "linux-aarch64": "aarch64", "linux-ppc64le": "ppc64le"}
 """Conda's platforms, and the output of `uname -m` on them."""
 
 
@@ -86,13 +82,7 @@ def wrap_conda(
 
 
 def wrap_venv(
-    path: str,
-    files: Sequence[str],
-    command: str,
-    *,
-    rule: str,
-    folder: str = "",
-    version: str = "",
+    path: str, files: Sequence[str], command: str, *, rule: str, folder: str = "", version: str = ""
 ) -> str:
     """Return bash that runs the command in a virtual environment made of requirements.
 

@@ -1,7 +1,7 @@
 """Read what a running job has logged, as its script packs it (`live.sh`).
 
 A pack may hold anything, because the job's own user can write it. So paths outside the directory,
-packs that are too large, and malformed ones raise `PackDamaged`.
+packs that are too large, and malformed ones raise `TarDamaged`.
 """
 
 import io
@@ -24,10 +24,6 @@ LONGEST_PACK: Final = 64 << 20
 """Maximum size of a pack in bytes, packed or not."""
 
 _PART = re.compile(r"part/(?P<start>[0-9]{1,15})/(?P<path>.+)", re.DOTALL)
-
-
-class PackDamaged(Exception):  # noqa: N818 - reads as what it says
-    """The data is not a pack that a job script makes."""
 
 
 @dataclass(frozen=True)
@@ -63,16 +59,16 @@ def read_packs(data: bytes) -> Iterator[Pack]:
     """Yield the complete packs at the beginning of `data`; stop at a truncated one.
 
     Raises:
-        PackDamaged: the next bytes are not a pack.
+        TarDamaged: the next bytes are not a pack.
     """
     while data:
         unpacker = zlib.decompressobj(wbits=31)
         try:
             tar = unpacker.decompress(data, LONGEST_PACK)
         except zlib.error as error:
-            raise PackDamaged(str(error)) from error
+            raise TarDamaged(str(error)) from error
         if len(tar) >= LONGEST_PACK:
-            raise PackDamaged(f"it unpacks to {LONGEST_PACK} bytes or more")
+            raise TarDamaged(f"it unpacks to {LONGEST_PACK} bytes or more")
         if not unpacker.eof:
             return
         rest = unpacker.unused_data
@@ -83,25 +79,22 @@ def read_packs(data: bytes) -> Iterator[Pack]:
 def _pack(tar: bytes, size: int) -> Pack:
     files: list[Packed] = []
     later: list[PurePosixPath] = []
-    try:
-        for name, pieces in read_tar(io.BytesIO(tar)):
-            content = b"".join(pieces)
-            if name == "later":
-                text = content.decode("utf-8", "surrogateescape")
-                later += [_path(path) for path in text.split("\0")[:-1]]
-            elif (part := _PART.fullmatch(name)) is not None:
-                files.append(Packed(_path(part["path"]), content, int(part["start"])))
-            else:
-                files.append(Packed(_path(name), content))
-    except TarDamaged as error:
-        raise PackDamaged(str(error)) from error
+    for name, pieces in read_tar(io.BytesIO(tar)):
+        content = b"".join(pieces)
+        if name == "later":
+            text = content.decode("utf-8", "surrogateescape")
+            later += [_path(path) for path in text.split("\0")[:-1]]
+        elif (part := _PART.fullmatch(name)) is not None:
+            files.append(Packed(_path(part["path"]), content, int(part["start"])))
+        else:
+            files.append(Packed(_path(name), content))
     return Pack(size, tuple(files), tuple(later))
 
 
 def _path(name: str) -> PurePosixPath:
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in name:
-        raise PackDamaged(f"a file {name!r}")
+        raise TarDamaged(f"a file {name!r}")
     if len(path.parts) > MAX_PATH_DEPTH:
-        raise PackDamaged(f"a path of more than {MAX_PATH_DEPTH} directories")
+        raise TarDamaged(f"a path of more than {MAX_PATH_DEPTH} directories")
     return path

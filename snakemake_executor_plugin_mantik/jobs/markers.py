@@ -2,10 +2,9 @@
 
 A marker is a gzipped tar that a job script writes last (`outputs.sh`): `meta` (lines of
 key=value), `missing` (inputs) and `lacking` (outputs), `files` (records of what the job made, all
-separated by NUL), `times` (modification times), `new` (files beside the outputs), `log` (the end of
-the log) and small outputs. If
-the file system is full, a marker holds less: no small outputs, or only `meta`, or nothing (or the
-claim's content), so that only the exit code in its name is known.
+separated by NUL), `new` (files beside the outputs), `log` (the end of the log) and small outputs.
+If the file system is full, a marker holds less: no small outputs, or only `meta`, or nothing (or
+the claim's content), so that only the exit code in its name is known.
 
 A marker may hold anything, because the job's own user can write it. Nothing is unpacked to disk:
 members are looked up by the paths in `files`, and only regular files count.
@@ -36,9 +35,8 @@ _LATEST_S: Final = 1e12
 _CLAIM = b"owner="
 _TIMES: Final = re.compile(" ".join([r"([0-9]{1,12})m([0-9]{1,2}[.,][0-9]{1,9})s"] * 2))
 _TIME: Final = re.compile(r"([0-9]{1,10})(?:\.([0-9]{1,10}))?", re.ASCII)
-_LONGEST_TIME: Final = 22
 _MODE: Final = re.compile(r"[0-7]{1,5}", re.ASCII)
-_FIELDS = 7
+_FIELDS = 8
 
 
 FilePlace = Literal["marker", "archive", "alone", "stored", "none"]
@@ -192,7 +190,7 @@ def read_marker(content: bytes, *, try_id: str, exit_code: int) -> Marker:
 
 
 def _with_files(facts: Marker, meta: Mapping[str, str], members: Mapping[str, bytes]) -> Marker:
-    entries = _dated(_entries(_member(members, "files")), members.get("times", b""))
+    entries = _entries(_member(members, "files"))
     lacking = _paths(_member(members, "lacking"))
     if len(entries) != _number(meta, "files") or len(lacking) != _number(meta, "lacking"):
         raise _invalid("its lists are not complete")
@@ -261,7 +259,7 @@ def _entries(data: bytes) -> tuple[OutputEntry, ...]:
 
 
 def _entry(fields: list[str]) -> OutputEntry:
-    place, kind, size, mode, sha256, target, path = fields
+    place, kind, size, mode, sha256, target, time, path = fields
     known = place in get_args(FilePlace) and kind in ("f", "d", "l")
     if not known or not _is_number(size) or (kind == "f") == (place == "none"):
         raise _invalid(f"its record of {path!r} makes no sense")
@@ -277,6 +275,7 @@ def _entry(fields: list[str]) -> OutputEntry:
         sha256=sha256,
         place=cast(FilePlace, place),
         target=target,
+        modified_ns=_ns(time),
     )
 
 
@@ -299,14 +298,6 @@ def _new_files(data: bytes) -> tuple[OutputEntry, ...]:
             entry = OutputEntry(path, "f", int(size), int(mode, 8), "", "alone", "", _ns(time))
             found.append(entry)
     return tuple(found)
-
-
-def _dated(entries: tuple[OutputEntry, ...], times: bytes) -> tuple[OutputEntry, ...]:
-    """Add modification times to the entries; scripts of earlier releases do not report them."""
-    texts = _text(times[: _LONGEST_TIME * len(entries)]).split("\0")[:-1]
-    if len(texts) != len(entries):
-        return entries
-    return tuple(replace(e, modified_ns=_ns(t)) for e, t in zip(entries, texts, strict=True))
 
 
 def _ns(text: str) -> int | None:

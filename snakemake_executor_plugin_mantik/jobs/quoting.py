@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
@@ -135,30 +135,18 @@ def quote_word(word: str) -> str:
     """
     if word == "~":
         return word
-    at = 2 if word.startswith("~/") else 0
-    parts = [word[:at]]
-    while at < len(word):
-        end = _part_end(word, at)
-        part = word[at:end]
+    parts = ["~/"] if word.startswith("~/") else []
+    for part in _parts(word.removeprefix("~/")):
         if part[0] == "\\" or part == "'":
-            part = shlex.quote(part[part[0] == "\\" :])
-        elif part[0] not in "'\"":
-            part = f'"{part}"'
-        parts.append(part)
-        at = end
+            parts.append(shlex.quote(part[part[0] == "\\" :]))
+        else:
+            parts.append(part if part[0] in "'\"" else f'"{part}"')
     return "".join(parts) or "''"
 
 
-def find_code(word: str, *, quoted: bool = False) -> str:
-    """Return the first part of a word that holds code, `$(…)`; only a `quoted` part, or none."""
-    at = 0
-    while at < len(word):
-        end = _part_end(word, at)
-        part = word[at:end]
-        if "$(" in part and part[0] not in "'\\" and (part[0] == '"') == quoted:
-            return part
-        at = end
-    return ""
+def find_code(word: str) -> str:
+    """Return the first unquoted part of a word that holds code, `$(…)`, or none."""
+    return next((p for p in _parts(word) if "$(" in p and p[0] not in "'\\\""), "")
 
 
 def find_unclosed(text: str) -> str:
@@ -175,22 +163,25 @@ def find_unclosed(text: str) -> str:
 
 def find_unclosed_in_word(word: str) -> str:
     """Like `find_unclosed`, for a word that may hold quotes of bash."""
-    parts, at = [], 0
-    while at < len(word):
-        end = _part_end(word, at)
-        parts += [word[at:end]] if word[at] not in "'\\" else []
-        at = end
-    return find_unclosed("".join(parts))
+    return find_unclosed("".join(part for part in _parts(word) if part[0] not in "'\\"))
 
 
-def _part_end(word: str, at: int) -> int:
-    """Return the end of a part of a word: quoted in one way, or unquoted, possibly with code."""
-    if word[at] == "\\":
-        return at + 2
-    if word[at] == "'":
-        return (word.find("'", at + 1) + 1) or len(word)
-    quoted = word[at] == '"'
-    end = at + quoted
+def _parts(word: str) -> Iterator[str]:
+    """Yield the parts of a word: quoted in one way, or unquoted, possibly with code."""
+    while word:
+        end = _part_end(word)
+        yield word[:end]
+        word = word[end:]
+
+
+def _part_end(word: str) -> int:
+    """Return the end of the first part of a word."""
+    if word[0] == "\\":
+        return 2
+    if word[0] == "'":
+        return (word.find("'", 1) + 1) or len(word)
+    quoted = word[0] == '"'
+    end = int(quoted)
     while end < len(word):
         if word.startswith("$(", end):
             end = code_end(word, end) or end + 2

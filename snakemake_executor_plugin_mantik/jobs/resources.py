@@ -1,11 +1,13 @@
-"""Merge a rule's resources with those of the backend config, and turn them into sbatch options.
+"""Merge a rule's resources with those of the backend config; turn them into options.
 
 Names and meanings of a rule's resources are those of Snakemake and of its Slurm executor plugin,
-so that workflows work unchanged. docs/resources.md has the table.
+so that workflows work unchanged. docs/resources.md has the table. The options are those of sbatch,
+and those of qsub of PBS Professional and OpenPBS, not of Torque (OpenPBS' manual pages qsub(1B) and
+pbs_resources(7B)); these were not tried on a real PBS.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, Literal
 
@@ -73,6 +75,10 @@ _FOREIGN: Final[Mapping[str, str]] = {
 """Names of resources in other systems, and the name that is likely meant."""
 
 JOB_NAME_LENGTH: Final = 64
+_PBS_NAME_LENGTH: Final = 15
+"""Older servers refuse longer names of jobs; those behind firecREST accept 236 characters."""
+
+_FEATURE = re.compile(r"[A-Za-z][A-Za-z0-9_]*(=[A-Za-z0-9_.+-]+)?")
 
 _LEAST_MEMORY_MIB: Final = 64
 """Minimum memory to request on a node if a rule requests any: the job script needs some, too.
@@ -227,13 +233,11 @@ def billed_cores(resources: Resources, of_node: int | None = None) -> int | None
     return -(-(cpus or 1) // of_node) * of_node
 
 
-def slurm_directives(
-    resources: Resources, name: str, *, account: str | None = None
-) -> tuple[str, ...]:
+def slurm_directives(resources: Resources, name: str) -> tuple[str, ...]:
     """Return the options of sbatch for a job, in the form `--option=value`, without `#SBATCH `.
 
     Unless the rule requests tasks, one task per node gets all CPUs of the node's request, so that
-    `srun` starts its command once per node. `account` overrides that of `resources`.
+    `srun` starts its command once per node.
 
     Raises `UserError` for a value that sbatch would not read as one word, for CPUs that cannot be
     divided among the nodes, and for a kind of GPUs without a number of GPUs.
@@ -251,11 +255,11 @@ def slurm_directives(
     options: list[tuple[str, str | int | None]] = [
         ("job-name", _job_name(name)),
         ("partition", resources.queue),
-        ("account", resources.account if account is None else account),
+        ("account", resources.account),
         ("qos", resources.qos),
         ("reservation", resources.reservation),
         ("constraint", resources.constraint),
-        ("time", None if resources.runtime_s is None else _clock(resources.runtime_s)),
+        ("time", _clock(resources.runtime_s, days=True)),
         ("nodes", resources.nodes),
         ("ntasks", resources.tasks),
         ("ntasks-per-node", 1 if resources.tasks is None else resources.tasks_per_node),
@@ -264,8 +268,92 @@ def slurm_directives(
         ("mem", _mebibytes(resources.memory_mib_per_node)),
         ("mem-per-cpu", _mebibytes(resources.memory_mib_per_cpu)),
     ]
-    words = [f"--{option}={_word(option, value)}" for option, value in options if value is not None]
-    return (*words, "--no-requeue")
+    return (*_words([(f"--{name}=", value) for name, value in options]), "--no-requeue")
+
+
+def pbs_directives(
+    resources: Resources, name: str, *, longest_name: int = _PBS_NAME_LENGTH
+) -> tuple[str, ...]:
+    """Return the options of qsub for a job, without `#PBS `.
+
+    A job gets one chunk per node, with one MPI process that has all its CPUs, unless the rule
+    requests tasks. A reservation is a queue of PBS, so it overrides the queue. The account becomes
+    the project (-P), as in firecREST. Names are cut to `longest_name`.
+
+    Raises:
+        UserError: PBS has no option for a value or would not read it as one word, or tasks or CPUs
+            cannot be divided among the nodes.
+    """
+    if resources.qos is not None:
+        raise UserError(
+            f"PBS has no quality of service, so {resources.qos!r} cannot be requested",
+            do="Remove QoS, and use the queue that stands for it",
+        )
+    if resources.gpu_model is not None:
+        raise UserError(
+            "PBS has no common name for kinds of GPUs, so"
+            f" gpu_model={resources.gpu_model} cannot be requested",
+            do="Remove it, and use the queue that has them, or a `constraint` as name=value",
+        )
+    options = [
+        ("-N ", re.sub(r"[^A-Za-z0-9_.+-]+", "_", name).strip("_.")[:longest_name] or "mantik"),
+        ("-q ", resources.reservation or resources.queue),
+        ("-P ", resources.account),
+        ("-l select=", _chunks(resources)),
+        ("-l place=", "scatter" if (resources.nodes or 1) > 1 else None),
+        ("-l walltime=", _clock(resources.runtime_s)),
+    ]
+    # Without -S the user's login shell runs the script, whatever its first line says.
+    return ("-S /bin/bash", *_words(options), "-r n")
+
+
+def _chunks(resources: Resources) -> str | None:
+    """Return the chunks of a job, one for each node; None if it requests nothing of them."""
+    nodes = resources.nodes or 1
+    tasks = _share(resources.tasks, nodes, "tasks") if resources.tasks else 1
+    cpus = resources.cpus_per_task and resources.cpus_per_task * tasks
+    if cpus is None and resources.tasks is not None:
+        cpus = tasks
+    if cpus is None and resources.total_cpus is not None:
+        cpus = _share(resources.total_cpus, nodes, "CPUs")
+    memory = resources.memory_mib_per_node
+    if memory is None and resources.memory_mib_per_cpu is not None:
+        memory = resources.memory_mib_per_cpu * (cpus or 1)
+    parts = [
+        f"ncpus={cpus}" if cpus else "",
+        f"mpiprocs={tasks}" if cpus else "",
+        f"ngpus={resources.gpus_per_node}" if resources.gpus_per_node else "",
+        f"mem={memory}mb" if memory else "",  # 1024-based, whatever it is called
+        *pbs_features(resources.constraint or ""),
+    ]
+    requested = [part for part in parts if part]
+    return ":".join([str(nodes), *requested]) if requested or resources.nodes else None
+
+
+def pbs_features(constraint: str) -> list[str]:
+    """Return required features of nodes as resources of a chunk: `a100` becomes `a100=True`.
+
+    Raises:
+        UserError: `constraint` is not a list of name or name=value.
+    """
+    wanted = re.split("[&:]", constraint) if constraint else []
+    for feature in wanted:
+        if not _FEATURE.fullmatch(feature):
+            raise UserError(
+                f"{constraint!r} cannot be requested as resources of a chunk of PBS",
+                do="Write NodeConstraints as name or name=value, and join several with &",
+            )
+    return [feature if "=" in feature else f"{feature}=True" for feature in wanted]
+
+
+def _share(number: int, nodes: int, what: str) -> int:
+    share, rest = divmod(number, nodes)
+    if rest:
+        raise UserError(
+            f"{number} {what} cannot be divided among {nodes} nodes",
+            do="Use a multiple of the number of nodes",
+        )
+    return share
 
 
 def after_directive(scheduler: Literal["slurm", "pbs"], after: Sequence[str]) -> tuple[str, ...]:
@@ -400,23 +488,26 @@ def _job_name(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.=:+-]+", "_", name).strip("_")[:JOB_NAME_LENGTH] or "mantik"
 
 
-def _clock(seconds: int) -> str:
+def _clock(seconds: int | None, *, days: bool = False) -> str | None:
+    if seconds is None:
+        return None
     minutes, second = divmod(seconds, 60)
     hours, minute = divmod(minutes, 60)
-    day, hour = divmod(hours, 24)
-    return f"{day}-{hour:02}:{minute:02}:{second:02}"
+    day, hour = divmod(hours, 24) if days else ("", hours)
+    return f"{day}{'-' if days else ''}{hour:02}:{minute:02}:{second:02}"
 
 
 def _mebibytes(number: int | None) -> str | None:
     return None if number is None else f"{number}M"
 
 
-def _word(option: str, value: str | int) -> str:
-    """Return the value for an #SBATCH line, which sbatch splits and unquotes like a shell."""
-    text = str(value)
-    if not is_single_word(text):
-        raise UserError(
-            f"{text!r} is not a valid value for --{option}",
-            do="Use no blanks, quotes, backslashes, # or control characters",
-        )
-    return text
+def _words(options: Iterable[tuple[str, str | int | None]]) -> Iterator[str]:
+    """Yield the options that have a value, which sbatch and qsub split and unquote like a shell."""
+    for option, value in options:
+        if value is not None and not is_single_word(str(value)):
+            raise UserError(
+                f"{str(value)!r} is not a valid value for {option.strip(' =')}",
+                do="Use no blanks, quotes, backslashes, # or control characters",
+            )
+        if value is not None:
+            yield f"{option}{value}"

@@ -106,21 +106,10 @@ class Environment:
     before_on_compute: tuple[str, ...] = ()
     after_on_compute: tuple[str, ...] = ()
     after_on_login: tuple[str, ...] = ()
-    container: Container | None = field(default=None, repr=False)
-    slurm_options: tuple[str, ...] = field(default=(), repr=False)
-    expand: bool = field(default=False, repr=False)
-    requirements: tuple[str, ...] = field(default=(), repr=False)
-
-    @property
-    def text(self) -> str:
-        """Return all of it as text: a job whose environment changed is another job.
-
-        What older versions did not have is added at the end, so that their jobs stay the same.
-        """
-        parts = (self.container, self.slurm_options, self.requirements)
-        more = [repr(part) for part in parts if part]
-        more += ["expand"] if self.expand else []
-        return " ".join([repr(self), *more])
+    container: Container | None = None
+    slurm_options: tuple[str, ...] = ()
+    expand: bool = False
+    requirements: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

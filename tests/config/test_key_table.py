@@ -13,7 +13,7 @@ from snakemake_executor_plugin_mantik.config.model import BackendConfig, Resourc
 from snakemake_executor_plugin_mantik.config.reading import parse_backend_config
 from snakemake_executor_plugin_mantik.engine.forecast import TRY, Preview, make_preview
 from snakemake_executor_plugin_mantik.engine.plan import Planner
-from snakemake_executor_plugin_mantik.jobs.pbs import pbs_directives
+from snakemake_executor_plugin_mantik.jobs.resources import pbs_directives
 from snakemake_executor_plugin_mantik.jobs.spec import Resources as Asked
 from website.key_table import COMBINED, RESOURCES, UNSENT, KeyUse
 
@@ -107,7 +107,7 @@ def test_tasks_and_memory_of_each_cpu_for_pbs() -> None:
     asked = Asked(nodes=2, tasks=8, cpus_per_task=3, memory_mib_per_cpu=100, constraint="a=b&c")
     select = "-l select=2:ncpus=12:mpiprocs=4:mem=1200mb:a=b:c=True"
     assert select in pbs_directives(asked, "x")
-    assert pbs_directives(Asked(), "ü", account="a") == (
+    assert pbs_directives(Asked(account="a"), "ü") == (
         "-S /bin/bash", "-N mantik", "-P a", "-r n",
     )  # fmt: skip
     assert "-N xxxxxxxxxxxxxxx" in pbs_directives(Asked(), "x" * 20)

@@ -12,8 +12,9 @@ from pathlib import PurePosixPath
 import pytest
 
 from snakemake_executor_plugin_mantik.jobs import live_packs
-from snakemake_executor_plugin_mantik.jobs.live_packs import Pack, PackDamaged, read_packs
+from snakemake_executor_plugin_mantik.jobs.live_packs import Pack, read_packs
 from snakemake_executor_plugin_mantik.jobs.spec import JobSpec, LiveDirectory, OutputFile
+from snakemake_executor_plugin_mantik.jobs.tar_reader import TarDamaged
 from snakemake_executor_plugin_mantik.tracking.store import GROWING
 from tests.support.trial import NASTY, QUICK, Trial, packed, session, wait_until
 
@@ -375,12 +376,12 @@ def test_half_a_pack_is_written_anew(trial: Trial) -> None:
     ids=["no gzip", "above", "part above", "absolute", "later above"],
 )
 def test_what_no_job_script_makes_is_not_taken(content: bytes) -> None:
-    with pytest.raises(PackDamaged):
+    with pytest.raises(TarDamaged):
         list(read_packs(content))
 
 
 def test_a_pack_that_unpacks_to_more_than_it_may_is_none() -> None:
-    with pytest.raises(PackDamaged, match="it unpacks to"):
+    with pytest.raises(TarDamaged, match="it unpacks to"):
         list(read_packs(packed({"./zeros": bytes(live_packs.LONGEST_PACK)})))
 
 

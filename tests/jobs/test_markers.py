@@ -22,7 +22,7 @@ META = (
     f"version=1\ntry={TRY}\nexit_code=0\nfailed_step=\nsignal=\nstarted=1.5\nended=2.5\nhost=n1\n"
     "scheduler_job=4\nsite_job=5\nfiles=1\nlacking=0\narchive_size=0\narchive_sha256=\nlog_bytes=3\n"
 )
-RECORD = b"marker\0f\x002\x00644\0\0\0x\0"
+RECORD = b"marker\0f\x002\x00644\0\0\x001.5\0x\0"
 
 
 def made(members: list[tuple[str, bytes]], *extra: tarfile.TarInfo) -> bytes:
@@ -204,16 +204,16 @@ def test_no_tar_takes_more_than_it_holds(kind: str) -> None:
 @pytest.mark.parametrize("name", ["files", "lacking", "missing"])
 def test_lists_are_not_endless(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr(markers, "MOST_ENTRIES", 3)
-    lists = {"files": b"", "lacking": b"", "missing": b"", name: b"\0" * 22}
+    lists = {"files": b"", "lacking": b"", "missing": b"", name: b"\0" * 25}
     meta = META.replace("files=1", "files=0")
     with pytest.raises(MarkerInvalid, match="too long"):
         read(made([("meta", meta.encode()), *lists.items(), ("log", b"log")]))
 
 
 def test_a_link_within_a_directory_has_its_target() -> None:
-    found = read(marker(files=b"none\0l\x000\x00777\0\0../a b\0d/l\0"))
+    found = read(marker(files=b"none\0l\x000\x00777\0\0../a b\x001.5\0d/l\0"))
     assert replace(found.files[0], size=0) == markers.OutputEntry(
-        "d/l", "l", 0, 0o777, "", "none", "../a b"
+        "d/l", "l", 0, 0o777, "", "none", "../a b", 1_500_000_000
     )
 
 

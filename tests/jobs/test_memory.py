@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-from snakemake_executor_plugin_mantik.jobs.library import read_library
+from snakemake_executor_plugin_mantik.jobs.library import library_path
 from tests.support.trial import Trial
 
 MIB = 1 << 20
@@ -23,10 +23,7 @@ def test_the_most_memory_of_all_processes_is_in_the_marker(trial: Trial) -> None
 
 def sampled(trial: Trial, command: str) -> str:
     """The output of a command that calls the script's own function for a sample."""
-    functions = (
-        read_library().decode().partition("# ---- heartbeat")[2].partition("_m_heartbeat()")[0]
-    )
-    script = f"_m_work=. _m_most=0 _m_memory_stat=\n# {functions}\n{command}\n"
+    script = f". ./{library_path()}\n_m_work=. _m_try=t _m_most=0 _m_memory_stat=\n{command}\n"
     ended = subprocess.run(
         ["bash", "-c", script],
         check=False,

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
-from snakemake_executor_plugin_mantik.jobs.pbs import pbs_directives
 from snakemake_executor_plugin_mantik.jobs.resources import (
     merge_resources,
+    pbs_directives,
     slurm_directives,
     suggest_resource,
     total_cpus,
@@ -132,7 +132,7 @@ def test_nothing_is_asked_that_was_not() -> None:
         "--ntasks-per-node=1",
         "--no-requeue",
     )
-    assert "--account=x" in slurm_directives(Resources(account="y"), "j", account="x")
+    assert "--account=x" in slurm_directives(Resources(account="x"), "j")
 
 
 def test_tasks_on_each_node() -> None:

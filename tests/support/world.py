@@ -762,7 +762,8 @@ def make_marker(
     for path, content in outputs.items():
         where = place(path)
         digest = hashlib.sha256(content).hexdigest()
-        records += [where, "f", str(len(content)), "644", digest, "", path]
+        date = f"{modified:.9f}"
+        records += [where, "f", str(len(content)), "644", digest, "", date, path]
         if where == "marker":
             small[f"./{path}"] = content
         elif where == "archive":
@@ -777,8 +778,7 @@ def make_marker(
         "archive_sha256": hashlib.sha256(packed).hexdigest() if packed else "",
         "log_bytes": len(log), "go_on": go_on, "changed": "yes" if changed else "no",
     }  # fmt: skip
-    dates = [f"{modified:.9f}"] * len(outputs)
-    lists = {"missing": missing, "lacking": lacking, "files": records, "times": dates}
+    lists = {"missing": missing, "lacking": lacking, "files": records}
     members = {"meta": "".join(f"{k}={v}\n" for k, v in meta.items()).encode()}
     members |= {name: "".join(f"{x}\0" for x in of).encode() for name, of in lists.items()}
     return tarred(members | {"log": log} | small, "w:gz")

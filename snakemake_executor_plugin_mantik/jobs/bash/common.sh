@@ -40,6 +40,44 @@ _m_create() {
   rm -f -- "$1.by-$3"
 }
 
+# Gives the file $1 the text $2, at once.
+_m_replace() { printf '%s\n' "$2" > "$1.$_m_try" && mv -f -- "$1.$_m_try" "$1"; }
+
+# Sets _m_sums to the checksums of files, in their order; to none if one of them cannot be read.
+_m_read_sums() {
+  local line
+  _m_sums=()
+  # One line for each file, which begins with a backslash if its name has a newline.
+  while IFS= read -r line; do
+    line=${line#\\}
+    _m_sums+=("${line%% *}")
+  done < <(sha256sum -- "$@")
+  (( ${#_m_sums[@]} == $# )) || _m_sums=()
+}
+
+# Calls the function $1 with a directory and up to 500 files in it, until it was called with all files
+# of the list on stdin, which gives each file's directory before its name.
+_m_by_directory() {
+  local folder='' last='' name
+  local -a files=()
+  while IFS= read -r -d '' folder && IFS= read -r -d '' name; do
+    if (( ${#files[@]} )) && [[ $folder != "$last" || ${#files[@]} -ge 500 ]]; then
+      "$1" "$last" "${files[@]}" || return
+      files=()
+    fi
+    files+=("$folder/$name") last=$folder
+  done
+  (( ${#files[@]} == 0 )) || "$1" "$last" "${files[@]}"
+}
+
+# Succeeds if the path $1 is in `_m_places`, or below a path in it.
+_m_is_placed() {
+  local path=$1
+  until [ -n "${_m_places[$path]+yes}" ]; do
+    case $path in ?*/*) path=${path%/*} ;; *) return 1 ;; esac
+  done
+}
+
 # Sets _m_pids to the processes below $1, without $2 and those below it. Adds those of this job that
 # the scheduler itself started beside the script (srun), unless this is a group's member: they are in
 # the job's other control groups.

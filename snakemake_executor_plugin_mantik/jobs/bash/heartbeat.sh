@@ -31,7 +31,7 @@ _m_sample_memory() {
   fi
   if (( sum > _m_most )); then
     _m_most=$sum
-    printf '%s\n' "$sum" > "$_m_work/memory.new" && mv -f -- "$_m_work/memory.new" "$_m_work/memory"
+    _m_replace "$_m_work/memory" "$sum"
   fi
 } 2>/dev/null
 
@@ -154,8 +154,7 @@ _m_sample_gpus() {
   done
   (( n )) || return
   (( _m_gpu_sum += sum, _m_gpu_n += n ))
-  printf '%s\n' "$_m_gpu_sum $_m_gpu_n" > "$_m_work/gpus.new" &&
-    mv -f -- "$_m_work/gpus.new" "$_m_work/gpus"
+  _m_replace "$_m_work/gpus" "$_m_gpu_sum $_m_gpu_n"
   # In the format of MLflow's file store: time in ms, value, step. What is there before the command
   # starts is not shown while the job runs.
   [ -n "${_m_gpu_metrics-}" ] && [ -e "$_m_work/live/seen" ] &&

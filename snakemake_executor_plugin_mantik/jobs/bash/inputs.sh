@@ -22,8 +22,7 @@ _m_leave_newer() {
     if (( theirs > mine )); then
       rm -f -- "$1/$path"
     elif (( mine > theirs )); then
-      mkdir -p -- "${mark%/*}" && printf '%s\n' "$mine" > "$mark.$_m_try" &&
-        mv -f -- "$mark.$_m_try" "$mark"
+      mkdir -p -- "${mark%/*}" && _m_replace "$mark" "$mine"
     fi 2>/dev/null
   done < <(find "$1" -mindepth 1 ! -type d -printf '%P\0')
 }
@@ -33,8 +32,7 @@ _m_leave_newer() {
 # place of a directory is removed first: a job made it, and it is outdated. Unpacked links are
 # replaced by copies of their targets.
 _m_place() {
-  local from=$1 list=$_m_work/unpack.list last='' folder='' name
-  local -a names=()
+  local from=$1 list=$_m_work/unpack.list folder name
   find "$from" -mindepth 1 -type l -print0 > "$list" || return
   while IFS= read -r -d '' name; do
     cp -pL -- "$name" "$from.copy" && mv -f -T -- "$from.copy" "$name" || return
@@ -48,23 +46,15 @@ _m_place() {
   xargs -0 -r mkdir -p -- < "$list" || return
   _m_leave_newer "$from"
   find "$from" -mindepth 1 ! -type d -printf '%h\0%f\0' > "$list" || return
-  while IFS= read -r -d '' folder && IFS= read -r -d '' name; do
-    if (( ${#names[@]} )) && [[ $folder != "$last" || ${#names[@]} -ge 500 ]]; then
-      _m_move "./${last#"$from"}" "${names[@]}" || return
-      names=()
-    fi
-    names+=("$folder/$name")
-    last=$folder
-  done < "$list"
-  (( ${#names[@]} == 0 )) || _m_move "./${last#"$from"}" "${names[@]}" || return
+  _m_by_directory _m_move < "$list" || return
   _m_say_unpacked
   rm -rf -- "$from" "$list"
 }
 
-# Moves files into the directory $1. `mv` refuses a file that another job has just put there from the
-# same bundle under its own name (`_m_link_imported`).
+# Moves files from $1, a directory below `from`, into the workspace. `mv` refuses a file that another
+# job has just put there from the same bundle under its own name (`_m_link_imported`).
 _m_move() {
-  local into=$1 name
+  local into=./${1#"$from"} name
   shift
   mv -f -t "$into" -- "$@" 2>/dev/null && return
   for name; do
@@ -181,8 +171,8 @@ _m_find_absent() {
 
 # Takes size, checksum and path of each file; sets _m_absent to the paths whose content differs.
 _m_find_others() {
-  local i j line mark known stamp number
-  local -a sums=() small=() lines
+  local i j mark known stamp
+  local -a sums=() small=() _m_sums
   _m_absent=()
   while (( $# )); do
     if (( $1 <= _m_small_bytes )); then
@@ -193,24 +183,17 @@ _m_find_others() {
       stamp=$(_m_stamp_of "$3")
       { IFS= read -r known < "$mark"; } 2>/dev/null
       if [ "$known" != "$2 $stamp" ]; then
-        line=$(sha256sum < "$3") || line=
-        if [ "${line:0:_m_sum_digits}" = "$2" ]; then _m_say_known "$2" "$stamp" "$3"
+        _m_read_sums "$3"
+        if [ "${_m_sums[0]:0:_m_sum_digits}" = "$2" ]; then _m_say_known "$2" "$stamp" "$3"
         else _m_absent+=("$3"); fi
       fi
     fi
     shift 3
   done
   for (( i = 0; i < ${#small[@]}; i += 500 )); do
-    lines=()
-    while IFS= read -r line; do
-      line=${line#\\}
-      lines+=("${line:0:_m_sum_digits}")
-    done < <(sha256sum -- "${small[@]:i:500}")
-    number=$(( ${#small[@]} - i < 500 ? ${#small[@]} - i : 500 ))
-    # Unreadable files give no line, so lines can no longer be assigned.
-    (( ${#lines[@]} == number )) || lines=()
-    for (( j = 0; j < number; j++ )); do
-      [ "${lines[j]-}" = "${sums[i + j]}" ] || _m_absent+=("${small[i + j]}")
+    _m_read_sums "${small[@]:i:500}"
+    for (( j = i; j < ${#small[@]} && j < i + 500; j++ )); do
+      [ "${_m_sums[j - i]:0:_m_sum_digits}" = "${sums[j]}" ] || _m_absent+=("${small[j]}")
     done
   done
 }
@@ -221,8 +204,7 @@ _m_stamp_of() { stat -L -c '%s %i %.Y %.Z' -- "$1"; }
 # Records the checksum $1 of the large file $3, if it still has the stamp $2 from before reading.
 _m_say_known() {
   local mark=.mantik/known/${3#./}.k
-  [ "$(_m_stamp_of "$3")" = "$2" ] && mkdir -p -- "${mark%/*}" &&
-    printf '%s\n' "$1 $2" > "$mark.$_m_try" && mv -f -- "$mark.$_m_try" "$mark"
+  [ "$(_m_stamp_of "$3")" = "$2" ] && mkdir -p -- "${mark%/*}" && _m_replace "$mark" "$1 $2"
 } 2>/dev/null
 
 # Sets _m_sent to the arguments of `_m_find_others` for the inputs at given indices of _m_inputs.
@@ -240,10 +222,9 @@ _m_list_sent() {
 # Waits until all inputs have the submitted content. Another node may just have written them, and
 # network file systems show that with a delay.
 _m_check_inputs() {
-  local i until=$(( SECONDS + _m_visible_s ))
-  local -a _m_sent all=()
-  for (( i = 0; i < ${#_m_inputs[@]}; i += 3 )); do all+=("$i"); done
-  _m_list_sent ${all[@]+"${all[@]}"}
+  local until=$(( SECONDS + _m_visible_s )) IFS=$' \t\n'
+  local -a _m_sent
+  _m_list_sent $(seq 0 3 $(( ${#_m_inputs[@]} - 1 )))
   while :; do
     _m_find_absent
     if (( ! ${#_m_absent[@]} )); then
@@ -337,7 +318,7 @@ _m_check_predecessors() {
 # have made all, and the job itself changes them.
 _m_check_predecessor() {
   local code=$1 claim=$2 until=$(( SECONDS + _m_visible_s )) list=$_m_work/made.list
-  local place type size mode sum target path folder changed=
+  local place type size mode sum target time path folder changed=
   local -A wanted=()
   shift 2
   until [ -s "$claim.$code" ]; do
@@ -352,7 +333,7 @@ _m_check_predecessor() {
   tar -xzOf "$claim.$code" files > "$list" || _m_fail "cannot read which files were made: $claim.$code"
   while IFS= read -r -d '' place && IFS= read -r -d '' type && IFS= read -r -d '' size &&
     IFS= read -r -d '' mode && IFS= read -r -d '' sum && IFS= read -r -d '' target &&
-    IFS= read -r -d '' path; do
+    IFS= read -r -d '' time && IFS= read -r -d '' path; do
     case $path in /*) ;; *) path=./$path ;; esac
     folder=$path
     while [ -z "${wanted[$folder]+yes}" ]; do

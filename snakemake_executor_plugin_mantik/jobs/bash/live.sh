@@ -82,7 +82,7 @@ _m_add_pack() {
   if (( have + size > _m_live_bytes || have < start )); then : > "$1/full"; return 1; fi
   if (( have - start >= _m_piece_bytes )); then
     start=$have
-    printf '%s\n' "$start" > "$1/start.new" && mv -f -- "$1/start.new" "$1/start" || return
+    _m_replace "$1/start" "$start" || return
   fi
   piece=$1/piece.$start
   # Remove a partial pack, left by a look that was killed or had no room.

@@ -2,7 +2,7 @@
 # `_m_outputs` has kind, flags and path of each: `d` a directory, `k` an old one is kept, `s` it stays
 # here: listed with its checksums, but neither in the marker nor in an archive; `-` none of these.
 
-declare -A _m_stored=()  # the paths that stay here, files and directories
+declare -A _m_places=()  # the paths that stay here, files and directories
 
 _m_prepare_outputs() {
   local i folder path
@@ -47,16 +47,16 @@ _m_survey() {
   local i kind path folder until=$(( SECONDS + _m_visible_s )) found=$_m_work/marker/found
   local -a there outer=()
   local -A whole=()
-  _m_stored=()
+  _m_places=()
   _m_type=() _m_size=() _m_mode=() _m_time=() _m_target=() _m_path=()
   while :; do
     there=() _m_lacking=()
     for (( i = 0; i < ${#_m_outputs[@]}; i += 3 )); do
       kind=${_m_outputs[i]} path=${_m_outputs[i + 2]}
-      case ${_m_outputs[i + 1]} in *s*) _m_stored[$path]=yes ;; esac
+      case ${_m_outputs[i + 1]} in *s*) _m_places[$path]=yes ;; esac
       if [ "$kind" = checkpoint ]; then
         [ "$_m_code" != 0 ] && [ -n "$_m_go_on$_m_signal" ] && [ -e "$path" ] || continue
-        _m_stored[$path]=yes there+=("$path")
+        _m_places[$path]=yes there+=("$path")
         continue
       fi
       [ "$_m_code" = 0 ] || [ "$kind" = log ] || [[ -n ${_m_incomplete-} && -e $path ]] || continue
@@ -92,8 +92,8 @@ _m_survey() {
 # Sets _m_sum for all files, and records the checksums of large ones. After a success, a signal
 # stops this: a late marker is worse than one without checksums.
 _m_checksums() {
-  local i line
-  local -a which=() paths=() lines _m_stamp=()
+  local i j number
+  local -a which=() paths=() _m_sums _m_stamp=()
   _m_sum=()
   for (( i = 0; i < ${#_m_path[@]}; i++ )); do
     [ "${_m_type[i]}" = f ] || continue
@@ -103,27 +103,14 @@ _m_checksums() {
   done
   for (( i = 0; i < ${#paths[@]}; i += 500 )); do
     [ -z "$_m_signal" ] || [ "$_m_code" != 0 ] || return
-    # sha256sum prints one line for each file, in order, even for names with newlines.
-    lines=()
-    while IFS= read -r line; do
-      line=${line#\\}
-      lines+=("${line%% *}")
-    done < <(sha256sum -- "${paths[@]:i:500}")
-    (( ${#lines[@]} == ${#paths[@]} - i || ${#lines[@]} == 500 )) || return
-    local j
-    for (( j = 0; j < ${#lines[@]}; j++ )); do
-      line=${which[i + j]}
-      _m_sum[line]=${lines[j]}
-      (( _m_size[line] <= _m_small_bytes )) ||
-        _m_say_known "${lines[j]:0:_m_sum_digits}" "${_m_stamp[line]}" "${_m_path[line]}"
+    _m_read_sums "${paths[@]:i:500}"
+    (( ${#_m_sums[@]} )) || return
+    for (( j = 0; j < ${#_m_sums[@]}; j++ )); do
+      number=${which[i + j]}
+      _m_sum[number]=${_m_sums[j]}
+      (( _m_size[number] <= _m_small_bytes )) ||
+        _m_say_known "${_m_sums[j]:0:_m_sum_digits}" "${_m_stamp[number]}" "${_m_path[number]}"
     done
-  done
-}
-
-_m_is_stored() {
-  local path=$1
-  until [ -n "${_m_stored[$path]+yes}" ]; do
-    case $path in ?*/*) path=${path%/*} ;; *) return 1 ;; esac
   done
 }
 
@@ -137,7 +124,7 @@ _m_sort_out() {
       size=${_m_size[i]}
       if [ "${_m_type[i]}" != f ]; then
         place=none
-      elif (( ${#_m_stored[@]} )) && _m_is_stored "${_m_path[i]}"; then
+      elif (( ${#_m_places[@]} )) && _m_is_placed "${_m_path[i]}"; then
         place=stored
       elif (( size <= left )); then
         place=marker
@@ -152,7 +139,7 @@ _m_sort_out() {
         place=alone
       fi
       printf '%s\0' "$place" "${_m_type[i]}" "$size" "${_m_mode[i]}" "${_m_sum[i]-}" \
-        "${_m_target[i]}" "${_m_path[i]#./}"
+        "${_m_target[i]}" "${_m_time[i]}" "${_m_path[i]#./}"
     done
   } > "$staging/files" 8> "$staging/small" 9> "$staging/larger"
 }
@@ -194,24 +181,16 @@ _m_changed_directories() {
   timeout 3 find "$@" -maxdepth 3 "${search[@]}"
 } 2>/dev/null
 
-# Succeeds if $1 is an input or an output of the job, or lies in one.
-_m_is_own() {
-  local path=$1
-  until [ -n "${own[$path]+yes}" ]; do
-    case $path in ?*/*) path=${path%/*} ;; *) return 1 ;; esac
-  done
-}
-
 _m_find_undeclared() {
   local n=0
   local i path size time mode _m_since
   local -a folders=(.)
-  local -A own=() near=([.]=yes)
+  local -A _m_places=() near=([.]=yes)
   : > "$_m_work/marker/new" || return
   [ "$_m_code" = 0 ] && [ -z "$_m_signal" ] && [ -e "$_m_work/begun" ] && _m_set_since || return 0
-  for (( i = 2; i < ${#_m_inputs[@]}; i += 3 )); do own[${_m_inputs[i]}]=yes; done
+  for (( i = 2; i < ${#_m_inputs[@]}; i += 3 )); do _m_places[${_m_inputs[i]}]=yes; done
   for (( i = 2; i < ${#_m_outputs[@]}; i += 3 )); do
-    own[${_m_outputs[i]}]=yes
+    _m_places[${_m_outputs[i]}]=yes
     path=${_m_outputs[i]%/*}
     case $path in ./.mantik/up/*/*) ;; ./.* | /*) continue ;; esac
     if [ -z "${near[$path]+yes}" ] && (( ${#near[@]} < 100 )) && [ -d "$path" ]; then
@@ -220,13 +199,13 @@ _m_find_undeclared() {
   done
   near=()
   while IFS= read -r -d '' path; do
-    [ -n "${near[$path]+yes}" ] || _m_is_own "$path" || near[$path]=yes
+    [ -n "${near[$path]+yes}" ] || _m_is_placed "$path" || near[$path]=yes
     (( ${#near[@]} < 500 )) || break
   done < <(_m_changed_directories "${folders[@]}")
   (( ${#near[@]} )) || return 0
   while IFS= read -r -d '' size && IFS= read -r -d '' time && IFS= read -r -d '' mode &&
     IFS= read -r -d '' path; do
-    ! _m_is_own "$path" || continue
+    ! _m_is_placed "$path" || continue
     (( n++ < 500 )) || break
     printf '%s\0' "$size" "$time" "$mode" "${path#./}" >&7 || { : > "$_m_work/marker/new"; break; }
   done 7>> "$_m_work/marker/new" < <(timeout 3 find "${!near[@]}" -mindepth 1 -maxdepth 1 \
@@ -261,9 +240,7 @@ _m_try_marker() {
       _m_write_meta files "${#_m_path[@]}" lacking "${#_m_lacking[@]}" \
         archive_size "$_m_archive_size" archive_sha256 "$_m_archive_sum" \
         log_bytes "$(stat -c %s -- "$_m_work/log")" || return
-      : > "$staging/times" || return
-      (( ${#_m_time[@]} == 0 )) || printf '%s\0' "${_m_time[@]}" > "$staging/times" || return
-      what=(meta missing lacking files times new log)
+      what=(meta missing lacking files new log)
       [ -e "$staging/missing" ] || : > "$staging/missing" || return
       [ -e "$staging/new" ] || : > "$staging/new" || return
       tar -czf "$new" --format=gnu -P -h --hard-dereference --no-recursion -C "$_m_home/$staging" \

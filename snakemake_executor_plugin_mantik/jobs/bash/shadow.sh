@@ -30,18 +30,12 @@ _m_fail_in_shadow() {
   exit 1
 }
 
-# Links all files of the list on stdin, which gives each file's directory before its name.
+# Links files of the directory $1 of the workspace.
 _m_link() {
-  local folder='' last='' name
-  local -a names=()
-  while IFS= read -r -d '' folder && IFS= read -r -d '' name; do
-    if (( ${#names[@]} )) && [[ $folder != "$last" || ${#names[@]} -ge 500 ]]; then
-      ln -s -t "$_m_shadow/${last#.}" -- "${names[@]}" || return
-      names=()
-    fi
-    names+=("$_m_home${folder#.}/$name") last=$folder
-  done
-  (( ${#names[@]} == 0 )) || ln -s -t "$_m_shadow/${last#.}" -- "${names[@]}"
+  local i
+  local -a files=()
+  for i in "${@:2}"; do files+=("$_m_home${i#.}"); done
+  ln -s -t "$_m_shadow/${1#.}" -- "${files[@]}"
 }
 
 _m_make_shadow() {
@@ -56,12 +50,12 @@ _m_make_shadow() {
   fi
   case $_m_depth in
     shallow)
-      find . -mindepth 1 -maxdepth 1 "${hidden[@]}" -printf '%h\0%f\0' | _m_link || return ;;
+      find . -mindepth 1 -maxdepth 1 "${hidden[@]}" -printf '%h\0%f\0' | _m_by_directory _m_link || return ;;
     full)
       find -L . -mindepth 1 \( -path ./.mantik -o -path ./.snakemake \) -prune -o \
         -type d -printf '%P\0' 2>/dev/null | ( cd -- "$_m_shadow" && xargs -0 -r mkdir -p -- ) || return
       find -L . -mindepth 1 \( -path ./.mantik -o -path ./.snakemake \) -prune -o \
-        ! -type d -printf '%h\0%f\0' 2>/dev/null | _m_link || return ;;
+        ! -type d -printf '%h\0%f\0' 2>/dev/null | _m_by_directory _m_link || return ;;
     *)
       for i in "${_m_folders[@]}"; do mkdir -p -- "$_m_shadow/$i" || return; done
       for (( i = 0; i < ${#_m_shadow_inputs[@]}; i += 2 )); do

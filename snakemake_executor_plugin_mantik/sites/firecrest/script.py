@@ -6,10 +6,10 @@ from typing import Any, Final, Literal
 
 from snakemake_executor_plugin_mantik.common.errors import SiteRejected
 from snakemake_executor_plugin_mantik.jobs.paths import path_at_site
-from snakemake_executor_plugin_mantik.jobs.pbs import pbs_directives
 from snakemake_executor_plugin_mantik.jobs.resources import (
     JOB_NAME_LENGTH,
     after_directive,
+    pbs_directives,
     slurm_directives,
 )
 

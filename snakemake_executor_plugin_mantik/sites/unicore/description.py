@@ -11,8 +11,11 @@ from typing import Any, Final, Literal
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.config.units import unicore_duration, unicore_memory
-from snakemake_executor_plugin_mantik.jobs.pbs import pbs_directives
-from snakemake_executor_plugin_mantik.jobs.resources import after_directive, slurm_directives
+from snakemake_executor_plugin_mantik.jobs.resources import (
+    after_directive,
+    pbs_directives,
+    slurm_directives,
+)
 from snakemake_executor_plugin_mantik.jobs.spec import Resources
 
 from ..base import Submission

@@ -1,24 +1,7 @@
 """The errors of the mantik executor.
 
 Every error names what happened, where (file and key, site and job), and what to do. Its class tells
-a caller whose error it is, and so what to do about it:
-
-    MantikError
-    ├── UserError               the user's: reported at once, never retried
-    │   ├── ConfigError         one or more mistakes in configuration files, all of them
-    │   ├── CredentialError     credentials that are missing or that a site refuses
-    │   └── PlaceTaken          another workflow owns a workspace, or another controller leads it
-    ├── SiteError               an error that a site answered, or a missing answer
-    │   ├── SiteUnreachable     no answer, or none that can be trusted: the action may have happened
-    │   ├── SiteBusy            the site asks to retry later: the action did not happen
-    │   ├── SiteUnauthorized    the credentials are not, or no longer, accepted: it did not happen
-    │   ├── SiteNotFound        there is no such file or job: proves nothing about a running job
-    │   └── SiteRejected        a definite refusal: it did not happen and will not if repeated
-    ├── TransferError           a downloaded file is not what the job made; can be downloaded again
-    │   └── OutputsLost         a job's files are lost: repeating the download does not help
-    ├── OutputMissing           a job succeeded without making an output that it promised
-    └── JournalError            the journal cannot be used (damaged, newer) or written (a full disk)
-        └── JournalLocked       another controller holds it
+a caller whose error it is, and so what to do about it.
 """
 
 import difflib
@@ -93,11 +76,7 @@ class Mistake:
     message: str
 
     def __str__(self) -> str:
-        return (
-            f"{self.file}: {self.key}: {self.message}"
-            if self.key
-            else (f"{self.file}: {self.message}")
-        )
+        return ": ".join(filter(None, (self.file, self.key, self.message)))
 
 
 class ConfigError(UserError):
@@ -125,10 +104,17 @@ class SiteError(MantikError):
     """A site's error answer with its HTTP `status`, or a missing answer (None)."""
 
     def __init__(
-        self, what: str, *, where: str = "", do: str = "", status: int | None = None
+        self,
+        what: str,
+        *,
+        where: str = "",
+        do: str = "",
+        status: int | None = None,
+        retry_after: float | None = None,
     ) -> None:
         super().__init__(what, where=where, do=do)
         self.status = status
+        self.retry_after = retry_after
 
 
 class SiteUnreachable(SiteError):  # noqa: N818
@@ -144,18 +130,6 @@ class SiteBusy(SiteError):  # noqa: N818
 
     `retry_after` has the seconds to wait according to the site, else None.
     """
-
-    def __init__(
-        self,
-        what: str,
-        *,
-        where: str = "",
-        do: str = "",
-        status: int | None = None,
-        retry_after: float | None = None,
-    ) -> None:
-        super().__init__(what, where=where, do=do, status=status)
-        self.retry_after = retry_after
 
 
 class SiteUnauthorized(SiteError):  # noqa: N818

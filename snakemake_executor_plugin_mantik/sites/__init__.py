@@ -1,22 +1,23 @@
 """HPC sites behind REST APIs: the protocol they share, their credentials, and one adapter each."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from snakemake_executor_plugin_mantik.config.reading import LoadedConfig
+if TYPE_CHECKING:  # importing them takes long, and most commands need no site
+    from snakemake_executor_plugin_mantik.config.reading import LoadedConfig
 
-from .authentication import Credential
-from .base import Site
-from .issuers import Issuer
+    from .authentication import Credential, Issuer
+    from .base import Site
 
 
 def make_site(
-    loaded: LoadedConfig,
-    credential: Credential,
+    loaded: "LoadedConfig",
+    credential: "Credential",
     workspace_name: str,
     *,
     project: Path,
     account: str | None = None,
-) -> Site:
+) -> "Site":
     """Make the site that a backend config describes; send no request before it is opened.
 
     Args:
@@ -30,36 +31,25 @@ def make_site(
         UserError: the URL or CA file cannot be used.
         SiteRejected: the workspace name is not valid.
     """
-    if loaded.config.firecrest is not None:
+    config = loaded.config
+    shared = loaded.name, config.api_url, credential, workspace_name, config.site
+    if config.firecrest is not None:
         from .firecrest import FirecrestSite
 
-        return FirecrestSite(
-            loaded.name,
-            loaded.config.api_url,
-            loaded.config.firecrest.machine,
-            credential,
-            workspace_name=workspace_name,
-            settings=loaded.config.site,
-            base=project,
-            account=account,
-        )
+        machine = config.firecrest.machine
+        return FirecrestSite(*shared, base=project, machine=machine, account=account)
     from .unicore import UnicoreSite
 
-    return UnicoreSite(
-        loaded.name,
-        loaded.config.api_url,
-        credential,
-        workspace_name=workspace_name,
-        settings=loaded.config.site,
-        base=project,
-    )
+    return UnicoreSite(*shared, base=project)
 
 
-def make_issuer(loaded: LoadedConfig, project: Path) -> Issuer:
+def make_issuer(loaded: "LoadedConfig", project: Path) -> "Issuer":
     """Return the issuer of the site's access tokens, as its backend config describes it.
 
     A relative CA file is relative to `project`, the project folder.
     """
+    from .authentication import Issuer
+
     config = loaded.config
     return Issuer(
         url=config.firecrest.token_url if config.firecrest else None,

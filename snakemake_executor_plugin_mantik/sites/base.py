@@ -12,11 +12,13 @@ mean the following unless a method documents otherwise:
   job.
 """
 
+import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, Protocol
 
+from snakemake_executor_plugin_mantik.common.errors import SiteRejected
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.jobs.spec import Resources
 
@@ -53,7 +55,6 @@ class SiteFacts:
         server: product and version of the server.
         user: login name that jobs run as, where known.
         queues: limits by queue; empty where the site reports none.
-        max_entries: maximum number of entries in one answer of the server.
         accounts: compute budget accounts of the user; empty where they are not reported reliably.
         orders_jobs: whether the scheduler can start a job after others (`Submission.after`).
         upload_bytes: maximum size of a file that is written with one request.
@@ -63,7 +64,6 @@ class SiteFacts:
     server: str
     user: str = ""
     queues: Mapping[str, QueueLimits] = field(default_factory=dict)
-    max_entries: int = 10_000
     accounts: tuple[str, ...] = ()
     orders_jobs: bool = False
     upload_bytes: int = 4 << 20
@@ -116,6 +116,17 @@ class Submission:
     beside: Mapping[str, bytes] = field(default_factory=dict)
 
 
+def check_tag(tag: str) -> str:
+    """Return a tag that lists can be searched for: `_` is a wildcard, a blank makes two of one.
+
+    Raises:
+        SiteRejected: it is long, or has other characters than letters, digits and `-`.
+    """
+    if not re.fullmatch(r"[A-Za-z0-9-]{1,40}", tag):
+        raise SiteRejected(f"{tag!r} cannot be a tag")
+    return tag
+
+
 class Phase(Enum):
     """A job's phase according to the site's scheduler."""
 
@@ -164,6 +175,9 @@ class JobState:
     started: float | None = None
     starts_after: float | None = None
     ran: float | None = None
+
+
+MISSING: Final = JobState(Phase.UNKNOWN, detail="the site knows no such job (just now)")
 
 
 @dataclass(frozen=True)
@@ -368,10 +382,13 @@ class Site(Protocol):
         ...
 
 
+NOT_SAFE: Final = re.compile(r"[^ -~]|[%'\\$`\"]")
+
+
 def is_rest_safe(path: str) -> bool:
     """Check whether the file APIs of all sites can carry `path`; others travel in archives.
 
     UNICORE refuses `%`, newline, tab and backslash, breaks at a single quote and expands `$HOME`;
     firecREST breaks at a single quote and garbles non-ASCII characters (measured).
     """
-    return path.isascii() and path.isprintable() and not set(path) & set("%'\\$`\"")
+    return NOT_SAFE.search(path) is None

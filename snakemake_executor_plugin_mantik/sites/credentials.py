@@ -16,8 +16,17 @@ from typing import Final, Protocol
 
 from snakemake_executor_plugin_mantik.common.errors import CredentialError
 
-from .authentication import ApiKey, Bearer, Credential, Password, SshKey
-from .issuers import ClientCredentials, DeviceLogin, Issuer, Refreshed
+from .authentication import (
+    ApiKey,
+    Bearer,
+    ClientCredentials,
+    Credential,
+    DeviceLogin,
+    Issuer,
+    Password,
+    Refreshed,
+    SshKey,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -88,53 +97,26 @@ def _held_by(file: Path, origin: str) -> str:
     return value
 
 
-def find_in_keyring(
-    needs: Sequence[str], optional: Sequence[str], values: Values, site: str, ring: Keyring | None
-) -> dict[str, FoundValue]:
-    """Complete `values` from the keyring; stop at the first needed value that is missing."""
-    found = dict(values)
-    if ring is None:
-        return found
-    for name in (*needs, *optional):
-        if name in found:
-            continue
-        value = read_keyring(ring, site, name)
-        if value:
-            found[name] = FoundValue(value, f"{name} in the keyring under {keyring_service(site)}")
-        elif name in needs:
-            break
-    return found
-
-
-def store_in_keyring(ring: Keyring | None, site: str, refresh_token: str) -> None:
-    """Store a refresh token for the next run, if the system has a keyring."""
-    from keyring.errors import KeyringError
-
-    if ring is None:
-        return
-    try:
-        ring.set_password(keyring_service(site), "REFRESH_TOKEN", refresh_token)
-    except KeyringError as error:
-        _log.info("cannot store the login at %s in the keyring for the next run: %s", site, error)
-
-
 def read_keyring(ring: Keyring | None, site: str, name: str) -> str | None:
-    """Return a value from the keyring; None if it has none."""
+    """Return a value from the keyring, by default the system's; None if it has none."""
+    import keyring  # on demand: the import probes the machine
     from keyring.errors import KeyringError
 
-    if ring is None:
-        return None
     try:
-        return ring.get_password(keyring_service(site), name)
+        return (ring or keyring).get_password(keyring_service(site), name)
     except KeyringError:  # no backend, locked, refused: treated as empty
         return None
 
 
-def system_keyring() -> Keyring | None:
-    """Return the system's keyring; imported on demand, because the import probes the machine."""
+def store_in_keyring(ring: Keyring | None, site: str, refresh_token: str) -> None:
+    """Store a refresh token for the next run, if the system has a keyring."""
     import keyring
+    from keyring.errors import KeyringError
 
-    return keyring  # the module has the protocol's functions
+    try:
+        (ring or keyring).set_password(keyring_service(site), "REFRESH_TOKEN", refresh_token)
+    except KeyringError as error:
+        _log.info("cannot store the login at %s in the keyring for the next run: %s", site, error)
 
 
 def credential_files(environ: Mapping[str, str]) -> dict[str, Path]:
@@ -176,49 +158,28 @@ class _Kind:
     def names(self) -> tuple[str, ...]:
         return (*self.needs, *self.optional)
 
-    def made(self, found: Values, issuer: Issuer, known: "KnownCredentials") -> Credential:
-        """Make the credential of these values; return the same object for the same values."""
-        names = [name for name in self.names if name in found]
-        values = {name: found[name].value for name in names}
-        key = (issuer.ca_file, issuer.proxy, *values.items())
-        if key not in known:
-            known[key] = self.make(values, issuer)
-            # An issuer that the config names is no variable.
-            origins = (found[name].origin for name in names)
-            known[key].origin = ", ".join(origin for origin in origins if origin)
-        return known[key]
-
 
 KnownCredentials = dict[tuple[object, ...], Credential]
 """Credentials by their values and the way to their issuer."""
 
 
 def _issued(
-    kind: type[ClientCredentials | Refreshed], v: Mapping[str, str], issuer: Issuer
-) -> Credential:
-    return kind(
-        v["TOKEN_URL"],
-        v["CLIENT_ID"],
-        v.get("CLIENT_SECRET"),
-        refresh_token=v.get("REFRESH_TOKEN") if kind is Refreshed else None,
-        client=lambda: issuer.client(v["TOKEN_URL"]),
-    )
+    kind: type[ClientCredentials | Refreshed],
+) -> Callable[[Mapping[str, str], Issuer], Credential]:
+    return lambda v, issuer: kind(
+        v["TOKEN_URL"], v["CLIENT_ID"], v.get("CLIENT_SECRET"),
+        refresh_token=v.get("REFRESH_TOKEN"), issuer=issuer,
+    )  # fmt: skip
 
 
 _TOKEN: Final = _Kind(("TOKEN",), lambda v, _: Bearer(v["TOKEN"]))
 _REFRESH: Final = _Kind(
-    ("REFRESH_TOKEN", "TOKEN_URL", "CLIENT_ID"),
-    lambda v, issuer: _issued(Refreshed, v, issuer),
-    ("CLIENT_SECRET",),
+    ("REFRESH_TOKEN", "TOKEN_URL", "CLIENT_ID"), _issued(Refreshed), ("CLIENT_SECRET",)
 )
 _LOGIN: Final = _Kind(
     ("DEVICE_URL", "TOKEN_URL", "CLIENT_ID"),
     lambda v, issuer: DeviceLogin(
-        v["DEVICE_URL"],
-        v["TOKEN_URL"],
-        v["CLIENT_ID"],
-        v.get("CLIENT_SECRET"),
-        client=lambda: issuer.client(v["TOKEN_URL"]),
+        v["DEVICE_URL"], v["TOKEN_URL"], v["CLIENT_ID"], v.get("CLIENT_SECRET"), issuer=issuer
     ),
     ("CLIENT_SECRET",),
 )
@@ -242,10 +203,7 @@ _KINDS: Final[Mapping[str, tuple[_Kind, ...]]] = {
         _TOKEN,
         _REFRESH,
         _Kind(("API_KEY",), lambda v, _: ApiKey(v["API_KEY"])),
-        _Kind(
-            ("CLIENT_ID", "CLIENT_SECRET", "TOKEN_URL"),
-            lambda v, issuer: _issued(ClientCredentials, v, issuer),
-        ),
+        _Kind(("CLIENT_ID", "CLIENT_SECRET", "TOKEN_URL"), _issued(ClientCredentials)),
     ),
 }
 
@@ -283,14 +241,18 @@ def find_credentials(
     named = {"TOKEN_URL": FoundValue(issuer.url, "")} if issuer.url else {}
     prefixes = (variable_prefix(site), variable_prefix(api))
 
-    def made(kind: _Kind, values: Values) -> Credential:
-        credential = kind.made(values, issuer, known)
-        if credential.look is None:
-            used = {n: values[n].value for n in kind.names if n in values}
+    def made(kind: _Kind, found: Values) -> Credential:
+        """Make the credential of these values; return the same object for the same values."""
+        used = {name: found[name].value for name in kind.names if name in found}
+        key = (issuer.ca_file, issuer.proxy, *used.items())
+        if key not in known:
+            known[key] = credential = kind.make(used, issuer)
+            # An issuer that the config names is no variable.
+            credential.origin = ", ".join(found[n].origin for n in used if found[n].origin)
             look = _Look(kind, site, prefixes, environ, keyring, issuer, used)
             look.seen = look.now()
             credential.look = look
-        return credential
+        return known[key]
 
     names = [name for kind in (*kinds, _LOGIN) for name in kind.names]
     try:
@@ -300,20 +262,25 @@ def find_credentials(
             for kind in kinds:
                 if all(name in values for name in kind.needs):
                     return made(kind, values)
-        ring = keyring if keyring is not None else system_keyring()
         if all(name in every for name in _LOGIN.needs):
-            login = _LOGIN.made(every, issuer, known)
+            login = made(_LOGIN, every)
             assert isinstance(login, DeviceLogin)
-            kept = read_keyring(ring, site, "REFRESH_TOKEN")
-            login.remember(kept or "", lambda token: store_in_keyring(ring, site, token))
+            kept = read_keyring(keyring, site, "REFRESH_TOKEN")
+            login.remember(kept or "", lambda token: store_in_keyring(keyring, site, token))
             login.look = lambda: login.logged_in_elsewhere(
-                read_keyring(ring, site, "REFRESH_TOKEN") or ""
+                read_keyring(keyring, site, "REFRESH_TOKEN") or ""
             )
             return login
         for kind in kinds:
-            with_ring = find_in_keyring(kind.needs, kind.optional, every, site, ring)
-            if all(name in with_ring for name in kind.needs):
-                return made(kind, with_ring)
+            values = dict(every)
+            for name in kind.names:
+                if name not in values and (value := read_keyring(keyring, site, name)):
+                    origin = f"{name} in the keyring under {keyring_service(site)}"
+                    values[name] = FoundValue(value, origin)
+                elif name not in values and name in kind.needs:
+                    break  # look for nothing more of this kind
+            else:
+                return made(kind, values)
     except CredentialError as error:
         raise CredentialError(error.what, where=f"site {site}", do=error.do) from error
     what = _missing(site, api, every.keys() - named.keys(), issuer.url is not None)
@@ -427,11 +394,10 @@ class _Look:
         return {name: value.value for name, value in found.items()}
 
     def _newest(self, now: Mapping[str, str]) -> dict[str, str]:
-        ring = self.keyring if self.keyring is not None else system_keyring()
         values = dict(self.known)
         for name in self.kind.names:
             if now.get(name) != self.seen.get(name):
                 values[name] = now.get(name, "")
-            elif kept := read_keyring(ring, self.site, name):
+            elif kept := read_keyring(self.keyring, self.site, name):
                 values[name] = kept
         return {name: value for name, value in values.items() if value}

@@ -292,13 +292,11 @@ def make_error(
     text = shorten(text)
     what = f"{request.method} {request.url.path} was answered with {response.status_code}"
     what = f"{what}: {text}" if text else what
-    where = f"site {site}"
-    status = response.status_code
+    wait = None
     if meaning is Meaning.RETRY:
         wait = retry_after(response.headers.get("Retry-After"), server_time(response))
-        return SiteBusy(what, where=where, do=do, status=status, retry_after=wait)
     kind: type[SiteError] = meaning.value
-    return kind(what, where=where, do=do, status=status)
+    return kind(what, where=f"site {site}", do=do, status=response.status_code, retry_after=wait)
 
 
 def shorten(text: str, longest: int = LONGEST_TEXT) -> str:

@@ -6,11 +6,13 @@ errors, new tokens in place of old ones, and limits on concurrent requests.
 
 import asyncio
 import logging
+import re
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Final, Generic, TypeVar
 
@@ -28,6 +30,7 @@ from snakemake_executor_plugin_mantik.common.errors import (
 )
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
 from snakemake_executor_plugin_mantik.config.values import is_loopback
+from snakemake_executor_plugin_mantik.jobs.paths import path_at_site
 
 from .authentication import Credential
 from .base import Entry, JobState, Phase
@@ -45,7 +48,6 @@ from .http import (
     server_time,
     tls_context,
 )
-from .issuers import issuer_error
 
 REPEAT_ATTEMPTS: Final = 4
 """Maximum number of attempts of an idempotent request before its error is raised."""
@@ -68,7 +70,7 @@ logging.getLogger("stamina").addHandler(logging.NullHandler())
 
 _T = TypeVar("_T")
 C = TypeVar("C", bound="Connection")
-O = TypeVar("O")  # noqa: E741 - of what is known once a site is open
+O = TypeVar("O", bound="Opened")  # noqa: E741
 
 
 async def repeat_request(act: Callable[[], Awaitable[_T]], *, answered: bool = True) -> _T:
@@ -366,7 +368,9 @@ class Connection(ABC):
             self._credential.advise(error)
             raise
         except CredentialError as error:
-            raise issuer_error(error) from error
+            # It ends a run at its start, but not running jobs: the run waits until the issuer
+            # accepts the credentials, or the user replaces them.
+            raise SiteUnauthorized(error.what, where=error.where, do=error.do) from error
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             reason = " ".join(str(error).split()) or type(error).__name__
             do = explain_tls_error(error)[1] or f"Check {self.url_key} and the network"
@@ -431,24 +435,30 @@ async def ask_all(
     return {job_id: answers[job_id] for job_id in dict.fromkeys(ids)}
 
 
+@dataclass(frozen=True)
+class Opened:
+    """What is known of an open site; `root` is the workspace's path as the API takes it."""
+
+    root: str
+
+
 class RestSite(Generic[C, O]):
     """A site with its connection; `_open` has what is known of it once it was opened."""
 
     connection: ClassVar[type[Connection]]
-
-    @staticmethod
-    def can_carry(path: str) -> bool:
-        """Check whether the API can carry `path`, which is relative to the workspace."""
-        raise NotImplementedError
+    refused: ClassVar[re.Pattern[str]]
+    """Characters that the API cannot carry in paths."""
+    plain: ClassVar[str]
+    """The others, as advice."""
 
     def __init__(
         self,
         name: str,
         url: str,
         credential: Credential,
-        *,
         workspace_name: str,
         settings: SiteSettings,
+        *,
         base: Path | None = None,
     ) -> None:
         """Prepare a site; `open` makes the first request.
@@ -491,6 +501,31 @@ class RestSite(Generic[C, O]):
 
     async def close(self) -> None:
         await self._connection.close()
+
+    @classmethod
+    def can_carry(cls, path: str) -> bool:
+        """Check whether the API can carry `path`, which is relative to the workspace."""
+        return not ({"", ".", ".."} & set(path.split("/")) or cls.refused.search(path))
+
+    def _checked(self, path: str) -> str:
+        """Return the path.
+
+        Raises:
+            SiteRejected: the API cannot carry it.
+        """
+        if not self.can_carry(path):
+            what = f"{self._connection.product} cannot carry the path {path!r}"
+            raise self._connection.refusal(what, self.plain)
+        return path
+
+    def _at(self, path: str) -> str:
+        """Return the path as the API takes it; `.` is the workspace itself.
+
+        Raises:
+            SiteRejected: the API cannot carry it.
+        """
+        root = self._open.root
+        return root if path in (".", "") else path_at_site(root, self._checked(path))
 
     async def stat(self, path: str) -> Entry | None:
         raise NotImplementedError

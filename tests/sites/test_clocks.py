@@ -19,9 +19,8 @@ from cryptography.hazmat.primitives.asymmetric import ed25519
 from snakemake_executor_plugin_mantik.common.errors import SiteUnauthorized
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
 from snakemake_executor_plugin_mantik.sites import authentication
-from snakemake_executor_plugin_mantik.sites.authentication import SshKey
+from snakemake_executor_plugin_mantik.sites.authentication import ClientCredentials, SshKey
 from snakemake_executor_plugin_mantik.sites.http import retry_after, server_time
-from snakemake_executor_plugin_mantik.sites.issuers import ClientCredentials
 from snakemake_executor_plugin_mantik.sites.unicore import read_base
 from snakemake_executor_plugin_mantik.sites.unicore.connection import UnicoreConnection
 from tests.support.benches import in_use

@@ -16,21 +16,23 @@ from snakemake_executor_plugin_mantik.common.errors import (
     SiteUnauthorized,
     SiteUnreachable,
 )
-from snakemake_executor_plugin_mantik.sites import issuers
+from snakemake_executor_plugin_mantik.sites import authentication
 from snakemake_executor_plugin_mantik.sites.authentication import (
     ApiKey,
     Bearer,
+    ClientCredentials,
     Credential,
+    DeviceLogin,
     Password,
+    Refreshed,
     SshKey,
 )
+from snakemake_executor_plugin_mantik.sites.authentication import Issuer as TokenIssuer
 from snakemake_executor_plugin_mantik.sites.credentials import (
     find_account,
     find_credentials,
     require_all,
 )
-from snakemake_executor_plugin_mantik.sites.issuers import ClientCredentials, DeviceLogin, Refreshed
-from snakemake_executor_plugin_mantik.sites.issuers import Issuer as TokenIssuer
 from tests.support.parrot import Parrot, Say
 
 SECRET = "s3cr3t-VALUE"
@@ -509,7 +511,7 @@ class DeviceIssuer(FormServer):
 
 @pytest.fixture
 def sso(monkeypatch: pytest.MonkeyPatch) -> Iterator[DeviceIssuer]:
-    monkeypatch.setattr(issuers, "INTERVAL_S", 0.01)
+    monkeypatch.setattr(authentication, "INTERVAL_S", 0.01)
     with DeviceIssuer().running() as server:
         yield server
 

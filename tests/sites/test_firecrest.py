@@ -209,7 +209,7 @@ class TestFiles:
         assert site.requests - before == {"submit": 1, "mkdir": 1, "upload": 40, "status": 10}
 
     async def test_names_that_jobs_made(self, site: FirecrestSite) -> None:
-        root = site._open.paths.root
+        root = site._open.root
         job = await site.submit(a_job(f"mkdir '{root}/d' && touch '{root}/d/größer €'"))
         await until(site, job, ended)
         assert list(await site.list("d")) == ["größer €"]
@@ -229,7 +229,7 @@ class TestFiles:
 
 def write(site: FirecrestSite, name: str, data: bytes) -> None:
     """Make a file of the workspace as a job does."""
-    target = Path(site._absolute(name))
+    target = Path(site._at(name))
     target.parent.mkdir(exist_ok=True)
     target.write_bytes(data)
 

@@ -8,14 +8,13 @@ from snakemake_executor_plugin_mantik.common.errors import SiteRejected, UserErr
 from snakemake_executor_plugin_mantik.jobs.spec import Resources
 from snakemake_executor_plugin_mantik.sites.authentication import Bearer
 from snakemake_executor_plugin_mantik.sites.base import SharedFile, Submission
-from snakemake_executor_plugin_mantik.sites.firecrest.connection import FirecrestSystem
 from snakemake_executor_plugin_mantik.sites.firecrest.script import (
     SchedulerName,
     scheduler_job_name,
     scheduler_script,
     submission_body,
+    transfer_script,
 )
-from snakemake_executor_plugin_mantik.sites.firecrest.transfers import transfer_script
 from tests.support import virtualtime
 from tests.support.benches import firecrest_site_at
 
@@ -137,10 +136,8 @@ def test_tags_that_cannot_be(tag: str) -> None:
 
 
 def test_transfer_jobs() -> None:
-    system = FirecrestSystem(
-        "daint", "slurm", "x", (), directives=("#SBATCH --time=15", "#SBATCH -A {account}")
-    )
-    assert transfer_script(system, "/w", "g34", "true") == (
+    directives = ("#SBATCH --time=15", "#SBATCH -A {account}")
+    assert transfer_script("slurm", directives, "/w", "g34", "true") == (
         "#!/bin/bash\n"
         "#SBATCH --job-name=mantik-transfer\n"
         '#SBATCH --output="/w/%j.out"\n'
@@ -150,7 +147,7 @@ def test_transfer_jobs() -> None:
         "true\n"
     )
     with pytest.raises(SiteRejected, match="account"):
-        transfer_script(system, "/w", None, "true")
+        transfer_script("slurm", directives, "/w", None, "true")
 
 
 @pytest.mark.parametrize(

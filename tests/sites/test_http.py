@@ -10,9 +10,8 @@ import pytest
 
 from snakemake_executor_plugin_mantik.common.errors import SiteUnreachable
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings, Timing
-from snakemake_executor_plugin_mantik.sites import http, issuers, rest
-from snakemake_executor_plugin_mantik.sites.authentication import Bearer
-from snakemake_executor_plugin_mantik.sites.issuers import ClientCredentials
+from snakemake_executor_plugin_mantik.sites import authentication, http, rest
+from snakemake_executor_plugin_mantik.sites.authentication import Bearer, ClientCredentials
 from tests.support.benches import any_site, in_use, open_and_close, site_at
 from tests.support.parrot import Parrot, Say
 
@@ -72,7 +71,7 @@ def test_answers_of_sites(parrot: Parrot, kind: str, trouble: str) -> None:
 def test_answers_of_issuers(parrot: Parrot, monkeypatch: pytest.MonkeyPatch, trouble: str) -> None:
     parrot.answers = [TOO_MUCH[trouble]]
     if trouble == "drip":
-        monkeypatch.setattr(issuers, "TOKEN_TIMEOUT_S", 1.0)
+        monkeypatch.setattr(authentication, "TOKEN_TIMEOUT_S", 1.0)
     with pytest.raises(SiteUnreachable):
         asyncio.run(ClientCredentials(parrot.url, "id", "secret").renew())
 

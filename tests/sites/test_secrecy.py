@@ -10,9 +10,9 @@ from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from snakemake_executor_plugin_mantik.common.errors import MantikError
 from snakemake_executor_plugin_mantik.sites import rest
+from snakemake_executor_plugin_mantik.sites.authentication import Issuer
 from snakemake_executor_plugin_mantik.sites.base import Site
 from snakemake_executor_plugin_mantik.sites.credentials import find_credentials
-from snakemake_executor_plugin_mantik.sites.issuers import Issuer
 from tests.support.benches import any_site, open_and_close
 from tests.support.parrot import Parrot, Say
 from tests.support.ports import free_port

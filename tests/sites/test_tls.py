@@ -20,8 +20,12 @@ from cryptography.x509.oid import NameOID
 from snakemake_executor_plugin_mantik.common.errors import MantikError, SiteUnreachable
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
 from snakemake_executor_plugin_mantik.sites import rest
-from snakemake_executor_plugin_mantik.sites.authentication import Password
-from snakemake_executor_plugin_mantik.sites.issuers import ClientCredentials, DeviceLogin, Issuer
+from snakemake_executor_plugin_mantik.sites.authentication import (
+    ClientCredentials,
+    DeviceLogin,
+    Issuer,
+    Password,
+)
 from tests.support.benches import any_site, in_use, open_and_close
 from tests.support.parrot import Parrot, Say
 
@@ -113,15 +117,13 @@ def opens(api: str) -> Callable[[str, Path | None, str | None], None]:
 
 def ask_issuer(url: str, ca_file: Path | None, proxy: str | None) -> None:
     issuer = Issuer(url, ca_file, proxy)
-    credential = ClientCredentials(url, "id", SECRET, client=lambda: issuer.client(url))
+    credential = ClientCredentials(url, "id", SECRET, issuer=issuer)
     asyncio.run(credential.renew())
 
 
 def log_in(url: str, ca_file: Path | None, proxy: str | None) -> None:
     issuer = Issuer(url, ca_file, proxy)
-    DeviceLogin(
-        url, url, "id", SECRET, client=lambda: issuer.client(url), terminal=lambda: True
-    ).login()
+    DeviceLogin(url, url, "id", SECRET, issuer=issuer, terminal=lambda: True).login()
 
 
 ASK = [opens("unicore"), opens("firecrest"), ask_issuer, log_in]

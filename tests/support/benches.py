@@ -14,7 +14,12 @@ import pytest
 from hpc_sandbox.firecrest.site import FirecrestServer as FirecrestSandbox
 from hpc_sandbox.server import Sandbox
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings, Timing
-from snakemake_executor_plugin_mantik.sites.authentication import Bearer, Credential, Password
+from snakemake_executor_plugin_mantik.sites.authentication import (
+    Bearer,
+    ClientCredentials,
+    Credential,
+    Password,
+)
 from snakemake_executor_plugin_mantik.sites.base import Site, SiteFacts
 from snakemake_executor_plugin_mantik.sites.firecrest import FirecrestSite
 from snakemake_executor_plugin_mantik.sites.firecrest.connection import (
@@ -22,11 +27,9 @@ from snakemake_executor_plugin_mantik.sites.firecrest.connection import (
     FirecrestSystem,
     FirecrestUser,
 )
-from snakemake_executor_plugin_mantik.sites.firecrest.script import WorkspacePaths
-from snakemake_executor_plugin_mantik.sites.issuers import ClientCredentials
 from snakemake_executor_plugin_mantik.sites.rest import Connection
 from snakemake_executor_plugin_mantik.sites.unicore import UnicoreSite
-from snakemake_executor_plugin_mantik.sites.unicore.connection import StoragePaths, UnicoreOpened
+from snakemake_executor_plugin_mantik.sites.unicore.connection import UnicoreOpened
 from tests.real.centre import USER as CENTRE_USER
 from tests.real.centre import Centre, firecrest, tsi
 from tests.real.centre.firecrest import Firecrest
@@ -78,7 +81,7 @@ def any_site(
     given = settings or SiteSettings()
     if api == "unicore":
         return UnicoreSite("a", url, credential, workspace_name="ws", settings=given)
-    return FirecrestSite("a", url, "daint", credential, workspace_name="ws", settings=given)
+    return FirecrestSite("a", url, credential, "ws", given, machine="daint")
 
 
 async def open_and_close(site: Site) -> SiteFacts:
@@ -113,18 +116,18 @@ def site_at(url: str, credential: Credential, **timing: float) -> UnicoreSite:
     """A site of a server that is not asked when it opens; `timing` as in `Timing`."""
     settings = SiteSettings().model_copy(update={"timing": Timing(**timing)})  # type: ignore[arg-type]
     site = UnicoreSite("parrot", url, credential, workspace_name="ws", settings=settings)
-    site._opened = UnicoreOpened("WORK", StoragePaths("parrot", "WORK", "ws"), "", {})
+    site._opened = UnicoreOpened("ws", "WORK", "", {})
     return site
 
 
 def firecrest_site_at(url: str, credential: Credential, **timing: float) -> FirecrestSite:
     """The same behind firecREST."""
     settings = SiteSettings().model_copy(update={"timing": Timing(**timing)})  # type: ignore[arg-type]
-    site = FirecrestSite("parrot", url, "hpc", credential, workspace_name="ws", settings=settings)
+    site = FirecrestSite("parrot", url, credential, "ws", settings, machine="hpc")
     site._opened = FirecrestOpened(
+        "/scratch/me/ws",
         FirecrestSystem("hpc", "slurm", "firecREST 2.6.0", ()),
         FirecrestUser("me"),
-        WorkspacePaths("parrot", "/scratch/me/ws"),
         None,
     )
     return site
@@ -194,10 +197,10 @@ def firecrest_site(
     return FirecrestSite(
         name,
         url or sandbox.url(name),
-        name,
         credential or ClientCredentials(served.token_url, client_id, secret),
         workspace_name=workspace,
         settings=SiteSettings.model_validate(settings),
+        machine=name,
     )
 
 
@@ -226,10 +229,10 @@ def real_firecrest_site(
     return FirecrestSite(
         "fire",
         url or server.url,
-        firecrest.SYSTEM,
         credential or ClientCredentials(server.token_url, firecrest.CLIENT, firecrest.SECRET),
         workspace_name=workspace,
         settings=SiteSettings.model_validate(settings),
+        machine=firecrest.SYSTEM,
         account=account,
     )
 

@@ -3,14 +3,11 @@
 import asyncio
 import posixpath
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 from snakemake_executor_plugin_mantik.common.errors import SiteNotFound, SiteRejected, UserError
-from snakemake_executor_plugin_mantik.config.settings import SiteSettings
 from snakemake_executor_plugin_mantik.jobs.paths import workspace_below
 
-from ..authentication import Credential
 from ..base import WORKSPACES, QueueLimits, SiteDetails, SiteFacts
 from .connection import (
     MAX_OPS_BYTES,
@@ -20,9 +17,9 @@ from .connection import (
     FirecrestSystem,
     FirecrestUser,
 )
+from .files import FirecrestFiles
 from .jobs import JOB_CHANNELS
-from .script import JOBS, SchedulerName, WorkspacePaths, is_expressible
-from .transfers import FirecrestTransfers
+from .script import JOBS, SchedulerName
 
 __all__ = ["FirecrestSite"]
 
@@ -32,34 +29,8 @@ _DIRECT_BYTES: Final = 32 << 20
 _PREFERRED: Final = ("scratch", "project", "users", "store")
 
 
-class FirecrestSite(FirecrestTransfers):
+class FirecrestSite(FirecrestFiles):
     """One workspace at one system behind a firecREST server; implements `Site`."""
-
-    connection = FirecrestConnection
-    can_carry = staticmethod(is_expressible)
-
-    def __init__(
-        self,
-        name: str,
-        url: str,
-        machine: str,
-        credential: Credential,
-        *,
-        workspace_name: str,
-        settings: SiteSettings,
-        base: Path | None = None,
-        account: str | None = None,
-    ) -> None:
-        """Prepare a site; see `RestSite`.
-
-        `machine` is the system's name at the server. `account` pays for the jobs that transfer
-        large files; by default the user's default account.
-        """
-        super().__init__(
-            name, url, credential, workspace_name=workspace_name, settings=settings, base=base
-        )
-        self._machine = machine
-        self._account = account
 
     async def open(self, *, make: bool = True) -> SiteFacts:
         system = await read_system(self._connection, self._machine)
@@ -74,17 +45,16 @@ class FirecrestSite(FirecrestTransfers):
             workspace=self._settings.workspace,
             storage=self._settings.storage,
         )
-        if not all(is_expressible(part) for part in root.strip("/").split("/")):
+        if not all(self.can_carry(part) for part in root.strip("/").split("/")):
             raise self._connection.refusal(
                 f"firecREST cannot carry the workspace's path {root!r}",
                 "Set Workspace in the backend config to a plain path",
             )
         workspace = workspace_below(root)
-        paths = WorkspacePaths(self.name, workspace)
         account = self._account or user.account or None
-        self._opened = FirecrestOpened(system, user, paths, account)
+        self._opened = FirecrestOpened(workspace.rstrip("/"), system, user, account)
         if make:
-            await self.make_workspace(shared=self._settings.sharing == "group")
+            await self.make_workspace()
         return SiteFacts(
             workspace,
             system.server,
@@ -153,10 +123,10 @@ async def read_system(connection: FirecrestConnection, name: str) -> FirecrestSy
 
 def parse_system(description: Mapping[str, Any], version: str, where: str) -> FirecrestSystem:
     """Parse the server's description of a system; its keys are in two spellings."""
-    operation = _mapping(_pick(description, "dataOperation", "data_operation"))
-    transfer = _mapping(_pick(operation, "data_transfer", "dataTransfer"))
-    directives = _pick(operation, "datatransfer_jobs_directives", "datatransferJobsDirectives")
-    largest = _pick(operation, "max_ops_file_size", "maxOpsFileSize")
+    operation = _mapping(_pick(description, "data_operation"))
+    transfer = _mapping(_pick(operation, "data_transfer"))
+    directives = _pick(operation, "datatransfer_jobs_directives")
+    largest = _pick(operation, "max_ops_file_size")
     kind = str(_mapping(description.get("scheduler")).get("type", "")).lower()
     scheduler: SchedulerName
     if kind == "slurm":
@@ -169,7 +139,7 @@ def parse_system(description: Mapping[str, Any], version: str, where: str) -> Fi
             where=where,
             do="Use a system with Slurm or PBS",
         )
-    systems = _pick(description, "fileSystems", "file_systems")
+    systems = _pick(description, "file_systems")
     return FirecrestSystem(
         name=str(description["name"]),
         scheduler=scheduler,
@@ -177,8 +147,8 @@ def parse_system(description: Mapping[str, Any], version: str, where: str) -> Fi
         file_systems=tuple(
             FileSystem(
                 path=posixpath.normpath(str(found["path"])),
-                kind=str(_pick(found, "dataType", "data_type") or ""),
-                default=bool(_pick(found, "defaultWorkDir", "default_work_dir")),
+                kind=str(_pick(found, "data_type") or ""),
+                default=bool(_pick(found, "default_work_dir")),
             )
             for found in (systems if isinstance(systems, list) else [])
             if isinstance(found, Mapping) and str(found.get("path", "")).startswith("/")
@@ -186,9 +156,9 @@ def parse_system(description: Mapping[str, Any], version: str, where: str) -> Fi
         direct_bytes=min(max(largest, _LEAST_BYTES), _DIRECT_BYTES)
         if isinstance(largest, int)
         else MAX_OPS_BYTES,
-        transfer=str(_pick(transfer, "serviceType", "service_type") or ""),
+        transfer=str(_pick(transfer, "service_type") or ""),
         directives=tuple(map(str, directives)) if isinstance(directives, list) else (),
-        unhealthy=tuple(_unhealthy(_pick(description, "servicesHealth", "services_health"))),
+        unhealthy=tuple(_unhealthy(_pick(description, "services_health"))),
     )
 
 
@@ -236,7 +206,7 @@ async def read_partitions(connection: FirecrestConnection, system: str) -> dict[
     queues = {}
     for found in listed if isinstance(listed, list) else []:
         if isinstance(found, Mapping) and found.get("name"):
-            nodes = _pick(found, "totalNodes", "total_nodes")
+            nodes = _pick(found, "total_nodes")
             known = isinstance(nodes, int) and nodes > 0
             queues[str(found["name"])] = QueueLimits(nodes=(1, nodes) if known else None)
     return queues
@@ -264,7 +234,7 @@ def choose_workspace(
     """
     if workspace and workspace.startswith("/"):
         path = posixpath.normpath(workspace)
-        if not any(_inside(path, found.path) for found in file_systems):
+        if not any(path.startswith(f"{each.path.rstrip('/')}/") for each in file_systems):
             raise _no_storage(f"{path} is in none of the file systems", where, file_systems)
         return path
     chosen = _chosen(file_systems, storage)
@@ -292,10 +262,6 @@ def _chosen(file_systems: Sequence[FileSystem], storage: str | None) -> FileSyst
     return next((found for found in file_systems if found.default), next(iter(file_systems), None))
 
 
-def _inside(path: str, root: str) -> bool:
-    return path.startswith(f"{root.rstrip('/')}/")
-
-
 def _no_storage(what: str, where: str, file_systems: Sequence[FileSystem]) -> SiteRejected:
     there = ", ".join(f"{found.kind} ({found.path})" for found in file_systems) or "none"
     return SiteRejected(
@@ -308,14 +274,17 @@ def _no_storage(what: str, where: str, file_systems: Sequence[FileSystem]) -> Si
 def _unhealthy(services: object) -> Iterator[str]:
     for service in services if isinstance(services, list) else []:
         if isinstance(service, Mapping) and service.get("healthy") is False:
-            kind = _pick(service, "serviceType", "service_type") or "a service"
+            kind = _pick(service, "service_type") or "a service"
             path = f" {service['path']}" if service.get("path") else ""
             reason = " ".join(str(service.get("message") or "no reason given").split())
             yield f"reports {kind}{path} as unhealthy: {reason}"
 
 
-def _pick(found: Mapping[str, Any], *names: str) -> Any:
-    return next((found[name] for name in names if found.get(name) is not None), None)
+def _pick(found: Mapping[str, Any], name: str) -> Any:
+    """Return a value by its name, which servers write as `two_words` or as `twoWords`."""
+    first, *more = name.split("_")
+    other = found.get("".join([first, *map(str.title, more)]))
+    return found.get(name) if other is None else other
 
 
 def _mapping(value: object) -> Mapping[str, Any]:

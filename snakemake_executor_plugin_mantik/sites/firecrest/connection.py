@@ -18,9 +18,9 @@ import httpx
 from snakemake_executor_plugin_mantik.common.errors import SiteUnauthorized
 
 from ..http import MALFORMED, Meaning, Pattern, is_from_gateway
-from ..rest import Connection
+from ..rest import Connection, Opened
 from ..slurm import TOO_MANY_JOBS
-from .script import SchedulerName, WorkspacePaths
+from .script import SchedulerName
 
 _STORE: Final = "the site's object store"
 _ZONE_STEP_S: Final = 900
@@ -28,11 +28,6 @@ _SETTLE_S: Final = 0.5
 """Pause before the next request after an answer with which the server drops the connection."""
 MAX_OPS_BYTES: Final = 5 << 20
 """Largest file that is transferred directly if a server reports no limit (its own default)."""
-_LISTS_BY_TIME: Final = (2, 6)
-"""First version whose lists of jobs can be limited to a span of time (its CHANGELOG)."""
-_TRANSFER_METHODS: Final = (2, 4)
-"""First version that offers several ways to transfer a large file."""
-
 _ERROR_TEXTS: Final = (
     # A command with input (submission, upload) took longer than 5 s: it may go on.
     Pattern(r"Channel not open for sending", Meaning.UNKNOWN),
@@ -245,25 +240,15 @@ class FirecrestSystem:
     directives: tuple[str, ...] = ()
     unhealthy: tuple[str, ...] = ()
 
-    def _is_since(self, first: tuple[int, int]) -> bool:
+    def is_since(self, first: tuple[int, int]) -> bool:
         """Check the server's version; an unknown one counts as new."""
         version = re.search(r"(\d{1,4})\.(\d{1,4})\.\d", self.server)
         return version is None or tuple(map(int, version.groups())) >= first
 
     @property
     def lists_by_time(self) -> bool:
-        """Whether lists of jobs can be limited by time."""
-        return self._is_since(_LISTS_BY_TIME)
-
-    @property
-    def offers_methods(self) -> bool:
-        """Whether there are several ways to transfer a large file."""
-        return self._is_since(_TRANSFER_METHODS)
-
-    @property
-    def filters_jobs(self) -> bool:
-        """Whether the scheduler can list jobs by name; PBS lists all, and the server filters."""
-        return self.scheduler == "slurm" and self.lists_by_time
+        """Whether lists of jobs can be limited to a span of time, since 2.6 (its CHANGELOG)."""
+        return self.is_since((2, 6))
 
 
 @dataclass(frozen=True)
@@ -279,10 +264,9 @@ class FirecrestUser:
 
 
 @dataclass(frozen=True)
-class FirecrestOpened:
+class FirecrestOpened(Opened):
     """What is known of an open site; `account` pays for jobs that transfer files."""
 
     system: FirecrestSystem
     user: FirecrestUser
-    paths: WorkspacePaths
     account: str | None

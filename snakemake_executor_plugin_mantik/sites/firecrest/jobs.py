@@ -14,7 +14,7 @@ from snakemake_executor_plugin_mantik.common.errors import (
 )
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 
-from ..base import JobState, Phase, Submission, do_nothing
+from ..base import MISSING, JobState, Phase, Submission, do_nothing
 from ..rest import RestSite, ask_all, states_of
 from ..slurm import (
     describe_end,
@@ -162,13 +162,13 @@ UNSEEN_S: Final = 120.0
 _AGAIN: Final = frozenset((Reason.NODE_FAILURE, Reason.PREEMPTED))
 
 _ID: Final = re.compile(r"[A-Za-z0-9]+")
-_MISSING: Final = JobState(Phase.UNKNOWN, detail="the scheduler knows no such job (just now)")
 _log = logging.getLogger(__name__)
 
 
 class FirecrestJobs(RestSite[FirecrestConnection, FirecrestOpened]):
     """The part of a site that deals with the user's jobs."""
 
+    connection = FirecrestConnection
     states_lag = False
     _too_many = False
     """Whether the server was seen to fail at a list of all of the user's jobs."""
@@ -179,7 +179,7 @@ class FirecrestJobs(RestSite[FirecrestConnection, FirecrestOpened]):
 
     async def submit(self, submission: Submission, begin: Callable[[], None] = do_nothing) -> str:
         opened = self._open
-        body = submission_body(submission, opened.system.scheduler, opened.paths.root)
+        body = submission_body(submission, opened.system.scheduler, opened.root)
         return await self._submit(body, begin)
 
     async def _submit(self, body: Mapping[str, Any], begin: Callable[[], None]) -> str:
@@ -205,8 +205,9 @@ class FirecrestJobs(RestSite[FirecrestConnection, FirecrestOpened]):
 
     async def _named(self, names: Sequence[str]) -> list[dict[str, Any]]:
         """List the jobs of some names, perhaps among others, as the site can do it most cheaply."""
-        # Otherwise every list has all jobs of the user.
-        filters = self._open.system.filters_jobs
+        # Otherwise every list has all jobs of the user: PBS lists all, and the server filters.
+        system = self._open.system
+        filters = system.scheduler == "slurm" and system.lists_by_time
         lists = list(name_lists(names))
         if not filters or (len(lists) > _FEW_LISTS and not self._too_many):
             try:
@@ -242,7 +243,7 @@ class FirecrestJobs(RestSite[FirecrestConnection, FirecrestOpened]):
     async def _state(self, job_id: str) -> JobState:
         """Return the state of one job, from the scheduler's queue and its accounting at once."""
         job = await self._job("status", job_id)
-        return _MISSING if job is None else firecrest_state(job)
+        return MISSING if job is None else firecrest_state(job)
 
     async def explain(self, job_id: str) -> JobState:
         """See `Site.explain`.
@@ -252,12 +253,12 @@ class FirecrestJobs(RestSite[FirecrestConnection, FirecrestOpened]):
         """
         job = await self._job("explain", job_id)
         if job is None:
-            return _MISSING
+            return MISSING
         state = firecrest_state(job)
         if state.phase is not Phase.ENDED or state.reason not in _FOR_MEMORY:
             return state
         path = f"/filesystem/{self._open.system.name}/ops/tail"
-        output = f"{self._open.paths.absolute(JOBS)}/{job_id}.out"
+        output = f"{self._at(JOBS)}/{job_id}.out"
         try:
             answer = await self._connection.get(
                 "explain", path, {"path": output, "bytes": _OUTPUT_BYTES}

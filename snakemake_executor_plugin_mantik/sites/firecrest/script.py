@@ -1,11 +1,11 @@
-"""Batch scripts of submissions and paths for firecREST. Pure functions."""
+"""Batch scripts of submissions and of transfers for firecREST. Pure functions."""
 
 import re
 import shlex
+from collections.abc import Sequence
 from typing import Any, Final, Literal
 
 from snakemake_executor_plugin_mantik.common.errors import SiteRejected
-from snakemake_executor_plugin_mantik.jobs.paths import path_at_site
 from snakemake_executor_plugin_mantik.jobs.resources import (
     JOB_NAME_LENGTH,
     after_directive,
@@ -13,66 +13,14 @@ from snakemake_executor_plugin_mantik.jobs.resources import (
     slurm_directives,
 )
 
-from ..base import Submission, is_rest_safe
+from ..base import Submission, check_tag
 
 JOBS: Final = ".mantik/jobs"
 """Holds the scheduler's output of each job, `<id>.out`: mostly empty, else why it was killed."""
 TRANSFERS: Final = ".mantik/transfers"
 """Holds parts of large files during their transfer."""
 
-_ESCAPED: Final = frozenset("&<>")
-"""firecREST HTML-escapes paths in the scripts of its transfer jobs (autoescape)."""
-
-
-def is_expressible(path: str) -> bool:
-    """Check whether firecREST can carry `path`, which is relative to the workspace.
-
-    It puts paths between single quotes of a shell command, and lists names as C strings.
-    """
-    return is_rest_safe(path) and not {"", ".", ".."} & set(path.split("/"))
-
-
-def is_transferable(path: str) -> bool:
-    """Check whether firecREST's own transfer jobs find `path`."""
-    return not _ESCAPED & set(path)
-
-
-class WorkspacePaths:
-    """Absolute paths below the workspace `root`."""
-
-    def __init__(self, site: str, root: str) -> None:
-        self._site = site
-        self.root = root.rstrip("/")
-
-    def absolute(self, path: str) -> str:
-        """Return the absolute path of `path`; `.` is the workspace itself.
-
-        Raises:
-            SiteRejected: firecREST cannot carry the path.
-        """
-        return self.root if path in (".", "") else path_at_site(self.root, self._checked(path))
-
-    def anywhere(self, path: str) -> str:
-        """Return an absolute path, or that of `path` in the workspace. To read only.
-
-        Raises:
-            SiteRejected: firecREST cannot carry the path.
-        """
-        return f"/{self._checked(path[1:])}" if path.startswith("/") else self.absolute(path)
-
-    def _checked(self, path: str) -> str:
-        if not is_expressible(path):
-            raise SiteRejected(
-                f"firecREST cannot carry the path {path!r}",
-                where=f"site {self._site}",
-                do="Use names of ASCII characters without % ' $ ` \" and backslash",
-            )
-        return path
-
-
 SchedulerName = Literal["slurm", "pbs"]
-
-_TAG: Final = re.compile(r"[A-Za-z0-9-]{1,40}")
 
 
 def submission_body(
@@ -141,9 +89,36 @@ def scheduler_script(submission: Submission, scheduler: SchedulerName, output: s
 
 def scheduler_job_name(name: str, tag: str) -> str:
     """Return the job's name at the site: readable, with `tag` at its end to find it in lists."""
-    if not _TAG.fullmatch(tag):
-        raise SiteRejected(f"{tag!r} cannot be a tag")
+    check_tag(tag)
     readable = re.sub(r"[^A-Za-z0-9_.]+", "_", name).strip("_.")
     if not readable[:1].isalpha():
         readable = f"job_{readable}"  # PBS wants a letter first
     return f"{readable[: JOB_NAME_LENGTH - len(tag) - 1]}-{tag}"
+
+
+def transfer_script(
+    scheduler: SchedulerName,
+    directives: Sequence[str],
+    output: str,
+    account: str | None,
+    commands: str,
+) -> str:
+    """Make a batch script that runs `commands`, with the directives of the site's transfer jobs.
+
+    Raises:
+        SiteRejected: the directives need an account and there is none.
+    """
+    lines = "\n".join(directives)
+    if "{account}" in lines:
+        if not account:
+            raise SiteRejected(
+                "large files are transferred by jobs at this site, which need an account",
+                do="Set MANTIK_COMPUTE_BUDGET_ACCOUNT",
+            )
+        lines = lines.replace("{account}", account)
+    own = (
+        ("#SBATCH --job-name=mantik-transfer", f'#SBATCH --output="{output}/%j.out"')
+        if scheduler == "slurm"
+        else ("#PBS -S /bin/bash", "#PBS -N mantik-transfer", f'#PBS -o "{output}/"', "#PBS -j oe")
+    )
+    return "\n".join(["#!/bin/bash", *own, lines, "set -e", commands, ""])

@@ -15,16 +15,8 @@ from snakemake_executor_plugin_mantik.common.errors import (
 from snakemake_executor_plugin_mantik.jobs.paths import workspace_below
 
 from ..base import WORKSPACES, QueueLimits, SiteDetails, SiteFacts
-from ..http import MALFORMED
-from .connection import (
-    StoragePaths,
-    UnicoreConnection,
-    UnicoreOpened,
-    is_encodable,
-    last_part,
-    urls_in,
-)
-from .files import LISTING_LIMIT, UnicoreFiles, find_storage, mount_of, read_mounts, read_storage
+from .connection import UnicoreConnection, UnicoreOpened, last_part, urls_in
+from .files import UnicoreFiles, find_storage, mount_of, read_mounts, read_storage
 
 __all__ = ["UnicoreSite"]
 
@@ -41,9 +33,6 @@ _IN_ORDER: Final = ("OK", "N/A", "UNKNOWN")
 class UnicoreSite(UnicoreFiles):
     """One workspace behind one UNICORE server; implements `Site`."""
 
-    connection = UnicoreConnection
-    can_carry = staticmethod(is_encodable)
-
     async def open(self, *, make: bool = True) -> SiteFacts:
         server, user = await read_base(self._connection)
         (limits, known), (storage, below, root) = await asyncio.gather(
@@ -55,12 +44,11 @@ class UnicoreSite(UnicoreFiles):
                 storage=self._settings.storage,
             ),
         )
-        paths = StoragePaths(self.name, storage, workspace_below(below))
-        self._opened = UnicoreOpened(storage, paths, server, known)
+        self._opened = UnicoreOpened(workspace_below(below), storage, server, known)
         if make:
-            await self.make_workspace(shared=self._settings.sharing == "group")
+            await self.make_workspace()
         return SiteFacts(
-            workspace_below(root), server, user, limits, LISTING_LIMIT,
+            workspace_below(root), server, user, limits,
             orders_jobs=self._settings.scheduler != "none",
         )  # fmt: skip
 
@@ -80,28 +68,22 @@ async def read_base(connection: UnicoreConnection) -> tuple[str, str]:
         SiteUnauthorized: the credentials are unknown: the server treats such users as `anonymous`,
             with an empty list of jobs.
     """
-    answer = await connection.get("base", "")
-    if _role(answer) == "anonymous" and connection.another_token():
+    for again in (False, True):
         answer = await connection.get("base", "")
-    with connection.parsing("the base URL"):
-        client, server = answer["client"], answer["server"]
-        role = client["role"]["selected"]
-        user = client.get("xlogin", {}).get("UID", "")
-        version = server["version"]
-    if role == "anonymous":
-        raise SiteUnauthorized(
-            "the site does not know the user, who is anonymous there",
-            where=connection.where,
-            do="Check the credentials, and whether this account may use the site",
-        )
-    return f"UNICORE/X {version}", str(user)
-
-
-def _role(answer: Mapping[str, Any]) -> str:
-    try:
-        return str(answer["client"]["role"]["selected"])
-    except MALFORMED:
-        return ""
+        with connection.parsing("the base URL"):
+            client, server = answer["client"], answer["server"]
+            role = client["role"]["selected"]
+            user = client.get("xlogin", {}).get("UID", "")
+            version = server["version"]
+        if role != "anonymous":
+            return f"UNICORE/X {version}", str(user)
+        if again or not connection.another_token():
+            break
+    raise SiteUnauthorized(
+        "the site does not know the user, who is anonymous there",
+        where=connection.where,
+        do="Check the credentials, and whether this account may use the site",
+    )
 
 
 async def read_queues(
@@ -111,19 +93,24 @@ async def read_queues(
 
     Empty where a server does not report them.
     """
+    queues = await _of_factories(connection, "resources")
+    limits = {queue: queue_limits(ranges) for queue, ranges in queues.items()}
+    return limits, {queue: frozenset(ranges) for queue, ranges in queues.items()}
+
+
+async def _of_factories(connection: UnicoreConnection, field: str) -> dict[str, Mapping[str, Any]]:
+    """Return the objects, by name, that all factories report in a field."""
     urls = urls_in(await connection.get("factories", "/factories"), "factories")
-    limits: dict[str, QueueLimits] = {}
-    known: dict[str, frozenset[str]] = {}
     paths = [f"/factories/{last_part(url)}" for url in urls]
+    found: dict[str, Mapping[str, Any]] = {}
     for answer in await asyncio.gather(
-        *(connection.get("factories", path, {"fields": "resources"}) for path in paths)
+        *(connection.get("factories", path, {"fields": field}) for path in paths)
     ):
-        resources = answer.get("resources")
-        for queue, ranges in (resources if isinstance(resources, dict) else {}).items():
-            if isinstance(ranges, dict):
-                limits[queue] = queue_limits(ranges)
-                known[queue] = frozenset(ranges)
-    return limits, known
+        named = answer.get(field)
+        for name, each in (named if isinstance(named, dict) else {}).items():
+            if isinstance(each, dict):
+                found[name] = each
+    return found
 
 
 def queue_limits(ranges: Mapping[str, Any]) -> QueueLimits:
@@ -159,16 +146,8 @@ async def read_budgets(connection: UnicoreConnection) -> dict[str, str]:
 
     The server runs the site's own script for them (`tsi_get_compute_budget`), so it takes a while.
     """
-    urls = urls_in(await connection.get("factories", "/factories"), "factories")
-    found: dict[str, str] = {}
-    for url in urls:
-        fields = {"fields": "remainingComputeTime"}
-        answer = await connection.get("factories", f"/factories/{last_part(url)}", fields)
-        budgets = answer.get("remainingComputeTime")
-        for project, left in (budgets if isinstance(budgets, dict) else {}).items():
-            if isinstance(left, dict) and project not in _NO_PROJECTS:
-                found[str(project)] = _budget(left)
-    return found
+    budgets = await _of_factories(connection, "remainingComputeTime")
+    return {name: _budget(left) for name, left in budgets.items() if name not in _NO_PROJECTS}
 
 
 def _budget(left: Mapping[str, Any]) -> str:
@@ -193,11 +172,7 @@ async def read_condition(connection: UnicoreConnection) -> list[str]:
 
 
 async def locate_workspace(
-    connection: UnicoreConnection,
-    *,
-    name: str,
-    workspace: str | None,
-    storage: str | None,
+    connection: UnicoreConnection, *, name: str, workspace: str | None, storage: str | None
 ) -> tuple[str, str, str]:
     """Return the workspace's storage, its path in it, and its absolute path.
 

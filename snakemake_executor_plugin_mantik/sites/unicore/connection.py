@@ -16,11 +16,10 @@ from urllib.parse import quote
 
 import httpx
 
-from snakemake_executor_plugin_mantik.common.errors import SiteError, SiteRejected
-from snakemake_executor_plugin_mantik.jobs.paths import path_at_site
+from snakemake_executor_plugin_mantik.common.errors import SiteError
 
 from ..http import MALFORMED, Meaning, Pattern, is_json
-from ..rest import Connection, repeat_request
+from ..rest import Connection, Opened, repeat_request
 
 SESSION_EXPIRED: Final = 432
 _SESSION: Final = "X-UNICORE-SecuritySession"
@@ -161,58 +160,14 @@ def parse_server_time(text: str) -> float:
     return datetime.fromisoformat(text).timestamp()
 
 
-def format_server_time(seconds: float) -> str:
-    """Format a date in the only form with a time zone that UNICORE accepts."""
-    return datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%dT%H:%M:%S%z")
-
-
-_REFUSED = re.compile(r"[%'\\$\x00-\x1f\x7f]")
-"""Characters that UNICORE cannot carry (measured): `%`, backslash, newline and tab are refused,
-a name with a single quote can be written and not read, `$HOME` and `$USER` are replaced."""
-
-
-def is_encodable(path: str) -> bool:
-    """Check whether UNICORE can carry `path`, which is relative to the workspace."""
-    parts = path.split("/")
-    return not _REFUSED.search(path) and not {"", ".", ".."} & set(parts)
-
-
-class StoragePaths:
-    """URL paths of files below `root`, a directory relative to the mount point of a storage.
-
-    `storage` is the URL path of the storage itself.
-    """
-
-    def __init__(self, site: str, storage: str, root: str) -> None:
-        self._site = site
-        self.root = root
-        self.storage = f"/storages/{quote(storage, safe='')}"
-        self._files = f"{self.storage}/files"
-
-    def url(self, path: str) -> str:
-        """Return the URL path of `path`; `.` is the workspace itself.
-
-        Raises:
-            SiteRejected: UNICORE cannot carry the path.
-        """
-        if path in (".", ""):
-            return f"{self._files}/{quote(self.root)}"
-        if not is_encodable(path):
-            raise SiteRejected(
-                f"UNICORE cannot carry the path {path!r}",
-                where=f"site {self._site}",
-                do="Use names without % ' $ backslash and control characters",
-            )
-        return f"{self._files}/{quote(self.below(path))}"
-
-    def below(self, path: str) -> str:
-        """Return `path` relative to the storage's mount point."""
-        return path_at_site(self.root, path).lstrip("/")
+def files_url(storage: str, path: str) -> str:
+    """Return the URL path of a file in a storage; `path` is relative to its mount point."""
+    return f"/storages/{quote(storage, safe='')}/files/{quote(path)}"
 
 
 @dataclass(frozen=True)
-class UnicoreOpened:
-    """What is known of an open site.
+class UnicoreOpened(Opened):
+    """What is known of an open site; its workspace is relative to the storage's mount point.
 
     Attributes:
         storage: name of the storage that holds the workspace.
@@ -221,6 +176,5 @@ class UnicoreOpened:
     """
 
     storage: str
-    paths: StoragePaths
     server: str
     known: Mapping[str, frozenset[str]]

@@ -6,13 +6,14 @@ If the scheduler is Slurm or PBS, a job is submitted RAW, with its own directive
 """
 
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Final, Literal
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.config.units import unicore_duration, unicore_memory
 from snakemake_executor_plugin_mantik.jobs.resources import (
     after_directive,
+    cpus_per_node,
     pbs_directives,
     slurm_directives,
 )
@@ -117,14 +118,6 @@ HOOK_FILES: Final = {"pre": "before.sh", "post": "after.sh"}
 """Names of the files in the job's directory at the server."""
 
 
-def hook_properties(when: Literal["pre", "post"]) -> dict[str, str]:
-    """Return the properties of a job description that run a hook's file."""
-    return {
-        f"User {when}command": f"/bin/bash -l {HOOK_FILES[when]}",
-        f"RunUser{when.title()}commandOnLoginNode": "true",
-    }
-
-
 def hook_file(commands: Sequence[str]) -> str:
     """Make the bash script of several commands, each run if the ones before it succeeded.
 
@@ -179,8 +172,12 @@ def job_description(
     imports = description["Imports"]
     if not whole:
         imports.append(_inline(SCRIPT, submission.script))
-    for when, commands in _hooks(submission):
-        description |= hook_properties(when)
+    hooks = {"pre": submission.before_on_login, "post": submission.after_on_login}
+    for when, commands in hooks.items():
+        if not commands:
+            continue
+        description[f"User {when}command"] = f"/bin/bash -l {HOOK_FILES[when]}"
+        description[f"RunUser{when.title()}commandOnLoginNode"] = "true"
         imports.append(_inline(HOOK_FILES[when], hook_file(commands)))
     if submission.resources.account:
         description["Project"] = submission.resources.account
@@ -215,13 +212,6 @@ def lost_resources(resources: Resources, server: str) -> list[str]:
     return [*lost, f"GPUsPerNode of {gpus}"] if gpus else lost
 
 
-def _hooks(submission: Submission) -> Iterator[tuple[Literal["pre", "post"], Sequence[str]]]:
-    if submission.before_on_login:
-        yield "pre", submission.before_on_login
-    if submission.after_on_login:
-        yield "post", submission.after_on_login
-
-
 def _inline(name: str, data: str) -> dict[str, str]:
     return {"From": f"inline://{name}", "To": name, "Data": data}
 
@@ -235,9 +225,7 @@ def _resources(resources: Resources, known: Collection[str] | None) -> dict[str,
 
     CPUsPerNode counts only together with Nodes, TotalCPUs only where it is consistent.
     """
-    nodes, cpus = resources.nodes, resources.cpus_per_task
-    if cpus is not None and resources.tasks is not None:
-        cpus *= -(-resources.tasks // (nodes or 1))
+    nodes, cpus = resources.nodes, cpus_per_node(resources)
     memory = resources.memory_mib_per_node
     if memory is None and resources.memory_mib_per_cpu is not None:
         memory = resources.memory_mib_per_cpu * (cpus or 1)

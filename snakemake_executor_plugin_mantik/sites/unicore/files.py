@@ -21,13 +21,7 @@ from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from ..base import Entry, JobState, Phase, SharedFile
 from ..http import shorten
 from ..rest import repeat_request
-from .connection import (
-    StoragePaths,
-    UnicoreConnection,
-    last_part,
-    parse_server_time,
-    urls_in,
-)
+from .connection import UnicoreConnection, files_url, last_part, parse_server_time, urls_in
 from .jobs import UnicoreJobs
 
 API: Final = "unicore"
@@ -72,12 +66,16 @@ def _hidden(text: str, url: str) -> str:
 class UnicoreFiles(UnicoreJobs):
     """The part of a site that deals with the workspace's files."""
 
+    # Measured: `%`, backslash, newline and tab are refused, a name with a single quote can be
+    # written and not read, `$HOME` and `$USER` are replaced.
+    refused = re.compile(r"[%'\\$\x00-\x1f\x7f]")
+    plain = "Use names without % ' $ backslash and control characters"
     _mounts: dict[str, str] | None = None
     _whole = _WHOLE_PAGE
     """Answers with fewer entries are whole: the server has given as many at once."""
 
     def _url(self, path: str) -> str:
-        return self._open.paths.url(path)
+        return files_url(self._open.storage, self._at(path))
 
     async def put(self, path: str, content: bytes, *, private: bool = False) -> None:
         """See `Site.put`; a private file is created empty, protected, and then filled.
@@ -108,15 +106,18 @@ class UnicoreFiles(UnicoreJobs):
         if result != "OK":
             raise self._connection.refusal(f"{path} could not be closed to others: {result}")
 
-    async def make_workspace(self, *, shared: bool) -> None:
-        """Make the workspace unless it exists, open to its group if `shared`.
+    async def make_workspace(self) -> None:
+        """Make the workspace unless it exists, open to its group if the config says so.
 
         In a directory that the user made, only our own subdirectory is closed to others.
         """
         for path, made in ((ROOT, "."), (OURS, OURS)):
             if await self.stat(path) is None:
                 await self.make_directory(made)
-                await self._protect(path, _SHARED_DIRECTORY if shared else _PRIVATE_DIRECTORY)
+                await self._protect(
+                    path,
+                    _SHARED_DIRECTORY if self._settings.sharing == "group" else _PRIVATE_DIRECTORY,
+                )
                 return
 
     async def get(
@@ -135,10 +136,7 @@ class UnicoreFiles(UnicoreJobs):
             entry = await self._reachable(path, offset)
             if offset == entry.size:
                 return
-        async with self._connection.download(self._url(path), offset) as (
-            response,
-            chunks,
-        ):
+        async with self._connection.download(self._url(path), offset) as (response, chunks):
             self._connection.check_range(response, path, offset)
             async for chunk in chunks:
                 yield chunk
@@ -175,7 +173,7 @@ class UnicoreFiles(UnicoreJobs):
         if found is None:
             raise self._connection.refusal(f"no storage of the site holds {path}")
         storage, below = found
-        return StoragePaths(self.name, storage, "").url(below)
+        return files_url(storage, below and self._checked(below))
 
     async def _page(self, path: str, offset: int) -> dict[str, Entry]:
         url = await self._anywhere(path)
@@ -244,9 +242,8 @@ class UnicoreFiles(UnicoreJobs):
         return SharedFile(f"{self._connection.base}{self._url(path)}", API)
 
     async def start_import(self, source: SharedFile, path: str) -> str:
-        self._url(path)  # which checks it
-        body = {"file": self._open.paths.below(path), "source": source.url}
-        url = f"{self._open.paths.storage}/transfers"
+        body = {"file": self._at(path), "source": source.url}
+        url = f"/storages/{quote(self._open.storage, safe='')}/transfers"
         try:
             answer = await self._connection.once("import", "POST", url, json=body)
         except SiteError as error:  # the server may repeat the address

@@ -10,14 +10,10 @@ from datetime import datetime
 from typing import Any, Final
 from urllib.parse import quote
 
-from snakemake_executor_plugin_mantik.common.errors import (
-    SiteError,
-    SiteNotFound,
-    SiteRejected,
-)
+from snakemake_executor_plugin_mantik.common.errors import SiteError, SiteNotFound, SiteRejected
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 
-from ..base import JobState, Phase, Submission, do_nothing
+from ..base import MISSING, JobState, Phase, Submission, check_tag, do_nothing
 from ..http import server_time, shorten
 from ..rest import RestSite, states_of
 from ..slurm import (
@@ -32,14 +28,7 @@ from ..slurm import (
     pending_reason,
     slurm_phase,
 )
-from .connection import (
-    UnicoreConnection,
-    UnicoreOpened,
-    format_server_time,
-    last_part,
-    parse_server_time,
-    root_cause,
-)
+from .connection import UnicoreConnection, UnicoreOpened, last_part, parse_server_time, root_cause
 from .description import job_description, lost_resources
 
 STATUS_FIELDS: Final = "status,statusMessage,exitCode,batchSystemID,queue"
@@ -246,7 +235,6 @@ _BEYOND_DOUBT: Final = (Reason.TIME_LIMIT, Reason.NODE_FAILURE, Reason.PREEMPTED
 """Ends unrelated to memory, whatever a job's standard error holds."""
 
 _ID: Final = re.compile(r"\w[\w.-]{0,99}", re.ASCII)
-_TAG: Final = re.compile(r"[A-Za-z0-9-]+")
 _log = logging.getLogger(__name__)
 
 
@@ -257,10 +245,11 @@ class UnicoreJobs(RestSite[UnicoreConnection, UnicoreOpened]):
     (measured: 133 to 142 s) and calls it running until then.
     """
 
+    connection = UnicoreConnection
     states_lag = True
 
     async def submit(self, submission: Submission, begin: Callable[[], None] = do_nothing) -> str:
-        self._check_tag(submission.tag)
+        check_tag(submission.tag)
         known = self._open.known.get(submission.resources.queue or "", frozenset())
         server = self._open.server
         description = job_description(submission, self._settings.scheduler, known, server)
@@ -283,10 +272,13 @@ class UnicoreJobs(RestSite[UnicoreConnection, UnicoreOpened]):
         return found
 
     async def _find(self, tag: str) -> list[str]:
-        self._check_tag(tag)
         found: list[str] = []
         while True:
-            params: dict[str, str | int] = {"tags": tag, "num": _PAGE, "offset": len(found)}
+            params: dict[str, str | int] = {
+                "tags": check_tag(tag),
+                "num": _PAGE,
+                "offset": len(found),
+            }
             answer = await self._connection.get("find", "/jobs", params)
             urls = answer.get("jobs")
             if not isinstance(urls, list):
@@ -310,14 +302,14 @@ class UnicoreJobs(RestSite[UnicoreConnection, UnicoreOpened]):
             fields = {"fields": STATUS_FIELDS}
             return unicore_state(await self._connection.get("status", _url(job_id), fields))
         except SiteNotFound:
-            return JobState(Phase.UNKNOWN, detail="the server knows no such job (just now)")
+            return MISSING
 
     async def explain(self, job_id: str) -> JobState:
         try:
             fields = {"fields": EXPLAIN_FIELDS}
             answer = await self._connection.get("explain", _url(job_id), fields)
         except SiteNotFound:
-            return JobState(Phase.UNKNOWN, detail="the server knows no such job (just now)")
+            return MISSING
         found = answer.get("log")
         log = found if isinstance(found, list) else []
         state = state_of_log(unicore_state(answer), log)
@@ -392,7 +384,10 @@ class UnicoreJobs(RestSite[UnicoreConnection, UnicoreOpened]):
                 return
         except ValueError:
             pass  # an unknown format: set it
-        wanted = {"terminationTime": format_server_time(until)}
+        # The only form with a time zone that UNICORE accepts.
+        wanted = {
+            "terminationTime": f"{datetime.fromtimestamp(until).astimezone():%Y-%m-%dT%H:%M:%S%z}"
+        }
         response = await self._connection.ask("extend", "PUT", _url(job_id), json=wanted)
         result = self._connection.json_of(response).get("terminationTime")
         if result != "OK":  # the status is 200 all the same
@@ -400,11 +395,6 @@ class UnicoreJobs(RestSite[UnicoreConnection, UnicoreOpened]):
                 f"the retention time of job {job_id} could not be extended: {result}",
                 where=self._connection.where,
             )
-
-    def _check_tag(self, tag: str) -> None:
-        """Refuse all but letters, digits, `-`: `_` is a wildcard, a blank makes two tags of one."""
-        if not _TAG.fullmatch(tag):
-            raise SiteRejected(f"{tag!r} cannot be a tag", where=self._connection.where)
 
 
 def _url(job_id: str) -> str:

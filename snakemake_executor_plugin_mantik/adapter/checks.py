@@ -39,10 +39,9 @@ from snakemake_executor_plugin_mantik.rules.context import (
 )
 from snakemake_executor_plugin_mantik.rules.kinds import groups
 from snakemake_executor_plugin_mantik.rules.kinds.groups import Unit
-from snakemake_executor_plugin_mantik.rules.own_environment import parse_methods
 from snakemake_executor_plugin_mantik.rules.paths import storage
 from snakemake_executor_plugin_mantik.rules.preflight import MissingSnakemake
-from snakemake_executor_plugin_mantik.rules.site_job import SiteJob
+from snakemake_executor_plugin_mantik.rules.site_job import SiteJob, parse_methods
 from snakemake_executor_plugin_mantik.rules.units import list_units
 from snakemake_executor_plugin_mantik.sites.credentials import (
     find_account,

@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -14,11 +15,14 @@ from snakemake.settings.types import PreemptibleRules
 from snakemake_interface_executor_plugins.settings import DeploymentMethod
 
 from snakemake_executor_plugin_mantik.common.errors import UserError, shorten_list
+from snakemake_executor_plugin_mantik.config.exclude import Exclude, Include
+from snakemake_executor_plugin_mantik.config.model import BackendConfig
 from snakemake_executor_plugin_mantik.config.reading import LoadedConfig
 from snakemake_executor_plugin_mantik.engine.forecast import WORKSPACE
 from snakemake_executor_plugin_mantik.engine.request import Upload
 from snakemake_executor_plugin_mantik.jobs.paths import file_path
 from snakemake_executor_plugin_mantik.jobs.script import PART_BYTES
+from snakemake_executor_plugin_mantik.staging.sources import select_sources
 
 from . import Job
 
@@ -93,71 +97,46 @@ def check_conda_here(workflow: Any, dag: Any) -> None:
         )
 
 
+_IN_WORKSPACE = "are in the workspace; set Site: Workspace in the backend config to move it"
+
 _JOBNAME = "snakejob."
 """Prefix of Snakemake's default job names (`snakemake/cli.py`, `snakemake/settings/types.py`)."""
 
-_UNUSED: tuple[tuple[str, str, str, tuple[object, ...], str], ...] = (
-    (
-        "--seconds-between-status-checks",
-        "remote_execution_settings",
-        "seconds_between_status_checks",
-        (10,),
-        "set Site: Poll in the backend config instead",
+_UNUSED: Mapping[str, tuple[tuple[object, ...], str]] = {
+    "remote_execution_settings.seconds_between_status_checks": (
+        (10,), "set Site: Poll in the backend config instead",
     ),
-    (
-        "--max-status-checks-per-second",
-        "remote_execution_settings",
-        "max_status_checks_per_second",
+    "remote_execution_settings.max_status_checks_per_second": (
         (10, 100),
         "one request checks all jobs at a site; set Site: Poll in the backend config instead",
     ),
-    (
-        "--container-image",
-        "remote_execution_settings",
-        "container_image",
+    "remote_execution_settings.container_image": (
         (get_container_image(),),
         "set Environment: Apptainer in the backend config to use an image for all jobs",
     ),
-    (
-        "--preemptible-rules",
-        "remote_execution_settings",
-        "preemptible_rules",
+    "remote_execution_settings.preemptible_rules": (
         (PreemptibleRules(),),
         "a site's queue decides whether a job may be preempted; choose one with resources: queue=…"
         " (--preemptible-retries is used)",
     ),
-    (
-        "--shadow-prefix",
-        "execution_settings",
-        "shadow_prefix",
-        (None,),
-        "shadow directories are in the workspace; set Site: Workspace in the backend config to move"
-        " it",
+    "execution_settings.shadow_prefix": ((None,), f"shadow directories {_IN_WORKSPACE}"),
+    "deployment_settings.conda_prefix": (
+        (None, os.environ.get("SNAKEMAKE_CONDA_PREFIX")), f"conda environments {_IN_WORKSPACE}",
     ),
-    (
-        "--conda-prefix",
-        "deployment_settings",
-        "conda_prefix",
-        (None, os.environ.get("SNAKEMAKE_CONDA_PREFIX")),
-        "conda environments are in the workspace; set Site: Workspace in the backend config to move"
-        " it",
-    ),
-    (
-        "--apptainer-prefix",
-        "deployment_settings",
-        "apptainer_prefix",
+    "deployment_settings.apptainer_prefix": (
         (None, expand_vars_and_user(os.environ.get("APPTAINER_CACHEDIR"))),
-        "images are in the workspace; set Site: Workspace in the backend config to move it",
+        f"images {_IN_WORKSPACE}",
     ),
-)
-"""Ignored options: name, group and name of Snakemake's setting, its defaults, and advice."""
+}  # fmt: skip
+"""Ignored options by Snakemake's settings: the defaults of each, and advice."""
 
 
 def ignored_options(workflow: Any) -> Iterator[str]:
     """Yield a warning for each given option that this executor ignores."""
-    for option, group, name, defaults, instead in _UNUSED:
-        if getattr(getattr(workflow, group), name) not in defaults:
-            yield f"{option} is not used by the mantik executor: {instead}."
+    for setting, (defaults, instead) in _UNUSED.items():
+        if attrgetter(setting)(workflow) not in defaults:
+            option = setting.partition(".")[2].replace("_", "-")
+            yield f"--{option} is not used by the mantik executor: {instead}."
 
 
 def capped_options(workflow: Any, jobs: Iterable[Job]) -> Iterator[str]:
@@ -254,6 +233,20 @@ def report_withheld(directory: str, withheld: str) -> None:
     """
     if withheld:
         logger.warning(f"Files of {directory}: {withheld}.")
+
+
+def select_small_files(directory: Path, workdir: Path, config: BackendConfig) -> list[Path]:
+    """Return the files to upload of a directory outside the working directory, chosen as sources.
+
+    Raises:
+        UserError: they are too large together.
+    """
+    chosen = select_sources(
+        directory, Exclude(config.exclude), products={os.path.relpath(workdir, directory)},
+        total_limit=config.site.sources_limit_bytes, include=Include(config.site.include),
+    )  # fmt: skip
+    report_withheld(str(directory), chosen.withheld)
+    return [directory / path for path in chosen.paths]
 
 
 def refuse_rules(found: Mapping[str, str], what: str, do: str) -> None:

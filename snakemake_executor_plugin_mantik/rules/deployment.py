@@ -44,8 +44,7 @@ from snakemake_executor_plugin_mantik.mlproject.project import Project
 
 from . import Job
 from .context import Payload, start_words
-from .own_environment import ALL_METHODS, METHODS, OPTION, RuleEnvironment, read_own
-from .site_job import SiteJob
+from .site_job import ALL_METHODS, METHODS, OPTION, RuleEnvironment, SiteJob, read_own
 
 
 def wrap_python_env(

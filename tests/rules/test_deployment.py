@@ -15,8 +15,7 @@ from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.rules.context import Payload, RuleContext
 from snakemake_executor_plugin_mantik.rules.deployment import deployment_files, wrap_deployment
 from snakemake_executor_plugin_mantik.rules.onsite.full_job import one_at_a_time
-from snakemake_executor_plugin_mantik.rules.own_environment import nested_options, parse_methods
-from snakemake_executor_plugin_mantik.rules.site_job import SiteJob
+from snakemake_executor_plugin_mantik.rules.site_job import SiteJob, nested_options, parse_methods
 from tests.support.trial import NASTY, wait_until
 
 

@@ -33,7 +33,6 @@ from snakemake_executor_plugin_mantik.jobs.paths import OURS, file_path
 from .. import Job
 from ..deployment import deployment_files
 from ..onsite import full_job
-from ..own_environment import nested_options
 from ..paths.storage import jobs_use_storage
 from ..paths.workflow_code import (
     ELSEWHERE,
@@ -44,7 +43,7 @@ from ..paths.workflow_code import (
     resolve_recorded,
     resolve_source,
 )
-from ..site_job import SiteJob
+from ..site_job import SiteJob, nested_options
 from ..units import job_identity
 from .shell_command import own_tmpdir
 

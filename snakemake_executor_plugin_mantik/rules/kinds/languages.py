@@ -205,7 +205,6 @@ class Language:
         name: its name for users.
         made_by: Snakemake's class.
         preamble: renders the code that gives the script its job's data.
-        programs: interpreters, one of which a node must have.
         command: runs `$mantik_script`; for R Markdown the output follows as an argument. Empty for
             a notebook.
     """
@@ -213,63 +212,39 @@ class Language:
     name: str
     made_by: type[made.ScriptBase]
     preamble: Callable[[ScriptContext], str]
-    programs: tuple[str, ...]
     command: str = ""
 
+    @property
+    def programs(self) -> tuple[str, ...]:
+        """Interpreters, one of which a node must have."""
+        return (self.command.split()[0],) if self.command else ("papermill", "jupyter-nbconvert")
 
-_JUPYTER = ("papermill", "jupyter-nbconvert")
+
 _FILE = "__real_file__ = __file__; __file__ = {place!r};"
 LANGUAGES = {
-    "r": Language(
-        "R",
-        made.RScript,
-        _of(made.RScript),
-        ("Rscript",),
-        'Rscript --vanilla "$mantik_script"',
-    ),
+    "r": Language("R", made.RScript, _of(made.RScript), 'Rscript --vanilla "$mantik_script"'),
     "rmarkdown": Language(
-        "R Markdown",
-        made.RMarkdown,
-        _of(made.RMarkdown),
-        ("Rscript",),
+        "R Markdown", made.RMarkdown, _of(made.RMarkdown),
         "Rscript --vanilla -e 'a <- commandArgs(TRUE); rmarkdown::render(a[1], output_file = a[2],"
         ' quiet = TRUE, knit_root_dir = getwd(), params = list(rmd = a[1]))\' "$mantik_script"',
     ),
-    "julia": Language(
-        "Julia", made.JuliaScript, _of(made.JuliaScript), ("julia",), 'julia "$mantik_script"'
-    ),
+    "julia": Language("Julia", made.JuliaScript, _of(made.JuliaScript), 'julia "$mantik_script"'),
     "rust": Language(
-        "Rust",
-        made.RustScript,
-        _of(made.RustScript),
-        ("rust-script",),
+        "Rust", made.RustScript, _of(made.RustScript),
         f'rust-script -d {made.RustScript.default_dependencies()} "$mantik_script" --'
         f" --features {made.RustScript.default_features()}",
     ),
-    "bash": Language(
-        "bash", made.BashScript, _of(made.BashScript), ("bash",), 'bash "$mantik_script"'
-    ),
+    "bash": Language("bash", made.BashScript, _of(made.BashScript), 'bash "$mantik_script"'),
     "xonsh": Language(
-        "xonsh",
-        made.XonshScript,
-        _python(_FILE),
-        ("xonsh",),
+        "xonsh", made.XonshScript, _python(_FILE),
         'xonsh -DRAISE_SUBPROC_ERROR=true -DXONSH_SHOW_TRACEBACK=true "$mantik_script"',
     ),
-    "hy": Language("Hy", made.HyScript, _python(_FILE), ("hy",), 'hy "$mantik_script"'),
-    "jupyter_python": Language(
-        "Jupyter",
-        _Notebook,
-        _python(f"import os; os.chdir({CWD!r})"),
-        _JUPYTER,
-    ),
+    "hy": Language("Hy", made.HyScript, _python(_FILE), 'hy "$mantik_script"'),
+    "jupyter_python": Language("Jupyter", _Notebook, _python(f"import os; os.chdir({CWD!r})")),
     "jupyter_r": Language(
-        "Jupyter",
-        _Notebook,
-        lambda told: f"{_of(made.RScript)(told)}setwd({CWD!r})\n",
-        _JUPYTER,
+        "Jupyter", _Notebook, lambda told: f"{_of(made.RScript)(told)}setwd({CWD!r})\n"
     ),
-}
+}  # fmt: skip
 
 
 def write_preamble(language: Language, told: ScriptContext) -> tuple[str, str]:

@@ -1,10 +1,12 @@
-"""Read the script or notebook of a rule: its text, its language, and its path at a site."""
+"""Read the script or notebook of a rule: its text, language, imports, and path at a site."""
 
+import ast
 import json
 import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from snakemake.script import get_source
@@ -17,7 +19,7 @@ from snakemake_executor_plugin_mantik.staging.sources import FILE_BYTES, MIB
 
 from .. import Job
 from ..context import report_withheld
-from .imports import imported_siblings, snakemake_imports
+from ..onsite.mantik_script import STUBS
 
 
 @dataclass(frozen=True)
@@ -127,3 +129,73 @@ def find_script_file(job: Job) -> ScriptFile:
     if not any(part.startswith(".") and part != "." for part in Path(relative).parts):
         inside = Path(relative).as_posix()
     return ScriptFile(source.get_filename(), text, language, directory, inside, origin)
+
+
+def snakemake_imports(text: str, directory: Path) -> list[str]:
+    """Return the imports of a script and of modules beside it that only Snakemake provides.
+
+    `text` is the script's source, `directory` the directory that contains it.
+    """
+    return sorted(_snakemake_imports(text, directory))
+
+
+@lru_cache(maxsize=256)
+def _snakemake_imports(text: str, directory: Path) -> frozenset[str]:
+    texts = [
+        text,
+        *(path.read_text(errors="replace") for path in imported_siblings(text, directory)),
+    ]
+    found = {each for text in texts for each in _imports(text)}
+    return frozenset(
+        f"{module}.{name}" if name else module
+        for module, name in found
+        if module.partition(".")[0] == "snakemake" and name not in STUBS.get(module, ())
+    )
+
+
+def imported_siblings(text: str, directory: Path) -> list[Path]:
+    """Return the files beside a script that it imports, directly or not; packages as a whole."""
+    files: dict[Path, None] = {}
+    texts = [text]
+    while texts:
+        for module, _ in _imports(texts.pop()):
+            for path in _files(directory, module.partition(".")[0]):
+                if path not in files:
+                    files[path] = None
+                    texts.append(path.read_text(errors="replace"))
+    return list(files)
+
+
+def _files(directory: Path, name: str) -> list[Path]:
+    if not name:
+        return []
+    module = directory / f"{name}.py"
+    return [module] if module.is_file() else sorted((directory / name).rglob("*.py"))
+
+
+@lru_cache(maxsize=256)
+def _imports(text: str) -> frozenset[tuple[str, str]]:
+    """Return pairs of a module and a name imported from it, empty for the module itself."""
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError):
+        return frozenset()  # Python reports the syntax error when the script runs
+    found: set[tuple[str, str]] = set()
+    for node in _executed(tree):
+        if isinstance(node, ast.Import):
+            found.update((alias.name, "") for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found.update((node.module, alias.name) for alias in node.names)
+    return frozenset(found)
+
+
+def _executed(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield all nodes below a node, except for code that only a type checker reads."""
+    for child in ast.iter_child_nodes(node):
+        yield child
+        if isinstance(child, ast.If) and ast.unparse(child.test).endswith("TYPE_CHECKING"):
+            for otherwise in child.orelse:
+                yield otherwise
+                yield from _executed(otherwise)
+        else:
+            yield from _executed(child)

@@ -108,34 +108,10 @@ class Namedlist(list):  # type: ignore[type-arg] # list[Any] is no class in Pyth
         return _restored, (type(self).__name__, list(self), list(self._get_names()))
 
 
-class InputFiles(Namedlist):
-    """The rule's input files."""
-
-
-class OutputFiles(Namedlist):
-    """The rule's output files."""
-
-
-class Wildcards(Namedlist):
-    """The rule's wildcards."""
-
-
-class Params(Namedlist):
-    """The rule's parameters."""
-
-
-class ResourceList(Namedlist):
-    """The rule's resources."""
-
-
-class Log(Namedlist):
-    """The rule's log files."""
-
-
-_LISTS = {
-    each.__name__: each
-    for each in (Namedlist, InputFiles, OutputFiles, Wildcards, Params, ResourceList, Log)
-}
+_KINDS = ("InputFiles", "OutputFiles", "Wildcards", "Params", "ResourceList", "Log")
+_LISTS: dict[str, type[Namedlist]] = {"Namedlist": Namedlist}
+_LISTS.update({kind: type(kind, (Namedlist,), {}) for kind in _KINDS})
+"""Snakemake's lists, under its names for them."""
 
 
 def _restored(kind: str, values: list[Any], names: Names) -> Namedlist:
@@ -185,28 +161,26 @@ class Snakemake:
     """The job as a script sees it."""
 
     def __init__(self, values: dict[str, Any], scriptdir: str) -> None:
-        self.input: InputFiles = values["input"]
-        self.output: OutputFiles = values["output"]
-        self.wildcards: Wildcards = values["wildcards"]
+        self.input: Namedlist = values["input"]
+        self.output: Namedlist = values["output"]
+        self.wildcards: Namedlist = values["wildcards"]
         self.threads: int = values["threads"]
-        self.resources: ResourceList = values["resources"]
-        self.log: Log = values["log"]
+        self.resources: Namedlist = values["resources"]
+        self.log: Namedlist = values["log"]
         self.config: dict[str, Any] = values["config"]
         self.rule: str = values["rule"]
         self.bench_iteration: int | None = values["bench_iteration"]
         self.scriptdir = scriptdir
-        self._params_store: Params = values["params"]
+        self._params_store: Namedlist = values["params"]
         self._params_types: dict[int, str] = values["params_types"]
 
     @property
-    def params(self) -> Params:
+    def params(self) -> Namedlist:
         """The parameters. As in Snakemake, each access makes new tables and arrays."""
         values = list(self._params_store)
         for index, kind in self._params_types.items():
             values[index] = _converted(kind, values[index])
-        made = Params(values)
-        made._take_names(self._params_store._get_names())
-        return made
+        return _restored("Params", values, self._params_store._get_names())
 
     def report_href(self, path: Any) -> ReportHref:
         """Return a link to the report's item for `path`."""

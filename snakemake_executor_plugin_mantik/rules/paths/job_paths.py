@@ -154,7 +154,9 @@ def _is_below(path: str, roots: tuple[str, ...]) -> bool:
 UNKNOWN: Final = str(TBDString())
 """The text of a value that Snakemake has not evaluated yet."""
 
-_BEFORE: Final = r"(?:(?<![\w.~/@%+\-)}\]*?])|(?<=\s-[A-Za-z])|(?<=file://))"
+BEFORE: Final = r"(?:(?<![\w.~/@%+\-)}\]*?])|(?<=\s-[A-Za-z])|(?<=file://))"
+"""Context before a whole path: `-I/data` is an option with its value, `${A}/data` and `a/data` are
+other paths."""
 _WORD: Final = r"[^\s'\";|&<>()`]*"
 
 
@@ -226,9 +228,9 @@ def make_plain(job: Job) -> Callable[[str], str] | None:
     if prefix is None:
         return None
     workdir, below = os.getcwd(), re.escape(os.path.relpath(prefix))
-    copies = rf"(?P<above>{re.escape(workdir)}/|{_BEFORE}(?:\.{{1,2}}/)*){below}"
+    copies = rf"(?P<above>{re.escape(workdir)}/|{BEFORE}(?:\.{{1,2}}/)*){below}"
     if os.path.isabs(prefix):
-        copies = rf"{_BEFORE}(?P<above>){re.escape(str(prefix))}"
+        copies = rf"{BEFORE}(?P<above>){re.escape(str(prefix))}"
     pattern = re.compile(rf"{copies}(?:/(?P<rest>{_WORD})|(?![\w.~@%+\-]))")
 
     def plain(match: re.Match[str]) -> str:

@@ -25,17 +25,17 @@ from snakemake.sourcecache import LocalSourceFile
 from snakemake_interface_common.exceptions import WorkflowError
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
-from snakemake_executor_plugin_mantik.config.exclude import Exclude, Include
+from snakemake_executor_plugin_mantik.config.exclude import Include
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
 from snakemake_executor_plugin_mantik.engine.request import Upload
 from snakemake_executor_plugin_mantik.jobs.paths import OURS, local_path
-from snakemake_executor_plugin_mantik.staging import sources
 from snakemake_executor_plugin_mantik.storage.paths import find_dataset
 
 from .. import Job
-from ..context import report_withheld
+from ..context import select_small_files
 from ..kinds.script_file import ScriptFile
 from .job_paths import (
+    BEFORE,
     JobPaths,
     command_text,
     expand_params,
@@ -50,9 +50,6 @@ _SYSTEM = ("/bin", "/boot", "/etc", "/lib", "/opt", "/run", "/sbin", "/usr", "/v
 """Directories that each site has of its own. A text that names other files there means the site's.
 """
 
-# Context before and after a whole path. `-I/data` is an option with its value. `${A}/data` and
-# `a/data` are other paths.
-_BEFORE = r"(?:(?<![\w.~/@%+\-)}\]*?])|(?<=\s-[A-Za-z])|(?<=file://))"
 _BEHIND = r"(?![\w.~@%+\-])"
 _WHOLE = r"(?![\w.~@%+\-/])"
 _ONE_BELOW = rf"{_BEHIND}(?!/[^/\s'\"]+/[^\s'\"])"
@@ -159,7 +156,7 @@ def _stems(moved: Mapping[str, str]) -> Iterable[tuple[str, str]]:
 class _Pattern:
     """Replaces texts, the longest first."""
 
-    def __init__(self, replacements: Iterable[tuple[str, str, str]], before: str = _BEFORE) -> None:
+    def __init__(self, replacements: Iterable[tuple[str, str, str]], before: str = BEFORE) -> None:
         """Take triples of the old text, the new text, and the pattern that must follow."""
         self._replacements: dict[str, str] = {}
         alternatives: dict[str, str] = {}
@@ -224,7 +221,7 @@ class _Finder:
         """
         if f"{self._places.workdir}/" not in text or "/.." not in text:
             return text
-        within = rf"{_BEFORE}{re.escape(self._places.workdir)}(?:/{_LETTER}*)?"
+        within = rf"{BEFORE}{re.escape(self._places.workdir)}(?:/{_LETTER}*)?"
         way = rf"{within}/\.\.(?!{_NAME}){_LETTER}*"
 
         def plain(match: re.Match[str]) -> str:
@@ -299,7 +296,7 @@ def upload_siblings(
 
     for root in _outside_folders(job, places):
         if root in text:
-            text = re.sub(f"{_BEFORE}{re.escape(root)}{_BEHIND}{_BELOW}", taken, text)
+            text = re.sub(f"{BEFORE}{re.escape(root)}{_BEHIND}{_BELOW}", taken, text)
     return text, tuple(uploads.values())
 
 
@@ -312,15 +309,10 @@ def _outside_folders(job: Job, places: JobPaths) -> list[str]:
 
 
 def _with_surroundings(path: Path, places: JobPaths, config: BackendConfig) -> list[Path]:
-    limit, include = config.site.sources_limit_bytes, Include(config.site.include)
     if path.is_dir():
-        chosen = sources.select_sources(
-            path, Exclude(config.exclude), products={os.path.relpath(places.workdir, path)},
-            total_limit=limit, include=include,
-        )  # fmt: skip
-        report_withheld(str(path), chosen.withheld)
-        return [path / name for name in chosen.paths]
+        return select_small_files(path, Path(places.workdir), config)
     python = path.suffix == ".py"
     text = path.read_text(errors="replace") if python else ""
     script = ScriptFile(path.name, text, "python" if python else None, path.parent, None, None)
+    limit, include = config.site.sources_limit_bytes, Include(config.site.include)
     return [path, *(beside for _, beside in script.beside(limit, include))]

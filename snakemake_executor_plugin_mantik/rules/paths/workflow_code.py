@@ -25,14 +25,12 @@ from snakemake.sourcecache import (
 )
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
-from snakemake_executor_plugin_mantik.config.exclude import Exclude, Include
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
 from snakemake_executor_plugin_mantik.engine.request import Upload
 from snakemake_executor_plugin_mantik.jobs.paths import FILES_DIRECTORY, file_path
-from snakemake_executor_plugin_mantik.staging import sources
 
 from .. import Job
-from ..context import report_withheld
+from ..context import select_small_files
 
 ELSEWHERE = f"{FILES_DIRECTORY}/elsewhere"
 """Directory of local files from outside the working directory, each under its whole path."""
@@ -106,14 +104,8 @@ class WorkflowCode:
         """
         if not self.place(directory).startswith(ELSEWHERE):
             return  # files of the working directory are uploaded as sources anyway
-        chosen = sources.select_sources(
-            directory, Exclude(config.exclude), products={os.path.relpath(self.workdir, directory)},
-            total_limit=config.site.sources_limit_bytes,
-            include=Include(config.site.include),
-        )  # fmt: skip
-        report_withheld(str(directory), chosen.withheld)
-        for path in chosen.paths:
-            self.add(directory / path)
+        for path in select_small_files(directory, self.workdir, config):
+            self.add(path)
 
     def add_cache(
         self, cache: Any, included: Iterable[SourceFile], without: tuple[str, ...]

@@ -4,7 +4,6 @@
 """
 
 import dataclasses
-import json
 import re
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -14,10 +13,10 @@ from typing import Any, Final, Literal
 
 import typer
 from typer.core import TyperGroup
-from typer.testing import CliRunner
 
 from snakemake_executor_plugin_mantik import ExecutorSettings
 from snakemake_executor_plugin_mantik.cli import _app
+from snakemake_executor_plugin_mantik.cli.docs import config_schema
 
 DOCS: Final = Path(__file__).parents[1] / "docs"
 MADE: Final = "<!-- Made by `python -m website.reference` from the code; do not edit. -->"
@@ -62,7 +61,7 @@ def options() -> str:
 
 def config_keys() -> str:
     """Return the page of the keys of backend configs."""
-    schema = json.loads(CliRunner().invoke(_app(), ["schema"]).stdout)
+    schema = config_schema()
     parts = []
     for title, name in SECTIONS.items():
         part = schema["$defs"][name] if name else schema
@@ -83,7 +82,7 @@ def config_keys() -> str:
         "Keys of a backend config",
         "All keys of a Compute Backend Config. [backend-config.md](backend-config.md) has "
         "examples, and what keys become at a site. One of `UnicoreApiUrl` and `Firecrest` is "
-        "required. `smk-mantik schema` prints the same for editors.\n\n"
+        "required. `smk-mantik docs --schema` prints the same for editors.\n\n"
         "A *time* is a whole number with one of `s`, `m`, `h`, `d`, and a *size* one with one of "
         "`K`, `M`, `G`, `T`, 1024-based.",
         *parts,

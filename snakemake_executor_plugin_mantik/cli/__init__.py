@@ -32,7 +32,6 @@ _PASSING_ON: Final = {"context_settings": {"allow_interspersed_args": True}}
 _COMMANDS: Final[dict[str, tuple[str, str, dict[str, Any]]]] = {
     "init": ("init:init", _PREPARE, {}),
     "check": ("check:check", _PREPARE, {}),
-    "schema": ("docs:schema", _PREPARE, {}),
     "bootstrap": ("bootstrap:bootstrap", _PREPARE, _PASSING_ON),
     "docs": ("docs:docs", _PREPARE, {}),
     "sandbox": ("sandbox:sandbox_app", _PREPARE, {}),

@@ -1,4 +1,4 @@
-"""`smk-mantik docs` and `schema`: show a page of the docs, or the schema of backend configs."""
+"""`smk-mantik docs`: show a page of the docs, or the schema of backend configs."""
 
 import json
 import os
@@ -27,8 +27,20 @@ def docs(
     page: Annotated[
         str, typer.Argument(help="A page, such as credentials; default: list all pages.")
     ] = "",
+    *,
+    schema: Annotated[
+        bool,
+        typer.Option(
+            "--schema",
+            help="Print the JSON Schema of the Compute Backend Config instead, for editors that"
+            " check while typing.",
+        ),
+    ] = False,
 ) -> None:
     """Show a page of the documentation."""
+    if schema:
+        typer.echo(json.dumps(config_schema(), indent=2, ensure_ascii=False))
+        return
     pages = documentation_pages()
     if not page:
         rows = ([name, _TITLES.get(name) or _title(file)] for name, file in sorted(pages.items()))
@@ -71,8 +83,8 @@ _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 """The dialect of pydantic's schemas."""
 
 
-def schema() -> None:
-    """Print the JSON Schema of the Compute Backend Config, for editors that check while typing."""
+def config_schema() -> Any:
+    """Return the JSON Schema of the Compute Backend Config."""
     described = {"$schema": _DIALECT, **BackendConfig.model_json_schema()}
     described["title"] = "Compute Backend Config"
     keys = described["$defs"]["ResourcesConfig"]["properties"]
@@ -98,7 +110,7 @@ def schema() -> None:
         }
     }
     described["oneOf"] = [{"required": ["UnicoreApiUrl"]}, {"required": ["Firecrest"]}]
-    typer.echo(json.dumps(_without_null(described), indent=2, ensure_ascii=False))
+    return _without_null(described)
 
 
 def _without_null(value: Any) -> Any:

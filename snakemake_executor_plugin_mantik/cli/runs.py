@@ -159,7 +159,7 @@ def rerun(run: _Run, *, options: _Options) -> None:
     _told_of(run_id, wait=options.wait, as_json=options.as_json)
 
 
-def _found_here(run: str, why: str, do: str) -> local_runs.LocalRun:
+def _found_here(run: str, why: str, do: str) -> RunDirectory:
     """Return a run whose directory is on this machine.
 
     Raises:
@@ -264,7 +264,7 @@ def cancel_command(run: _Run) -> None:
     )
     local_runs.cancel_run(here, say)
     run_id = here.request.run_id
-    typer.echo(f"Run {run_id}: {controller.run_status(here.directory)}.")
+    typer.echo(f"Run {run_id}: {controller.run_status(here)}.")
     found = _find(run_id)
     if found.away is not None:
         warn(f"smk-mantik runs list will report this to MLflow. {found.away}")
@@ -297,11 +297,7 @@ def continue_(
     else:
         gone = [one]
     for each in gone:
-        how = (
-            "continues"
-            if controller.start_controller(each.directory)
-            else "its controller runs already"
-        )
+        how = "continues" if controller.start_controller(each) else "its controller runs already"
         typer.echo(f"Run {each.request.run_id}: {how}.")
     if not gone:
         typer.echo("No run to continue.")
@@ -346,7 +342,9 @@ def delete(
 @runs_app.command()
 def register(
     run: _Run,
-    name: Annotated[str, typer.Argument(help="The registered model's name.")],
+    name: Annotated[
+        str, typer.Argument(help="The registered model's name; to --remove, default: all.")
+    ] = "",
     *,
     new_version: Annotated[
         bool,
@@ -355,39 +353,36 @@ def register(
     model: Annotated[
         str, typer.Option("--model", help="The model, if the run has logged several.")
     ] = "",
-    as_json: _AsJson = False,
-) -> None:
-    """Register the model that a finished run has logged."""
-    from snakemake_executor_plugin_mantik.runs import store
-
-    found = _in_mlflow(run)
-    made = store.register_model(found.store, found.run, name, model, new_version=new_version)
-    if as_json:
-        print_json({"name": made.name, "version": made.number, "run_id": found.run_id})
-    else:
-        how = "registered" if made.new else "is registered already"
-        typer.echo(f"Run {found.run_id}: {how} as {made.name}, version {made.number}.")
-
-
-@runs_app.command()
-def unregister(
-    run: _Run,
-    name: Annotated[str, typer.Argument(help="Only the model of this name.")] = "",
-    *,
+    remove: Annotated[
+        bool, typer.Option("--remove", help="Remove the run's models from the registry instead.")
+    ] = False,
     force: Annotated[
         bool, typer.Option("--force", help="Also remove versions that have an alias.")
     ] = False,
     as_json: _AsJson = False,
 ) -> None:
-    """Remove the models of a run from the registry."""
+    """Register the model that a finished run has logged."""
     from snakemake_executor_plugin_mantik.runs import store
 
+    if not name and not remove:
+        raise UserError(
+            "the registered model has no name", where="smk-mantik runs register",
+            do="Add a NAME, or --remove",
+        )  # fmt: skip
     found = _in_mlflow(run)
-    gone = store.unregister_model(found.store, found.run, name, force=force)
+    if remove:
+        changed = store.unregister_model(found.store, found.run, name, force=force)
+    else:
+        logged = (found.store, found.run, name, model)
+        changed = [store.register_model(*logged, new_version=new_version)]
     if as_json:
-        print_json([{"name": v.name, "version": v.number} for v in gone])
-    for version in [] if as_json else gone:
-        typer.echo(f"Run {found.run_id}: {version.name}, version {version.number}, removed.")
+        said = [{"name": v.name, "version": v.number} for v in changed]
+        print_json(said if remove else {**said[0], "run_id": found.run_id})
+        return
+    for version in changed:
+        how = "registered as" if version.new else "is registered already as"
+        named = f"{'removed from' if remove else how} {version.name}, version {version.number}."
+        typer.echo(f"Run {found.run_id}: {named}")
 
 
 def _find(run: str) -> "FoundRun":
@@ -429,11 +424,9 @@ def _pairs(option: str, given: Sequence[str] | None) -> dict[str, str]:
 
 
 def _told_of(run_id: str, *, wait: bool, as_json: bool) -> None:
-    run = local_runs.read_local_run(RunDirectory(runs_home() / run_id))
+    run = RunDirectory(runs_home() / run_id)
     if as_json and not wait:
-        print_json(
-            {"run_id": run_id, "name": run.request.name, "directory": str(run.directory.path)}
-        )
+        print_json({"run_id": run_id, "name": run.request.name, "directory": str(run.path)})
     elif not as_json:
         typer.echo(
             one_line(
@@ -451,7 +444,7 @@ def _wait(run_id: str, *, as_json: bool) -> None:
         controller.wait_for_controller(directory)
     except KeyboardInterrupt:
         typer.echo("Cancelling it.", err=True)
-        local_runs.cancel_run(local_runs.read_local_run(directory), warn)
+        local_runs.cancel_run(directory, warn)
     found = _find(run_id)
     details: dict[str, Any] = runtable.run_details(found)
     if as_json:

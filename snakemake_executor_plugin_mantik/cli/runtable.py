@@ -78,7 +78,7 @@ def run_details(found: "FoundRun") -> dict[str, Any]:
         results = here.workdir / RESULTS
         made |= {
             "request": asdict(here.request),
-            "directory": str(here.directory.path),
+            "directory": str(here.path),
             "results": str(results) if results.is_dir() else "",
             "controller": "there" if here.alive else "gone" if here.gone else "ended",
             "jobs": [
@@ -153,9 +153,9 @@ def deletion_lines(found: "FoundRun", *, site: bool) -> Iterator[str]:
         yield f"MLflow: run {found.run_id} ({info.run_name}, {info.status}) in {found.store.uri}"
     here = found.here
     if here is not None and here.request.run_id == found.run_id:
-        files = [path for path in here.directory.path.rglob("*") if path.is_file()]
+        files = [path for path in here.path.rglob("*") if path.is_file()]
         size = humanize_size(sum(path.lstat().st_size for path in files))
-        yield f"here: {here.directory.path} ({humanize_count(len(files), 'file')}, {size})"
+        yield f"here: {here.path} ({humanize_count(len(files), 'file')}, {size})"
         if site:
             yield f"at {here.request.site}: its workspace"
 

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -130,41 +129,33 @@ class _Options:
 
 @sandbox_app.command("run", context_settings={"allow_interspersed_args": False})
 def run_in_sandbox(
-    command: Annotated[list[str], typer.Argument(help="The command and its arguments, after --.")],
+    command: Annotated[
+        list[str] | None, typer.Argument(help="The command and its arguments, after --.")
+    ] = None,
     *,
     options: _Options,
 ) -> None:
     """Start a sandbox, run COMMAND with its credentials, stop it, return COMMAND's exit code.
 
     Each site's backend config is $MANTIK_SANDBOX_DIR/NAME.yaml, and the credentials are in
-    COMMAND's environment.
+    COMMAND's environment. Without COMMAND, print these variables for another terminal, and run
+    until Ctrl-C.
     """
-    if shutil.which(command[0]) is None:
+    if command and shutil.which(command[0]) is None:
         raise UserError(
             f"there is no command {command[0]!r}",
             where="smk-mantik sandbox run",
             do="Correct the name after --",
         )
     with _sandbox(options.site, options.settings) as box:
-        code = run_child(command, {**os.environ, **environment_of(box), _TOKEN: box.token})
-    raise typer.Exit(code)
-
-
-@sandbox_app.command()
-def up(*, options: _Options) -> None:
-    """Start a sandbox that runs until Ctrl-C, and print the variables for another terminal."""
-    over = threading.Event()
-
-    def end(number: int, frame: FrameType | None) -> None:
-        del number, frame
-        over.set()
-
-    with _sandbox(options.site, options.settings) as box:
+        variables = {**environment_of(box), _TOKEN: box.token}
+        if command:
+            raise typer.Exit(run_child(command, {**os.environ, **variables}))
+        over = threading.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, end)
-        for name, value in environment_of(box).items():
+            signal.signal(number, lambda *_: over.set())
+        for name, value in variables.items():
             typer.echo(f"export {name}={shlex.quote(value)}")
-        typer.echo(f"export {_TOKEN}={shlex.quote(box.token)}")
         configs = ", ".join(str(box.directory / f"{option.name}.yaml") for option in box.options)
         typer.echo(f"# Backend configs: {configs}. Ctrl-C ends the sandbox and all its jobs.")
         sys.stdout.flush()

@@ -5,7 +5,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import datetime
@@ -26,7 +26,7 @@ from snakemake_executor_plugin_mantik.common.errors import (
 from snakemake_executor_plugin_mantik.common.state_directory import data_home
 from snakemake_executor_plugin_mantik.runs.controller import run_status
 from snakemake_executor_plugin_mantik.runs.directories import RunDirectory, runs_home
-from snakemake_executor_plugin_mantik.runs.local_runs import find_local_run, read_local_run
+from snakemake_executor_plugin_mantik.runs.local_runs import find_local_run
 from snakemake_executor_plugin_mantik.schedule.schedules import (
     FOR_EVER,
     Firing,
@@ -198,7 +198,7 @@ def _hint(store: ScheduleStore) -> None:
     if not is_present(store.path.parent):
         typer.echo(
             "No scheduler is running: start one with smk-mantik schedule run, or with systemd"
-            " (smk-mantik schedule unit)."
+            " (smk-mantik schedule run --unit)."
         )
 
 
@@ -206,19 +206,40 @@ def _hint(store: ScheduleStore) -> None:
 
 
 @schedule_app.command("list")
-def list_schedules(as_json: _AsJson = False) -> None:
-    """Show all schedules with their next due time and last outcome."""
+def list_schedules(
+    name: Annotated[
+        str, typer.Argument(help="Show this schedule, and the outcomes of its due times.")
+    ] = "",
+    *,
+    number: Annotated[
+        int | None,
+        typer.Option(
+            "--next", "-n", min=1, max=1000, help="Show so many of the next due times instead."
+        ),
+    ] = None,
+    as_json: _AsJson = False,
+) -> None:
+    """Show all schedules with their next due time and last outcome, or one of them."""
     with _store() as store:
-        schedules = store.all()
-        if as_json:
-            print_json([_schedule_as_json(store, schedule) for schedule in schedules])
-            return
-        if not schedules:
+        schedules = [_the(store, name)] if name else store.all()
+        if number is not None:
+            _show_next(schedules, number, as_json=as_json)
+        elif as_json:
+            found = [_schedule_as_json(store, schedule) for schedule in schedules]
+            if name:
+                found[0]["history"] = [
+                    _firing_as_json(schedules[0], each) for each in store.history(schedules[0].id)
+                ]
+            print_json(found[0] if name else found)
+        elif not schedules:
             typer.echo("There are no schedules. Add one: smk-mantik schedule add")
-            return
-        titles = ["name", "run", "cron", "time zone", "until", "next", "last"]
-        print_table(titles, (_row(store, schedule) for schedule in schedules))
-        _hint(store)
+        else:
+            if name:
+                _show(store, schedules[0])
+            else:
+                titles = ["name", "run", "cron", "time zone", "until", "next", "last"]
+                print_table(titles, (_row(store, schedule) for schedule in schedules))
+            _hint(store)
 
 
 def _row(store: ScheduleStore, schedule: Schedule) -> Iterator[str]:
@@ -228,50 +249,32 @@ def _row(store: ScheduleStore, schedule: Schedule) -> Iterator[str]:
         yield f"{_moment(schedule, last.due)}: {_outcome(store, schedule, last)}"
 
 
-@schedule_app.command("show")
-def show_schedule(name: _Name, as_json: _AsJson = False) -> None:
-    """Show a schedule and the outcomes of its due times."""
-    with _store() as store:
-        schedule = _the(store, name)
-        history = store.history(schedule.id)
-        if as_json:
-            each = [_firing_as_json(schedule, firing) for firing in history]
-            print_json(_schedule_as_json(store, schedule) | {"history": each})
-            return
-        facts = {
-            "run": schedule.run,
-            "cron": f"{schedule.cron}  ({schedule.tz})",
-            "until": str(schedule.until or FOR_EVER),
-            "site": schedule.site or "the run's",
-            "account": schedule.account or "the run's",
-            "missed": schedule.missed.value,
-            "next": _next(schedule),
-        }
-        for key, value in facts.items():
-            typer.echo(one_line(f"{key + ':':10}{value}"))
-        if history:
-            typer.echo()
-            rows = ((_moment(schedule, f.due), _outcome(store, schedule, f)) for f in history)
-            print_table(["due", "outcome"], rows)
-        _hint(store)
+def _show(store: ScheduleStore, schedule: Schedule) -> None:
+    facts = {
+        "run": schedule.run,
+        "cron": f"{schedule.cron}  ({schedule.tz})",
+        "until": str(schedule.until or FOR_EVER),
+        "site": schedule.site or "the run's",
+        "account": schedule.account or "the run's",
+        "missed": schedule.missed.value,
+        "next": _next(schedule),
+    }
+    for key, value in facts.items():
+        typer.echo(one_line(f"{key + ':':10}{value}"))
+    if history := store.history(schedule.id):
+        typer.echo()
+        rows = ((_moment(schedule, f.due), _outcome(store, schedule, f)) for f in history)
+        print_table(["due", "outcome"], rows)
 
 
-@schedule_app.command("next")
-def next_times(
-    name: Annotated[str, typer.Argument(help="The schedule's name; default: all.")] = "",
-    number: Annotated[int, typer.Option("-n", min=1, max=1000, help="Number of times.")] = 5,
-    as_json: _AsJson = False,
-) -> None:
-    """Show when schedules are due next."""
-    with _store() as store:
-        schedules = [_the(store, name)] if name else store.all()
+def _show_next(schedules: Sequence[Schedule], number: int, *, as_json: bool) -> None:
     now = utc_now()
-    found = [(due, s) for s in schedules for due in islice(s.due(now), number)]
-    found = sorted(found, key=lambda each: each[0])[:number]
+    found = sorted((due, s.name, s.tz) for s in schedules for due in islice(s.due(now), number))
+    found = found[:number]
     if as_json:
-        print_json([{"name": s.name, "due": due.isoformat()} for due, s in found])
+        print_json([{"name": name, "due": due.isoformat()} for due, name, _ in found])
         return
-    rows = ((format_moment(due), schedule.name, schedule.tz) for due, schedule in found)
+    rows = ((format_moment(due), name, zone) for due, name, zone in found)
     print_table(["due", "schedule", "time zone"], rows)
 
 
@@ -281,8 +284,21 @@ def next_times(
 @schedule_app.command("run")
 def run_scheduler(
     once: Annotated[bool, typer.Option("--once", help="Submit what is due now, and exit.")] = False,
+    unit: Annotated[
+        bool,
+        typer.Option("--unit", help="Print a unit file for the user's systemd to do so instead."),
+    ] = False,
 ) -> None:
     """Submit runs when they are due, until Ctrl-C. Several schedulers submit each run once."""
+    if unit:
+        typer.echo(systemd_unit(os.environ), nl=False)
+        typer.echo(
+            f"To use it, write this to ~/.config/systemd/user/{_SERVICE}, then:\n"
+            f"  systemctl --user enable --now {_SERVICE}\n"
+            "  loginctl enable-linger        # keeps it running while you are logged out",
+            err=True,
+        )
+        return
     stop = threading.Event()
     with _store() as store, mark_present(store.path.parent):
         processes = Processes()
@@ -326,18 +342,6 @@ def fire(firing: int) -> None:
             say(line)
 
 
-@schedule_app.command()
-def unit() -> None:
-    """Print a unit file for the user's systemd to start the scheduler."""
-    typer.echo(systemd_unit(os.environ), nl=False)
-    typer.echo(
-        f"To use it, write this to ~/.config/systemd/user/{_SERVICE}, then:\n"
-        f"  systemctl --user enable --now {_SERVICE}\n"
-        "  loginctl enable-linger        # keeps it running while you are logged out",
-        err=True,
-    )
-
-
 # Describing
 
 
@@ -364,13 +368,12 @@ def _outcome(store: ScheduleStore, schedule: Schedule, firing: Firing) -> str:
 
 def _run_state(run_id: str) -> str:
     """Return the state of a run from its directory alone, without a request to MLflow."""
-    try:
-        run = read_local_run(RunDirectory(runs_home() / run_id))
-    except MantikError:
+    run = RunDirectory(runs_home() / run_id)
+    if not run.request_file.exists():
         return "not here any more"
     if run.gone:
         return "its controller is gone: smk-mantik runs continue"
-    return "under way" if run.end is None else run_status(run.directory)
+    return "under way" if run.end is None else run_status(run)
 
 
 def _pending(store: ScheduleStore, schedule: Schedule, firing: Firing) -> str:

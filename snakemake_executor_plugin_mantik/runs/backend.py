@@ -21,7 +21,7 @@ from mlflow.utils.logging_utils import eprint
 from snakemake_executor_plugin_mantik.common.errors import MantikError
 from snakemake_executor_plugin_mantik.tracking.run import tracking_target, without_user
 
-from . import controller, local_runs
+from . import controller
 from .controller import run_status, settle_run
 from .directories import RunDirectory, config_of_values, runs_home
 from .local_runs import cancel_run
@@ -48,19 +48,17 @@ class MantikRun(SubmittedRun):  # type: ignore[misc] # mlflow is not typed
             ExecutionException: the controller ended before the run did.
         """
         controller.wait_for_controller(self._directory)
-        run = local_runs.read_local_run(self._directory)
-        if run.end is None:
+        run = self._directory
+        if (end := run.end) is None:
             raise ExecutionException(
                 f"Run (ID '{self._run_id}'): its controller is gone, and its job may still run at"
                 f" {run.request.site}. Continue it: smk-mantik runs continue {self._run_id}"
             )
-        self._settle(run)
-        return bool(run.end["exit_code"] == 0)
+        self._settle()
+        return bool(end["exit_code"] == 0)
 
     def get_status(self) -> str:
-        run = RunStore(local_runs.read_local_run(self._directory).request.tracking_uri).run(
-            self._run_id
-        )
+        run = RunStore(self._directory.request.tracking_uri).run(self._run_id)
         return "UNKNOWN" if run is None else str(run.info.status)
 
     def cancel(self) -> None:
@@ -70,16 +68,15 @@ class MantikRun(SubmittedRun):  # type: ignore[misc] # mlflow is not typed
             ExecutionException: the run is over, or it is not confirmed that its job has ended.
         """
         try:
-            run = local_runs.read_local_run(self._directory)
-            cancel_run(run, eprint)
+            cancel_run(self._directory, eprint)
         except MantikError as error:
             raise ExecutionException(str(error)) from None
-        self._settle(run)
+        self._settle()
         eprint(f"Run (ID '{self._run_id}'): {run_status(self._directory)}")
 
-    def _settle(self, run: local_runs.LocalRun) -> None:
+    def _settle(self) -> None:
         try:
-            settle_run(self._directory, run.request)
+            settle_run(self._directory)
         except MantikError as error:
             eprint(f"{error}")
 

@@ -20,33 +20,30 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, BinaryIO, Final
+from typing import BinaryIO, Final
 
 from snakemake_executor_plugin_mantik.common.errors import MantikError, UserError
-from snakemake_executor_plugin_mantik.common.locks import is_locked, take_lock
+from snakemake_executor_plugin_mantik.common.locks import take_lock
 from snakemake_executor_plugin_mantik.common.state_directory import STATE, open_private
 from snakemake_executor_plugin_mantik.journal import JOURNAL_FILE
 from snakemake_executor_plugin_mantik.tracking.cursor import count_unpublished, is_reported
 from snakemake_executor_plugin_mantik.tracking.store import DIRECTORY
 from snakemake_executor_plugin_mantik.tracking.worker_client import WORKER
 
-from .directories import RunDirectory, RunRequest, read_request
-
-if TYPE_CHECKING:
-    from snakemake_executor_plugin_mantik.journal import TryRecord
+from .directories import RunDirectory
 
 _REASON: Final = "it ended before a job was submitted; see smk-mantik runs logs"
 
 
 def run_status(directory: RunDirectory) -> str:
     """Return MLflow's status for a run that is over."""
-    end = directory.read_end()
+    end = directory.end
     if end is not None and end["exit_code"] == 0:
         return "FINISHED"
     return "KILLED" if directory.cancelled.exists() else "FAILED"
 
 
-def settle_run(directory: RunDirectory, request: RunRequest) -> None:
+def settle_run(directory: RunDirectory) -> None:
     """Report the end of a run that is over to MLflow; import mlflow only if needed.
 
     If events are left in the workflow's log, only start a worker that publishes them.
@@ -56,24 +53,25 @@ def settle_run(directory: RunDirectory, request: RunRequest) -> None:
     """
     if directory.reported.exists():
         return
-    pending, published = _tracked(directory, request)
+    pending, published = _tracked(directory)
     if pending:
-        _start_worker(directory.path / request.folder)
+        _start_worker(directory.workdir)
         return
     if not published:
         from .store import RunStore
 
+        request = directory.request
         RunStore(request.tracking_uri).end(request.run_id, run_status(directory), _REASON)
     directory.reported.touch()
 
 
-def _tracked(directory: RunDirectory, request: RunRequest) -> tuple[bool, bool]:
+def _tracked(directory: RunDirectory) -> tuple[bool, bool]:
     """Return whether the log holds unpublished events, and whether the end is published."""
-    workdir = directory.path / request.folder
+    workdir = directory.workdir
     if not (workdir / STATE / JOURNAL_FILE).exists():
         return False, False
     try:
-        return count_unpublished(workdir) > 0, is_reported(workdir, request.run_id)
+        return count_unpublished(workdir) > 0, is_reported(workdir, directory.request.run_id)
     except sqlite3.Error:
         return False, False
 
@@ -109,7 +107,7 @@ def start_controller(directory: RunDirectory, environ: Mapping[str, str] | None 
             can be started.
         OSError: the file system does not support locks.
     """
-    request = read_request(directory)
+    request = directory.request
     lock = hold_directory(directory)
     if lock is None:
         return False
@@ -121,7 +119,7 @@ def start_controller(directory: RunDirectory, environ: Mapping[str, str] | None 
             subprocess.run(
                 ["/bin/sh", "-c", '"$@" &', "sh", *words], cwd=directory.path,
                 env=controller_environment(
-                    request, directory, os.environ if environ is None else environ
+                    directory, os.environ if environ is None else environ
                 ),
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=[lock.fileno()],
                 start_new_session=True, check=True,
@@ -135,13 +133,12 @@ def start_controller(directory: RunDirectory, environ: Mapping[str, str] | None 
     return True
 
 
-def controller_environment(
-    request: RunRequest, directory: RunDirectory, environ: Mapping[str, str]
-) -> dict[str, str]:
+def controller_environment(directory: RunDirectory, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of a run's controller."""
     from snakemake_executor_plugin_mantik.sites.credentials import variable_prefix
     from snakemake_executor_plugin_mantik.tracking.run import without_user
 
+    request = directory.request
     made = {n: v for n, v in environ.items() if not n.startswith(_FOREIGN)}
     # The request holds no password: a URI with one comes from the environment alone.
     if without_user(made.get("MLFLOW_TRACKING_URI", "")) != request.tracking_uri:
@@ -152,7 +149,7 @@ def controller_environment(
     if request.account:
         made[f"{variable_prefix(request.site)}_COMPUTE_BUDGET_ACCOUNT"] = request.account
     # Or git would find a repository above the snapshot, which is in none.
-    made["GIT_CEILING_DIRECTORIES"] = str((directory.path / request.folder).parent)
+    made["GIT_CEILING_DIRECTORIES"] = str(directory.workdir.parent)
     return made
 
 
@@ -181,16 +178,8 @@ def hold_directory(directory: RunDirectory) -> BinaryIO | None:
     return None
 
 
-def is_alive(directory: RunDirectory) -> bool:
-    """Return whether the run's lock is held: by a controller or a Snakemake that it started.
-
-    A command that ends or removes the run holds it as well, for a while.
-    """
-    return is_locked(directory.lock)
-
-
 def wait_for_controller(directory: RunDirectory) -> None:
-    """Wait until no process holds the run's lock (`is_alive`)."""
+    """Wait until no process holds the run's lock (`RunDirectory.alive`)."""
     with suppress(FileNotFoundError), directory.lock.open("rb") as lock:
         fcntl.flock(lock, fcntl.LOCK_SH)
 
@@ -212,20 +201,6 @@ def interrupt_controller(directory: RunDirectory) -> None:
         os.killpg(holder["group"], signal.SIGINT)
 
 
-def tries_in(workdir: Path) -> "list[TryRecord]":
-    """Return the tries in a workflow's journal; none if there is no journal yet."""
-    from snakemake_executor_plugin_mantik.journal import JOURNAL_FILE, read_history
-
-    return read_history(workdir / STATE) if (workdir / STATE / JOURNAL_FILE).exists() else []
-
-
-def has_left_tries(workdir: Path) -> bool:
-    """Return whether a job may still run, or has ended but is not committed yet."""
-    from snakemake_executor_plugin_mantik.journal import TryState
-
-    return any(each.may_run or each.state is TryState.ENDED for each in tries_in(workdir))
-
-
 # For the controller
 
 
@@ -243,25 +218,24 @@ class _Controller:
         os.write(self._lock, json.dumps(holder).encode())
         if self._directory.cancelled.exists():  # before the lock named a process to interrupt
             self._stopped = signal.SIGINT
-        request = read_request(self._directory)
-        workdir = self._directory.path / request.folder
-        os.chdir(workdir)
+        os.chdir(self._directory.workdir)
         try:
-            code = _INTERRUPTED if self._stopped else self._snakemake(self._words(request))
+            code = _INTERRUPTED if self._stopped else self._snakemake(self._words())
         except MantikError as error:
             sys.stderr.write(f"{error}\n")
             code = 2
-        if not has_left_tries(workdir):
+        if not self._directory.has_left_tries:
             self._directory.write_end(code)
-            self._settle(request)
+            self._settle()
         return code
 
-    def _words(self, request: RunRequest) -> list[str]:
+    def _words(self) -> list[str]:
         from snakemake_executor_plugin_mantik.mlproject.single_rule import (
             prepare_single_rule,
             snakemake_command,
         )
 
+        request = self._directory.request
         site = f"{request.site}={self._directory.path / request.config}"
         snakefile = prepare_single_rule(
             Path(), request.entry_point,
@@ -288,9 +262,9 @@ class _Controller:
         if self._child is not None and number != signal.SIGINT:
             self._child.send_signal(number)
 
-    def _settle(self, request: RunRequest) -> None:
+    def _settle(self) -> None:
         try:
-            settle_run(self._directory, request)
+            settle_run(self._directory)
         except MantikError as error:
             # The next command that looks at the run tries again.
             sys.stderr.write(f"MLflow does not know yet that the run has ended. {error}\n")

@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,7 +17,8 @@ from snakemake_executor_plugin_mantik.common.errors import (
     Mistake,
     UserError,
 )
-from snakemake_executor_plugin_mantik.common.state_directory import data_home, make_private
+from snakemake_executor_plugin_mantik.common.locks import is_locked
+from snakemake_executor_plugin_mantik.common.state_directory import STATE, data_home, make_private
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
 from snakemake_executor_plugin_mantik.config.reading import (
     KINDS,
@@ -24,6 +26,12 @@ from snakemake_executor_plugin_mantik.config.reading import (
     parse_backend_config,
     read_config_named,
     split_spec,
+)
+from snakemake_executor_plugin_mantik.journal import (
+    JOURNAL_FILE,
+    TryRecord,
+    TryState,
+    read_history,
 )
 from snakemake_executor_plugin_mantik.mlproject.command_line import ContinueOptions
 
@@ -67,13 +75,59 @@ def make_runs_home(environ: Mapping[str, str] | None = None) -> Path:
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """The paths in a run directory."""
+    """A run that was submitted from this machine, or is about to be: its directory."""
 
     path: Path
 
     @property
-    def request(self) -> Path:
+    def request_file(self) -> Path:
         return self.path / "request.json"
+
+    @cached_property
+    def request(self) -> "RunRequest":
+        """What was requested.
+
+        Raises:
+            MantikError: the file is missing, damaged, or of another version.
+        """
+        try:
+            return RunRequest(**json.loads(self.request_file.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError) as error:
+            raise MantikError(
+                f"the run's request cannot be read ({error})",
+                where=str(self.request_file),
+                do="Remove the directory if you no longer need the run",
+            ) from None
+
+    @property
+    def workdir(self) -> Path:
+        """The snapshot of the project: the workflow's working directory."""
+        return self.path / self.request.folder
+
+    @property
+    def tries(self) -> list[TryRecord]:
+        """The tries of its job, the oldest first; none if there is no journal yet."""
+        state = self.workdir / STATE
+        return read_history(state) if (state / JOURNAL_FILE).exists() else []
+
+    @property
+    def has_left_tries(self) -> bool:
+        """Whether a job may still run, or has ended but is not committed yet."""
+        return any(each.may_run or each.state is TryState.ENDED for each in self.tries)
+
+    @property
+    def alive(self) -> bool:
+        """Whether its lock is held: by a controller or a Snakemake that it started.
+
+        A command that ends or removes the run holds it as well, for a while.
+        """
+        return is_locked(self.lock)
+
+    @property
+    def gone(self) -> bool:
+        """Whether the run is not over, but its controller is gone."""
+        # In this order: a controller records the end while it is alive.
+        return not self.alive and self.end is None
 
     @property
     def log(self) -> Path:
@@ -105,11 +159,9 @@ class RunDirectory:
         """Exists when MLflow knows how the run ended."""
         return self.path / "told"
 
-    def read_end(self) -> Mapping[str, Any] | None:
-        """Return how the workflow ended: `exit_code` and `time`.
-
-        None means that it has not ended, or that jobs may be left.
-        """
+    @property
+    def end(self) -> Mapping[str, Any] | None:
+        """How the workflow ended: `exit_code` and `time`; None while it, or jobs, may be left."""
         with suppress(OSError, ValueError):
             found: Mapping[str, Any] = json.loads(self.ended.read_text())
             return found
@@ -191,25 +243,9 @@ def write_request(directory: RunDirectory, request: RunRequest) -> None:
     Raises:
         OSError: the file cannot be written.
     """
-    new = directory.request.with_suffix(".new")
+    new = directory.request_file.with_suffix(".new")
     new.write_text(json.dumps(asdict(request), indent=2, ensure_ascii=False), encoding="utf-8")
-    new.replace(directory.request)
-
-
-def read_request(directory: RunDirectory) -> RunRequest:
-    """Read a run's request.
-
-    Raises:
-        MantikError: the file is missing, damaged, or of another version.
-    """
-    try:
-        return RunRequest(**json.loads(directory.request.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError) as error:
-        raise MantikError(
-            f"the run's request cannot be read ({error})",
-            where=str(directory.request),
-            do="Remove the directory if you no longer need the run",
-        ) from None
+    new.replace(directory.request_file)
 
 
 _FROM_ENVIRONMENT: Final = "SNAKEMAKE_MANTIK_BACKEND_CONFIG"

@@ -17,7 +17,6 @@ from snakemake_executor_plugin_mantik.tracking.run import WAITING_REASON
 from . import local_runs
 from .controller import run_status, settle_run
 from .directories import RunDirectory, runs_home
-from .local_runs import LocalRun
 from .store import ENDED, SITE, RunStore, join_conditions, quote_filter, store_exists, tracking_uri
 from .submit import remove_aborted
 
@@ -141,15 +140,17 @@ def _see_that_it_is_there(experiment: str, uris: Sequence[str]) -> None:
         )  # fmt: skip
 
 
-def _settle(run: LocalRun, away: dict[str, MantikError]) -> None:
+def _settle(run: RunDirectory, away: dict[str, MantikError]) -> None:
     if run.end is not None:
         try:
-            settle_run(run.directory, run.request)
+            settle_run(run)
         except MantikError as error:
             away[run.request.tracking_uri] = error
 
 
-def _in_store(store: RunStore, wanted: RunFilter, there: Mapping[str, LocalRun]) -> list[RunRow]:
+def _in_store(
+    store: RunStore, wanted: RunFilter, there: Mapping[str, RunDirectory]
+) -> list[RunRow]:
     condition = join_conditions(
         [
             f"tags.`{SITE}` = {quote_filter(wanted.site)}"
@@ -172,7 +173,7 @@ def _owner(run: Any) -> str:
     return owner if _ID.fullmatch(owner) else str(run.info.run_id)
 
 
-def make_row(run: Any, experiment: str, here: LocalRun | None, store: RunStore) -> RunRow:
+def make_row(run: Any, experiment: str, here: RunDirectory | None, store: RunStore) -> RunRow:
     """Make the row of an MLflow run; `here` is None if its directory is not on this machine."""
     info, tags = run.info, run.data.tags
     state, note = info.status, str(tags.get("mantik.reason", "")).partition("\n")[0]
@@ -192,7 +193,7 @@ def make_row(run: Any, experiment: str, here: LocalRun | None, store: RunStore) 
         if here.gone:
             note = GONE
         elif here.end is not None and state not in ENDED:
-            state, note = run_status(here.directory), LATE
+            state, note = run_status(here), LATE
     return RunRow(
         run_id=info.run_id, name=info.run_name, experiment=experiment, state=state,
         site=tags.get(SITE, ""), entry_point=tags.get("mlflow.project.entryPoint", ""),
@@ -206,14 +207,14 @@ def make_row(run: Any, experiment: str, here: LocalRun | None, store: RunStore) 
     )  # fmt: skip
 
 
-def make_local_row(here: LocalRun) -> RunRow:
+def make_local_row(here: RunDirectory) -> RunRow:
     """Make the row of a run of this machine from what is known here, without MLflow."""
     request, tries = here.request, here.tries
     last = tries[-1] if tries else None
     state = _WAITS if last is None or last.started is None else "RUNNING"
     return RunRow(
         run_id=request.run_id, name=request.name, experiment=request.experiment,
-        state=run_status(here.directory) if here.end is not None else state,
+        state=run_status(here) if here.end is not None else state,
         site=request.site, entry_point=request.entry_point, started=request.created,
         ended=here.end["time"] if here.end is not None else None,
         waited=last.waited if last else None, ran=last.ran if last else None, metrics={},
@@ -242,7 +243,7 @@ class FoundRun:
     run_id: str
     run: Any
     uri: str
-    here: LocalRun | None
+    here: RunDirectory | None
     away: MantikError | None = None
 
     @cached_property
@@ -276,7 +277,7 @@ def find_run(word: str) -> FoundRun:
             raise local_runs.ambiguous_run(word, [run.info.run_id for run in runs])
         if runs:
             directory = RunDirectory(runs_home() / _owner(runs[0]))
-            found = local_runs.read_local_run(directory) if directory.request.exists() else None
+            found = directory if directory.request_file.exists() else None
             return FoundRun(runs[0].info.run_id, runs[0], each, found)
     raise UserError(
         f"there is no run {word!r} here or in {uri}",
@@ -294,15 +295,14 @@ def refresh(found: FoundRun) -> FoundRun:
     """
     if found.here is None:
         return found
-    now = local_runs.read_local_run(found.here.directory)
     try:
         run = found.store.run(found.run_id)
-        if now.end is not None and run is not None and run.info.status not in ENDED:
-            settle_run(now.directory, now.request)
+        if found.here.end is not None and run is not None and run.info.status not in ENDED:
+            settle_run(found.here)
             run = found.store.run(found.run_id)
     except MantikError as error:
-        return replace(found, here=now, run=None, away=error)
-    return replace(found, here=now, run=run, away=None)
+        return replace(found, run=None, away=error)
+    return replace(found, run=run, away=None)
 
 
 def parse_since(text: str) -> float:

@@ -38,7 +38,7 @@ from snakemake_executor_plugin_mantik.mlproject.project import load
 from snakemake_executor_plugin_mantik.sites.credentials import find_account
 from snakemake_executor_plugin_mantik.tracking.run import user_name
 
-from . import controller, local_runs
+from . import controller
 from .directories import (
     CONFIGS,
     NEW_PREFIX,
@@ -47,7 +47,6 @@ from .directories import (
     RunDirectory,
     RunRequest,
     make_runs_home,
-    read_request,
     runs_home,
     write_request,
 )
@@ -89,7 +88,7 @@ def end_aborted(store: RunStore, stage: RunDirectory) -> None:
     for tag, value in submission_tag(stage).items():
         for run in store.search(f"tags.`{tag}` = {quote_filter(value)}"):
             run_id = str(run.info.run_id)
-            if not RunDirectory(runs_home() / run_id).request.exists():
+            if not RunDirectory(runs_home() / run_id).request_file.exists():
                 store.end(run_id, "KILLED", NEVER)
 
 
@@ -141,7 +140,7 @@ def _ended(uri: str, stage: RunDirectory, failed: dict[str, MantikError]) -> boo
 def _store(stage: RunDirectory) -> str:
     """Return the store that the run was requested from; empty: none that is known."""
     try:
-        return read_request(stage).tracking_uri
+        return stage.request.tracking_uri
     except MantikError:
         return ""
 
@@ -243,13 +242,13 @@ def resubmit_run(
             controller cannot be started, but the new run exists.
     """
     old = RunDirectory(runs_home() / run_id)
-    if not old.request.exists():
+    if not old.request_file.exists():
         raise UserError(
             f"it was deleted, or not submitted from here: there is no {old.path}",
             where=f"run {run_id}",
             do="Submit its project again: smk-mantik runs submit",
         )
-    before = local_runs.read_local_run(old).request
+    before = old.request
     if key and (found := _of_key(before.tracking_uri, key)):
         return found
     with _staging() as stage:
@@ -363,8 +362,8 @@ def _of_key(uri: str, key: str) -> str:
         str(run.info.run_id) for run in store.search(f"tags.`{KEY}` = {quote_filter(key)}")
     ):
         directory = RunDirectory(runs_home() / run_id)
-        if directory.request.exists():
-            if local_runs.read_local_run(directory).gone:
+        if directory.request_file.exists():
+            if directory.gone:
                 controller.start_controller(directory)
             return run_id
         store.end(run_id, "KILLED", NEVER)

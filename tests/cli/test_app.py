@@ -31,7 +31,7 @@ def test_the_version() -> None:
         ("8.30.0", "Snakemake 8.30.0 is too old for the mantik executor"),
     ],
 )
-@pytest.mark.parametrize("words", [["--version"], ["schema"]])
+@pytest.mark.parametrize("words", [["--version"], ["docs", "--schema"]])
 def test_without_a_snakemake_every_command_says_what_to_install(
     tmp_path: Path, words: list[str], found: str, said: str
 ) -> None:

@@ -113,10 +113,10 @@ def test_a_command_that_a_signal_ended(tmp_path: Path) -> None:
     assert process.returncode == 137
 
 
-def test_up_prints_what_another_terminal_needs(tmp_path: Path) -> None:
+def test_without_a_command_it_prints_what_another_terminal_needs(tmp_path: Path) -> None:
     variables = {"MANTIK_SANDBOX_DIR": str(tmp_path)}
     sites = ("hpc1", "other-site=unicore", "hpc2=firecrest")
-    arguments = ("up", *(word for site in sites for word in ("--site", site)))
+    arguments = ("run", *(word for site in sites for word in ("--site", site)))
     process = start(*arguments, environment=variables)
     assert process.stdout
     lines: list[str] = []

@@ -1,4 +1,4 @@
-"""`smk-mantik schema` against the files that `check` takes and refuses."""
+"""`smk-mantik docs --schema` against the files that `check` takes and refuses."""
 
 import json
 import re
@@ -22,7 +22,7 @@ GOOD = sorted((HERE / "cases").glob("*.yaml"))
 
 @pytest.fixture(scope="module")
 def schema() -> jsonschema.Draft202012Validator:
-    done = CliRunner().invoke(_app(), ["schema"])
+    done = CliRunner().invoke(_app(), ["docs", "--schema"])
     assert done.exit_code == 0
     found: dict[str, Any] = json.loads(done.stdout)
     jsonschema.Draft202012Validator.check_schema(found)

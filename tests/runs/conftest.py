@@ -20,7 +20,6 @@ from mlflow.tracking import MlflowClient
 from hpc_sandbox.server import Sandbox
 from snakemake_executor_plugin_mantik.runs import controller
 from snakemake_executor_plugin_mantik.runs.directories import RunDirectory
-from snakemake_executor_plugin_mantik.runs.local_runs import LocalRun, read_local_run
 from tests.support.command import smk_mantik
 from tests.support.workflows import WAIT_S, Project, Ran, until
 from tests.tracking.conftest import TrackingServer, place, sandbox, tracking_server, until_published
@@ -113,19 +112,16 @@ class Runs:
     def directory(self, run_id: str) -> RunDirectory:
         return RunDirectory(self.home / run_id)
 
-    def here(self, run_id: str) -> LocalRun:
-        return read_local_run(self.directory(run_id))
-
     def workspace(self, run_id: str) -> Path:
         """The run's workspace at the site, as this machine sees it."""
-        return Project(self.here(run_id).workdir, self.project.place).workspace
+        return Project(self.directory(run_id).workdir, self.project.place).workspace
 
     def started(self, run_id: str) -> None:
         """Wait until the job of the entry point `waits` runs."""
         until(lambda: self._is_started(run_id), "the job", WAIT_S)
 
     def _is_started(self, run_id: str) -> bool:
-        here = self.here(run_id)
+        here = self.directory(run_id)
         assert here.end is None, self.log(run_id)
         noted = any(record.site_jobs for record in here.tries)
         return noted and (self.workspace(run_id) / "started").exists()
@@ -137,7 +133,7 @@ class Runs:
     def over(self, run_id: str) -> Run:
         """Wait for a run's controller, and until MLflow knows all; the run in MLflow."""
         controller.wait_for_controller(self.directory(run_id))
-        assert self.here(run_id).end is not None, self.log(run_id)
+        assert self.directory(run_id).end is not None, self.log(run_id)
         until_published(self.home)
         return self.client.get_run(run_id)
 
@@ -145,7 +141,7 @@ class Runs:
         return self.directory(run_id).log.read_text()
 
     def is_alive(self, run_id: str) -> bool:
-        return controller.is_alive(self.directory(run_id))
+        return self.directory(run_id).alive
 
     def kill(self, run_id: str) -> None:
         """Kill a run's controller and its Snakemake with -9."""

@@ -35,10 +35,8 @@ from snakemake_executor_plugin_mantik.runs.listing import (
     refresh,
 )
 from snakemake_executor_plugin_mantik.runs.local_runs import (
-    LocalRun,
     cancel_run,
     find_local_run,
-    read_local_run,
     remove_run,
 )
 from snakemake_executor_plugin_mantik.runs.store import SITE, RunStore
@@ -54,7 +52,7 @@ time.sleep(100)
 
 
 @pytest.fixture
-def run(tmp_path: Path, store_uri: str, monkeypatch: pytest.MonkeyPatch) -> LocalRun:
+def run(tmp_path: Path, store_uri: str, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
     """A run that was made and whose controller was never started."""
     monkeypatch.setenv("MANTIK_RUNS", str(tmp_path / "runs"))
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/elsewhere.db")
@@ -68,7 +66,7 @@ def run(tmp_path: Path, store_uri: str, monkeypatch: pytest.MonkeyPatch) -> Loca
         name=made.name, created=time.time(), run_id=made.run_id,
     )  # fmt: skip
     write_request(directory, request)
-    return read_local_run(directory)
+    return directory
 
 
 def listed(**wanted: str | float) -> list[tuple[str, str]]:
@@ -76,34 +74,33 @@ def listed(**wanted: str | float) -> list[tuple[str, str]]:
     return [(row.state, row.note) for row in found]
 
 
-def status(run: LocalRun) -> str:
+def status(run: RunDirectory) -> str:
     return str(RunStore(run.request.tracking_uri).run(run.request.run_id).info.status)
 
 
-def test_a_mistake_that_only_the_controller_finds(run: LocalRun) -> None:
+def test_a_mistake_that_only_the_controller_finds(run: RunDirectory) -> None:
     assert listed() == [("SCHEDULED", GONE)]
     assert listed(state="SCHEDULED") == [("SCHEDULED", GONE)]
 
-    assert controller.start_controller(run.directory)
-    controller.wait_for_controller(run.directory)
+    assert controller.start_controller(run)
+    controller.wait_for_controller(run)
 
-    now = read_local_run(run.directory)
-    assert now.end is not None
-    assert now.end["exit_code"] == 2
-    assert "there is no MLproject file" in run.directory.log.read_text()
+    assert run.end is not None
+    assert run.end["exit_code"] == 2
+    assert "there is no MLproject file" in run.log.read_text()
     assert status(run) == "FAILED"
     assert listed(state="FAILED") == [
         ("FAILED", "it ended before a job was submitted; see smk-mantik runs logs")
     ]
     with pytest.raises(UserError, match="over already"):
-        cancel_run(now, pytest.fail)
-    remove_run(now)
+        cancel_run(run, pytest.fail)
+    remove_run(run)
     assert find_local_run("first") is None
-    assert not run.directory.path.exists()
+    assert not run.path.exists()
 
 
-def test_an_end_that_mlflow_was_not_told_of(run: LocalRun) -> None:
-    run.directory.write_end(0)
+def test_an_end_that_mlflow_was_not_told_of(run: RunDirectory) -> None:
+    run.write_end(0)
 
     assert listed() == [("FINISHED", "")]
 
@@ -111,23 +108,23 @@ def test_an_end_that_mlflow_was_not_told_of(run: LocalRun) -> None:
     assert (found.run_id, found.run.info.status) == (run.request.run_id, "FINISHED")
 
 
-def test_cancelled_before_it_was_started(run: LocalRun) -> None:
+def test_cancelled_before_it_was_started(run: RunDirectory) -> None:
     with pytest.raises(UserError, match="not over"):
         remove_run(run)
     cancel_run(run, pytest.fail)
     assert refresh(find_run("first")).run.info.status == "KILLED"
-    assert read_local_run(run.directory).end is not None
+    assert run.end is not None
 
 
 @pytest.fixture
-def down(run: LocalRun, monkeypatch: pytest.MonkeyPatch) -> LocalRun:
+def down(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
     """The run, whose server answers no more."""
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    write_request(run.directory, replace(run.request, tracking_uri="http://127.0.0.1:9"))
-    return read_local_run(run.directory)
+    write_request(run, replace(run.request, tracking_uri="http://127.0.0.1:9"))
+    return RunDirectory(run.path)
 
 
-def test_commands_work_while_mlflow_is_down(down: LocalRun) -> None:
+def test_commands_work_while_mlflow_is_down(down: RunDirectory) -> None:
     def smk_mantik(*words: str) -> Result:
         found = CliRunner().invoke(runs_app, [*words], catch_exceptions=False)
         assert found.exit_code == 0, found.output
@@ -139,7 +136,7 @@ def test_commands_work_while_mlflow_is_down(down: LocalRun) -> None:
     assert (row["run_id"], row["state"], row["note"]) == (run_id, "SCHEDULED", GONE)
     assert "127.0.0.1" in listed.stderr
     assert json.loads(smk_mantik("list", "--json", "--site", "daint").stdout) == []
-    down.directory.log.write_text("nothing submitted yet\n")
+    down.log.write_text("nothing submitted yet\n")
     logs = smk_mantik("logs", "first")
     assert logs.stdout == "nothing submitted yet\n"
     assert not logs.stderr
@@ -155,57 +152,58 @@ def test_commands_work_while_mlflow_is_down(down: LocalRun) -> None:
     # What needs MLflow says why it fails, and removes nothing.
     with pytest.raises(MantikError, match=r"127\.0\.0\.1"):
         smk_mantik("delete", "first", "--yes")
-    assert down.directory.path.exists()
+    assert down.path.exists()
 
 
-def test_cancelled_before_anybody_could_be_interrupted(run: LocalRun) -> None:
-    lock = controller.hold_directory(run.directory)
+def test_cancelled_before_anybody_could_be_interrupted(run: RunDirectory) -> None:
+    lock = controller.hold_directory(run)
     assert lock is not None
-    run.directory.cancelled.touch()
-    words = [sys.executable, "-m", controller.MODULE, str(run.directory.path), str(lock.fileno())]
+    run.cancelled.touch()
+    words = [sys.executable, "-m", controller.MODULE, str(run.path), str(lock.fileno())]
     with lock:
         ended = subprocess.run(words, pass_fds=[lock.fileno()], check=False)
 
     assert ended.returncode == 130
-    assert read_local_run(run.directory).end is not None
+    assert run.end is not None
     assert status(run) == "KILLED"
 
 
-def test_nobody_is_interrupted_whom_an_earlier_holder_has_named(run: LocalRun) -> None:
+def test_nobody_is_interrupted_whom_an_earlier_holder_has_named(run: RunDirectory) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", SLEEPS], start_new_session=True, stdout=subprocess.PIPE
     ) as other:
         assert other.stdout is not None
         other.stdout.readline()
         holder = {"group": other.pid, "pid": other.pid, "host": platform.node()}
-        run.directory.lock.write_text(json.dumps(holder))
-        lock = controller.hold_directory(run.directory)
+        run.lock.write_text(json.dumps(holder))
+        lock = controller.hold_directory(run)
         assert lock is not None
         with lock:
-            assert controller.hold_directory(run.directory) is None
-            assert controller.is_alive(run.directory)
-            controller.interrupt_controller(run.directory)
+            assert controller.hold_directory(run) is None
+            assert run.alive
+            controller.interrupt_controller(run)
             assert other.poll() is None
             lock.write(json.dumps(holder | {"host": "elsewhere"}).encode())
             lock.flush()
             with pytest.raises(UserError, match="runs on elsewhere"):
-                controller.interrupt_controller(run.directory)
+                controller.interrupt_controller(run)
             lock.truncate(0)
             lock.write(json.dumps(holder).encode())
             lock.flush()
-            controller.interrupt_controller(run.directory)
+            controller.interrupt_controller(run)
             assert other.wait(600) == -signal.SIGINT
-    assert not controller.is_alive(run.directory)
+    assert not run.alive
 
 
-def test_what_the_controller_is_told(run: LocalRun) -> None:
+def test_what_the_controller_is_told(run: RunDirectory) -> None:
     environ = {
         "HOME": "/home/me", "SNAKEMAKE_MANTIK_TRACK": "none", "MLFLOW_RUN_ID": "other",
         "MLFLOW_TRACKING_URI": "https://me:hunter2@mlflow.org", "MANTIK_RUN_ID": "other",
     }  # fmt: skip
     request = replace(run.request, account="a1", site="my-site")
+    write_request(run, request)
 
-    made = controller.controller_environment(request, run.directory, environ)
+    made = controller.controller_environment(RunDirectory(run.path), environ)
 
     assert made["MLFLOW_TRACKING_URI"] == request.tracking_uri
     assert made["MANTIK_MY_SITE_COMPUTE_BUDGET_ACCOUNT"] == "a1"
@@ -213,13 +211,13 @@ def test_what_the_controller_is_told(run: LocalRun) -> None:
     assert made["HOME"] == "/home/me"
     assert not {"SNAKEMAKE_MANTIK_TRACK", "MLFLOW_RUN_ID"} & made.keys()
     # A password is taken from the environment, where it is the same server.
-    same = replace(request, tracking_uri="https://mlflow.org")
-    made = controller.controller_environment(same, run.directory, environ)
+    write_request(run, replace(request, tracking_uri="https://mlflow.org"))
+    made = controller.controller_environment(RunDirectory(run.path), environ)
     assert made["MLFLOW_TRACKING_URI"] == "https://me:hunter2@mlflow.org"
 
 
-def test_named_by_the_beginning_of_its_id_or_not_at_all(run: LocalRun) -> None:
-    twin = RunDirectory(run.directory.path.with_name(run.request.run_id[:8] + "0" * 24))
+def test_named_by_the_beginning_of_its_id_or_not_at_all(run: RunDirectory) -> None:
+    twin = RunDirectory(run.path.with_name(run.request.run_id[:8] + "0" * 24))
     os.makedirs(twin.path)
     write_request(twin, replace(run.request, run_id=twin.path.name))
     with pytest.raises(UserError, match="matches several runs"):
@@ -235,9 +233,9 @@ def test_named_by_the_beginning_of_its_id_or_not_at_all(run: LocalRun) -> None:
 
 
 def test_why_a_job_cannot_start_is_listed_until_it_is_over(
-    run: LocalRun, monkeypatch: pytest.MonkeyPatch
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(LocalRun, "gone", False)
+    monkeypatch.setattr(RunDirectory, "gone", False)
     with closing(Journal(run.workdir / STATE)) as journal:
         sent = journal.new_try(site="alps", job="j", rule="main", name="main", fingerprint="f")
         journal.submitting(sent.id, "batch")
@@ -262,34 +260,34 @@ def test_each_job_of_a_run_is_shown() -> None:
     assert "  job: 1, batch, succeeded" in run_lines(run | {"jobs": jobs[:1]})
 
 
-def test_a_job_that_may_run_is_no_end(run: LocalRun, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_that_may_run_is_no_end(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     with closing(Journal(run.workdir / STATE)) as journal:
         sent = journal.new_try(site="alps", job="j", rule="main", name="main", fingerprint="f")
         journal.submitting(sent.id, "batch")
-    assert controller.start_controller(run.directory)
-    controller.wait_for_controller(run.directory)
-    assert read_local_run(run.directory).end is None, run.directory.log.read_text()
+    assert controller.start_controller(run)
+    controller.wait_for_controller(run)
+    assert run.end is None, run.log.read_text()
     # The site does not confirm it.
     monkeypatch.setattr(local_runs, "_at_site", lambda *_: None)
 
     with pytest.raises(MantikError, match="did not confirm"):
-        cancel_run(read_local_run(run.directory), pytest.fail)
+        cancel_run(run, pytest.fail)
 
-    assert read_local_run(run.directory).end is None
+    assert run.end is None
     assert status(run) == "SCHEDULED"
 
 
 def test_what_tracking_has_still_to_tell_goes_first(
-    run: LocalRun, monkeypatch: pytest.MonkeyPatch
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun: list[Path] = []
     monkeypatch.setattr(controller, "_start_worker", begun.append)
     written = Written(run.workdir, run.request.tracking_uri)
     record = written.job("t", run_id=run.request.run_id)
     written.end(record, "failed", exit_code=1)
-    run.directory.write_end(1)
+    run.write_end(1)
 
-    controller.settle_run(run.directory, run.request)
+    controller.settle_run(run)
 
     assert begun == [run.workdir]
     assert status(run) == "SCHEDULED"
@@ -298,29 +296,29 @@ def test_what_tracking_has_still_to_tell_goes_first(
         cursor.set(record.id, seq=log.events()[-1].seq)
     written.journal.close()
 
-    controller.settle_run(run.directory, run.request)
+    controller.settle_run(run)
 
     # It has been told by tracking, with all that it knows.
     assert (begun, status(run)) == ([run.workdir], "SCHEDULED")
-    assert run.directory.reported.exists()
+    assert run.reported.exists()
 
 
-def test_an_end_stays_and_so_does_what_is_under_way(run: LocalRun) -> None:
+def test_an_end_stays_and_so_does_what_is_under_way(run: RunDirectory) -> None:
     store = RunStore(run.request.tracking_uri)
     store.end(run.request.run_id, "FINISHED")
     store.end(run.request.run_id, "KILLED", "too late")
     assert status(run) == "FINISHED"
-    run.directory.write_end(0)
-    lock = controller.hold_directory(run.directory)
+    run.write_end(0)
+    lock = controller.hold_directory(run)
     assert lock is not None
     with lock, pytest.raises(UserError, match="under way"):
         remove_run(run)
-    assert run.directory.path.exists()
+    assert run.path.exists()
     store.delete(run.request.run_id)
     assert store.run(run.request.run_id) is None
 
 
-def test_what_is_listed(run: LocalRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_listed(run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert listed(site="alps") == listed(experiment="churn") == listed(since=1.0) == listed()
     assert len(listed()) == 1
     for nothing in ({"site": "daint"}, {"since": time.time() + 60}, {"state": "RUNNING"}):

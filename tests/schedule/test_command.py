@@ -79,21 +79,21 @@ def test_a_schedule_from_its_making_to_its_removal(command: Command) -> None:
         "account": "abc", "missed": "once", "last": None,
     }  # fmt: skip
     due = [
-        datetime.fromisoformat(each["due"]) for each in command.json("next", "nightly", "-n", "3")
+        datetime.fromisoformat(each["due"]) for each in command.json("list", "nightly", "-n", "3")
     ]
     assert [later - due[0] for later in due] == [timedelta(days=n) for n in range(3)]
-    both = command.say("next", "-n", "8")
+    both = command.say("list", "-n", "8")
     assert both.count("nightly") >= 6
     assert "weekly" in both
     command.say("edit", "weekly", "--cron", "0 7 * * 2", "--until", "never", "--tz", "UTC")
-    shown = command.say("show", "weekly")
+    shown = command.say("list", "weekly")
     assert "cron:     0 7 * * 2  (UTC)" in shown
     assert "until:    never" in shown
     assert [each["name"] for each in command.json("list")] == ["nightly", "weekly"]
     with mark_present(data_home()):
         assert "No scheduler" not in command.say("list")
     assert command.say("remove", "weekly") == "weekly is removed.\n"
-    assert "Use one of nightly" in command.say("show", "weekly", code=2)
+    assert "Use one of nightly" in command.say("list", "weekly", code=2)
 
 
 def test_another_site(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,7 +103,7 @@ def test_another_site(command: Command, tmp_path: Path, monkeypatch: pytest.Monk
     )
     made = command.json("add", "s", "--run", "first", "--cron", "@daily", "--site", "alps.yaml")
     assert made["site"] == f"alps={tmp_path}/alps.yaml"
-    assert f"site:     alps={tmp_path}/alps.yaml" in command.say("show", "s")
+    assert f"site:     alps={tmp_path}/alps.yaml" in command.say("list", "s")
     assert command.json("edit", "s", "--site", "")["site"] is None
 
 
@@ -124,7 +124,7 @@ def test_what_became_of_due_times_is_told(command: Command) -> None:
     store.begin(waiting, day, day + 120)
     store.put_off(waiting, "no answer", day, give_up=False)
     store.close()
-    lines = command.say("show", "s").splitlines()
+    lines = command.say("list", "s").splitlines()
     told = [line.partition("CET  ")[2].strip() for line in lines if "CET  " in line]
     assert told == [
         "missed: no scheduler was running",
@@ -134,7 +134,7 @@ def test_what_became_of_due_times_is_told(command: Command) -> None:
         f"run {'a' * 32} (not here any more)",
         f"run {RUN} (its controller is gone: smk-mantik runs continue)",
     ]
-    shown = command.json("show", "s")
+    shown = command.json("list", "s")
     assert [each["state"] for each in shown["history"]] == [
         "missed", "firing", "firing", "failed", "fired", "fired",
     ]  # fmt: skip

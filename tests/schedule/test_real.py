@@ -120,7 +120,7 @@ def test_a_due_time_is_one_run_whoever_looks_and_whatever_is_killed(scheduling: 
     ended = scheduling.store.firing(second.id)
     assert ended is not None
     assert ended.state is FiringState.FIRED
-    alive = [r for r in scheduling.made(second) if runs.directory(r).request.exists()]
+    alive = [r for r in scheduling.made(second) if runs.directory(r).request_file.exists()]
     assert alive == [ended.run], "one due time, and not one run"
 
     run = runs.over(fired.run)

@@ -28,7 +28,7 @@ from snakemake_executor_plugin_mantik.config.reading import (
 from snakemake_executor_plugin_mantik.engine.core import Engine
 from snakemake_executor_plugin_mantik.engine.plan import Planner
 from snakemake_executor_plugin_mantik.engine.request import JobRequest
-from snakemake_executor_plugin_mantik.rules import deployment, preflight, resources, tracked
+from snakemake_executor_plugin_mantik.rules import deployment, preflight, resources
 from snakemake_executor_plugin_mantik.rules.context import (
     RuleContext,
     capped_options,
@@ -42,7 +42,7 @@ from snakemake_executor_plugin_mantik.rules.kinds.groups import Unit
 from snakemake_executor_plugin_mantik.rules.paths import storage
 from snakemake_executor_plugin_mantik.rules.preflight import MissingSnakemake
 from snakemake_executor_plugin_mantik.rules.site_job import SiteJob, parse_methods
-from snakemake_executor_plugin_mantik.rules.units import list_units
+from snakemake_executor_plugin_mantik.rules.units import list_units, tracking_request
 from snakemake_executor_plugin_mantik.sites.credentials import (
     find_account,
 )
@@ -134,7 +134,7 @@ class CheckedWorkflow:
             check.refuse([unit])
         for member in unit.members:
             resources.job_retry_reasons(member.job)
-            tracked.tracking_request(member.job)
+            tracking_request(member.job)
             if not _deploys_conda_here(self.workflow):
                 deployment.drop_unrequested(member.job)
         unit.continuation  # noqa: B018 - reading checks it
@@ -444,7 +444,7 @@ def check_jobs(
         try:
             for member in unit.members:
                 resources.job_retry_reasons(member.job)
-                tracked.tracking_request(member.job)
+                tracking_request(member.job)
             asked, going_on = unit.asked, unit.continuation
             resources.refuse_misspelt(asked.later)
             if (site := asked.site) is None:

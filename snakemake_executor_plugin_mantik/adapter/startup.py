@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
-from snakemake_executor_plugin_mantik.common.files import read_end
 from snakemake_executor_plugin_mantik.common.humanize import humanize_count, humanize_duration
+from snakemake_executor_plugin_mantik.common.state_directory import read_end
 from snakemake_executor_plugin_mantik.config.exclude import Exclude, Include
 from snakemake_executor_plugin_mantik.connections.connect import (
     find_secrets,
@@ -39,11 +39,12 @@ from snakemake_executor_plugin_mantik.journal import Journal, read_undeclared
 from snakemake_executor_plugin_mantik.rules import preflight
 from snakemake_executor_plugin_mantik.rules.kinds.groups import Unit, evaluate_anew
 from snakemake_executor_plugin_mantik.rules.paths.job_paths import command_text
-from snakemake_executor_plugin_mantik.rules.tracked import (
+from snakemake_executor_plugin_mantik.rules.units import (
     is_tracked,
+    job_identity,
+    list_members,
     make_tracked_run,
 )
-from snakemake_executor_plugin_mantik.rules.units import job_identity, list_members
 from snakemake_executor_plugin_mantik.sites.base import Site, SiteFacts
 from snakemake_executor_plugin_mantik.staging import sources
 from snakemake_executor_plugin_mantik.staging.sources import UNSENT, missed_files, why_left_out

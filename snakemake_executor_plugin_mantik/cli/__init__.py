@@ -37,7 +37,7 @@ _COMMANDS: Final[dict[str, tuple[str, str, dict[str, Any]]]] = {
     "sandbox": ("sandbox:sandbox_app", _PREPARE, {}),
     "plan": ("plan:plan", _JOBS, {"cls": Passing}),
     "render": ("plan:render", _JOBS, {}),
-    "jobs": ("jobs:jobs", _JOBS, {}),
+    "jobs": ("watch:jobs", _JOBS, {}),
     "watch": ("watch:watch", _JOBS, {}),
     "logs": ("logs:logs", _JOBS, {}),
     "cancel": ("cancel:cancel", _JOBS, {}),

@@ -11,7 +11,7 @@ from snakemake_executor_plugin_mantik.common.state_directory import STATE
 from snakemake_executor_plugin_mantik.connections.connect import site_visits
 from snakemake_executor_plugin_mantik.jobs.paths import display_path
 from snakemake_executor_plugin_mantik.journal import TryRecord, is_controlled, read_history
-from snakemake_executor_plugin_mantik.views.job_log import JobLog
+from snakemake_executor_plugin_mantik.views.sites import JobLog
 from snakemake_executor_plugin_mantik.views.workflow import find_try
 
 from .shared import Sites, Workdir

@@ -66,8 +66,7 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show what `snakemake` with the same arguments would submit; submit nothing."""
-    from snakemake_executor_plugin_mantik.adapter.dryrun import dry_run
-    from snakemake_executor_plugin_mantik.adapter.planning import plan_workflow
+    from snakemake_executor_plugin_mantik.adapter.planning import dry_run, plan_workflow
 
     def look(workflow: Any, options: Any, logger: Any) -> JobPlan:
         return plan_workflow(workflow, options, logger, connect=connect, list_sources=sources)

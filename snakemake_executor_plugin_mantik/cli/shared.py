@@ -174,7 +174,7 @@ def read_files(context: typer.Context, directory: Path) -> "GraphFiles":
         UserError: the arguments run no workflow at sites.
         Exit: something is wrong with the workflow, which Snakemake has reported.
     """
-    from snakemake_executor_plugin_mantik.adapter.dryrun import dry_run
+    from snakemake_executor_plugin_mantik.adapter.planning import dry_run
     from snakemake_executor_plugin_mantik.adapter.workflow_metadata import read_graph_files
 
     arguments: Sequence[str] = context.meta[_ARGUMENTS]

@@ -1,4 +1,4 @@
-"""`smk-mantik watch`: follow the jobs of a workflow in a table that stays up to date."""
+"""`smk-mantik jobs` and `watch`: list or follow the jobs that a workflow has submitted."""
 
 import asyncio
 import time
@@ -15,19 +15,23 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from snakemake_executor_plugin_mantik.common.errors import json_text, one_line
-from snakemake_executor_plugin_mantik.common.files import read_end
+from snakemake_executor_plugin_mantik.common.errors import json_text, one_line, printable
 from snakemake_executor_plugin_mantik.common.humanize import (
     humanize_count,
     humanize_duration,
     humanize_size,
 )
-from snakemake_executor_plugin_mantik.common.state_directory import STATE
+from snakemake_executor_plugin_mantik.common.state_directory import STATE, read_end
 from snakemake_executor_plugin_mantik.connections.connect import site_visits
 from snakemake_executor_plugin_mantik.engine.transfer_meter import TransferView, read_transfers
 from snakemake_executor_plugin_mantik.journal import JOURNAL_FILE, is_controlled, read_history
 from snakemake_executor_plugin_mantik.views.sites import TAIL_BYTES, Visitors, find_last_line
-from snakemake_executor_plugin_mantik.views.workflow import Condition, JobView, overview_jobs
+from snakemake_executor_plugin_mantik.views.workflow import (
+    Condition,
+    JobView,
+    Sight,
+    overview_jobs,
+)
 
 from . import shared
 from .shared import Sites, Workdir
@@ -349,7 +353,7 @@ async def _live(directory: Path, given: Sequence[str]) -> None:
             transfers = watched.transfers
             others = _OTHER_LINES + min(len(transfers), MOST_TRANSFERS)
             return watch_view(
-                jobs, now=time.time(), width=console.width, directory=directory,
+                there, now=time.time(), width=console.width, directory=directory,
                 rows=None if last else console.height - others,
                 notes=watched.notes, transfers=transfers, last_lines=visitors.last_lines,
             )  # fmt: skip
@@ -357,15 +361,15 @@ async def _live(directory: Path, given: Sequence[str]) -> None:
         async def ask() -> None:
             if not watched.controlled:
                 await visitors.look()
-            running = [job for job in jobs if job.condition is Condition.RUNNING]
+            running = [job for job in there if job.condition is Condition.RUNNING]
             shown = watch_order(running)[: max(1, console.height - _OTHER_LINES)]
             await visitors.read_logs([job.record for job in shown])
 
-        jobs = watched.look()
+        there = watched.look()
         try:
             with Live(view(), console=console, auto_refresh=False, transient=True) as live:
                 while True:
-                    jobs = watched.look()
+                    there = watched.look()
                     live.update(view(), refresh=True)
                     if look is None and time.monotonic() >= due:
                         due = time.monotonic() + _LOOK_S
@@ -374,11 +378,77 @@ async def _live(directory: Path, given: Sequence[str]) -> None:
                     if look is not None and look.done():
                         look.result()
                         look = None
-                        jobs = watched.look()
-                        if not watched.controlled and not any(job.condition.moving for job in jobs):
+                        there = watched.look()
+                        moving = any(job.condition.moving for job in there)
+                        if not watched.controlled and not moving:
                             break
         finally:
             if look is not None:
                 look.cancel()
                 await asyncio.gather(look, return_exceptions=True)
         console.print(view(last=True))
+
+
+def jobs(
+    directory: Workdir = Path(),
+    *,
+    every: Annotated[
+        bool, typer.Option("--all", help="Also show tries that later ones have replaced.")
+    ] = False,
+    failed: Annotated[bool, typer.Option("--failed", help="Show only failed jobs.")] = False,
+    ask: Annotated[
+        bool,
+        typer.Option(
+            "--ask",
+            help="Ask the sites about jobs that are there, with one request each, unless a"
+            " Snakemake runs here: it does so anyway.",
+        ),
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    site: Sites = None,
+) -> None:
+    """List the jobs that snakemake submitted from this directory: site, id, times, outcome.
+
+    Shows the last try of each job, and all tries that may still run, without segments that wait
+    for others. To cancel those, use smk-mantik cancel; to follow them, smk-mantik watch.
+    """
+    state = directory / STATE
+    controlled = is_controlled(state)
+    records = read_history(state)
+    sights: Mapping[str, Sight] = {}
+    if ask and not controlled:
+        sights = asyncio.run(_asked(directory, site or []))
+    found = [
+        job
+        for job in overview_jobs(records, controlled=controlled, sights=sights)
+        if (every or job.present) and (job.condition is Condition.FAILED or not failed)
+    ]
+    now = time.time()
+    if as_json:
+        typer.echo(json_text([job.as_json(now) for job in found]))
+    else:
+        shared.make_console().print(jobs_table(found, now))
+
+
+async def _asked(directory: Path, given: Sequence[str]) -> Mapping[str, Sight]:
+    visitors = Visitors(directory, site_visits(directory, given))
+    async with aclosing(visitors):
+        await visitors.look()
+    for words in visitors.away.values():
+        typer.echo(printable(words), err=True)
+    return visitors.sights
+
+
+def jobs_table(found: Iterable[JobView], now: float) -> Table:
+    """Return a table with one row per try, in the order of creation."""
+    titles = ("job", "site", "queue", "id at the site", "try", "waited", "ran", "outcome")
+    shown = shared.new_table(titles, right=("try", "waited", "ran"))
+    for job in found:
+        record = job.record
+        waited = job.waited(now)
+        times = [humanize_duration(waited) if waited is not None else "", job.ran_words(now)]
+        ids = ", ".join(record.site_jobs)
+        words = f"{record.part}: {job.words}" if record.part else job.words
+        cells = [record.name, record.site, record.queue, ids, str(job.number), *times, words]
+        shared.add_row(shown, cells)
+    return shown

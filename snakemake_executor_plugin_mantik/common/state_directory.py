@@ -55,3 +55,13 @@ def change_mode(path: str | Path, mode: int) -> None:
 def open_private(path: str | Path, mode: Literal["wb", "ab"]) -> BinaryIO:
     """Open a file for writing; a new one is closed to others."""
     return open(path, mode, opener=lambda file, flags: os.open(file, flags, 0o600))
+
+
+def read_end(path: Path, most: int) -> bytes:
+    """Return the last bytes of a file, `most` at most; none if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - most))
+            return file.read()
+    except OSError:
+        return b""

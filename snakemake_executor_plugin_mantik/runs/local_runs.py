@@ -16,7 +16,7 @@ from snakemake_executor_plugin_mantik.config.reading import read_config_named
 from snakemake_executor_plugin_mantik.connections.connect import visit_site
 from snakemake_executor_plugin_mantik.journal import JOURNAL_FILE, TryRecord
 from snakemake_executor_plugin_mantik.sites.base import Site
-from snakemake_executor_plugin_mantik.views.job_log import LOOK_S, PIECE, JobLog
+from snakemake_executor_plugin_mantik.views.sites import LOOK_S, PIECE, JobLog
 from snakemake_executor_plugin_mantik.views.workflow import present_tries
 
 from . import controller

@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from snakemake_executor_plugin_mantik.common.errors import ConfigError
-from snakemake_executor_plugin_mantik.common.files import read_end
 from snakemake_executor_plugin_mantik.common.humanize import (
     humanize_count,
     humanize_duration,
     humanize_size,
 )
 from snakemake_executor_plugin_mantik.common.secret_names import make_masker
-from snakemake_executor_plugin_mantik.common.state_directory import STATE
+from snakemake_executor_plugin_mantik.common.state_directory import STATE, read_end
 from snakemake_executor_plugin_mantik.config.reading import read_backend_config
 from snakemake_executor_plugin_mantik.jobs.reasons import Reason
 from snakemake_executor_plugin_mantik.journal import (

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from snakemake_executor_plugin_mantik.cli.jobs import jobs, jobs_table
+from snakemake_executor_plugin_mantik.cli.watch import jobs, jobs_table
 from snakemake_executor_plugin_mantik.common.errors import JournalError
 from snakemake_executor_plugin_mantik.journal import Journal, read_history
 from snakemake_executor_plugin_mantik.views.workflow import Condition, overview_jobs, present_tries

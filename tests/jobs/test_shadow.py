@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from snakemake_executor_plugin_mantik.jobs.spec import OutputFile
-from snakemake_executor_plugin_mantik.rules.shadow import Shadow, wrap_shadow
+from snakemake_executor_plugin_mantik.rules.make_request import Shadow, wrap_shadow
 from tests.support.trial import NASTY, Trial, wait_until
 
 PLACE = ".mantik/shadow/0123"

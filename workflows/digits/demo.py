@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.markdown import Markdown
 from rich.table import Table
 
-from snakemake_executor_plugin_mantik.cli.jobs import jobs_table
+from snakemake_executor_plugin_mantik.cli.watch import jobs_table
 from snakemake_executor_plugin_mantik.journal import read_history
 from snakemake_executor_plugin_mantik.staging.sources import REPORT_FILE
 from snakemake_executor_plugin_mantik.views.workflow import overview_jobs

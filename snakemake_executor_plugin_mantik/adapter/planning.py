@@ -21,7 +21,8 @@ from snakemake.exceptions import RuleException
 from snakemake_interface_common.exceptions import WorkflowError
 
 from snakemake_executor_plugin_mantik.common.errors import MantikError, UserError
-from snakemake_executor_plugin_mantik.config.environment import job_environment
+from snakemake_executor_plugin_mantik.config.environment import describe_software
+from snakemake_executor_plugin_mantik.config.environment_keys import EnvironmentConfig
 from snakemake_executor_plugin_mantik.engine.forecast import (
     LOCAL,
     Forecast,
@@ -31,7 +32,6 @@ from snakemake_executor_plugin_mantik.engine.forecast import (
 )
 from snakemake_executor_plugin_mantik.engine.plan import find_misfits, unchecked_resources
 from snakemake_executor_plugin_mantik.jobs.paths import display_path
-from snakemake_executor_plugin_mantik.jobs.spec import Environment
 from snakemake_executor_plugin_mantik.rules import Job, preflight
 from snakemake_executor_plugin_mantik.rules.kinds.groups import Unit
 from snakemake_executor_plugin_mantik.rules.make_request import workflow_variables
@@ -192,9 +192,7 @@ class _Look:
             resources=requested,
             cores=planner.cores(requested),
             segments=going_on.most if going_on is not None else 1,
-            environment=str(own)
-            if own
-            else _words(job_environment(planner.config, self.checked.workdir, name=name), name),
+            environment=str(own) if own else _words(planner.config.named_environment(name), name),
         )
         rules = {member.rule.name for member in unit.members}
         mistaken = {rule: self.checked.mistakes[rule] for rule in rules & {*self.checked.mistakes}}
@@ -222,17 +220,9 @@ class _Look:
         )
 
 
-def _words(environment: Environment, name: str) -> str:
-    parts = [name] if name else []
-    parts += [f"modules {' '.join(environment.modules)}"] if environment.modules else []
-    parts += [option.removeprefix("--") for option in environment.slurm_options]
-    if environment.apptainer:
-        parts.append(f"Apptainer {environment.apptainer.image}")
-    if environment.container:
-        parts.append(f"{environment.container.plugin} {environment.container.source}")
-    if environment.python:
-        parts.append(f"Python {environment.python}")
-    return ", ".join(parts)
+def _words(environment: EnvironmentConfig, name: str) -> str:
+    modules = [f"modules {' '.join(environment.modules)}"] if environment.modules else []
+    return ", ".join([*([name] if name else []), *modules, *describe_software(environment)])
 
 
 _T = TypeVar("_T")

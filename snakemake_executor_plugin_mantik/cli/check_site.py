@@ -24,8 +24,8 @@ from snakemake_executor_plugin_mantik.common.errors import (
     UserError,
 )
 from snakemake_executor_plugin_mantik.common.humanize import humanize_duration
-from snakemake_executor_plugin_mantik.config.environment import image_upload
-from snakemake_executor_plugin_mantik.config.environment_keys import EnvironmentConfig
+from snakemake_executor_plugin_mantik.config.environment import describe_software, image_upload
+from snakemake_executor_plugin_mantik.config.environment_keys import SLURM_KEYS, EnvironmentConfig
 from snakemake_executor_plugin_mantik.config.known_sites import find_known_site
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
 from snakemake_executor_plugin_mantik.config.reading import LoadedConfig
@@ -398,20 +398,12 @@ def _images(loaded: LoadedConfig, project: Path) -> Iterator[Finding]:
     for environment in loaded.config.all_environments.values():
         if (image := image_upload(environment, project)) is not None:
             yield _architecture(image[0], loaded)
-        if (other := _unread_image(environment)) is not None:
-            site = find_known_site(loaded.config)
-            nodes = f"; {site.title} has {site.architecture}" if site is not None else ""
-            yield Finding("image", "note", f"{other}: its processors cannot be checked{nodes}")
-
-
-def _unread_image(environment: EnvironmentConfig) -> str | None:
-    """Describe an image that a plugin of Slurm fetches or that lies at the site."""
-    if environment.container_engine is not None:
-        engine = environment.container_engine
-        return f"ContainerEngine {engine.name or engine.file}"
-    if environment.pyxis is not None:
-        return f"Pyxis {environment.pyxis.image}"
-    return f"Uenv {','.join(environment.uenv.image)}" if environment.uenv is not None else None
+        # A plugin of Slurm fetches it, or it lies at the site.
+        for other in describe_software(environment):
+            if other.startswith(SLURM_KEYS):
+                site = find_known_site(loaded.config)
+                nodes = f"; {site.title} has {site.architecture}" if site is not None else ""
+                yield Finding("image", "note", f"{other}: its processors cannot be checked{nodes}")
 
 
 def _architecture(image: Path, loaded: LoadedConfig) -> Finding:

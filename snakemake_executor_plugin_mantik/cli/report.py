@@ -1,7 +1,6 @@
 """`smk-mantik report`: what a workflow did, as one HTML file, and what to request next time."""
 
 import os
-import tempfile
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -10,6 +9,7 @@ import typer
 from snakemake_executor_plugin_mantik.common.errors import UserError, json_text, printable
 from snakemake_executor_plugin_mantik.common.humanize import humanize_count
 from snakemake_executor_plugin_mantik.common.secret_names import secret_values
+from snakemake_executor_plugin_mantik.common.state_directory import replace_file
 from snakemake_executor_plugin_mantik.staging.sources import REPORT_FILE
 from snakemake_executor_plugin_mantik.views.report import GENERATOR, gather_report, render_report
 from snakemake_executor_plugin_mantik.views.usage import render_profile
@@ -112,20 +112,7 @@ def _write(path: Path, text: str) -> None:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(
-            "w", encoding="utf-8", dir=path.parent, prefix=f".{path.name}.", delete=False
-        ) as file:
-            new = Path(file.name)
-            try:
-                file.write(text)
-                file.flush()
-                mask = os.umask(0)
-                os.umask(mask)
-                new.chmod(0o666 & ~mask)
-                new.replace(path)
-            except BaseException:
-                new.unlink(missing_ok=True)
-                raise
+        replace_file(path, text)
     except OSError as error:
         raise UserError(
             f"the file cannot be written ({error.strerror})",

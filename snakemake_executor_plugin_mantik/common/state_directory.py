@@ -52,6 +52,17 @@ def change_mode(path: str | Path, mode: int) -> None:
     os.chmod(path, mode & 0o777 | (now & stat.S_ISGID if stat.S_ISDIR(now) else 0))
 
 
+def replace_file(path: Path, text: str) -> None:
+    """Write a file (UTF-8) as a whole, or not at all."""
+    new = path.with_name(f".{path.name}.{os.getpid()}.new")
+    try:
+        new.write_text(text, encoding="utf-8")
+        new.replace(path)
+    except BaseException:
+        new.unlink(missing_ok=True)
+        raise
+
+
 def open_private(path: str | Path, mode: Literal["wb", "ab"]) -> BinaryIO:
     """Open a file for writing; a new one is closed to others."""
     return open(path, mode, opener=lambda file, flags: os.open(file, flags, 0o600))

@@ -5,8 +5,9 @@ the unit that a value is normalised to. `reading.read_backend_config` reads file
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import (
     BeforeValidator,
@@ -291,7 +292,7 @@ class BackendConfig(ConfigSection):
         yield from _not_for_pbs(data)
         site = data.get("Site")
         expand = isinstance(site, Mapping) and site.get("Expand") is True
-        yield from expansion_mistakes(list(_written_environments(data)), expand=expand)
+        yield from expansion_mistakes(_written_environments(data), expand=expand)
         scheduler = _scheduler(data)
         for keys, environment in _written_environments(data):
             for key in SLURM_KEYS if scheduler in {"pbs", "none"} else ():
@@ -315,84 +316,53 @@ class BackendConfig(ConfigSection):
                     )
 
 
-Environments: TypeAlias = Sequence[tuple[Keys, Mapping[str, Any]]]
-
-
-def expansion_mistakes(environments: Environments, *, expand: bool) -> Iterator[tuple[Keys, str]]:
-    """Yield mistakes in environments as written, each with its key.
+def expansion_mistakes(
+    environments: Iterable[tuple[Keys, Mapping[str, Any]]], *, expand: bool
+) -> Iterator[tuple[Keys, str]]:
+    """Yield what bash is to expand and cannot, which a job would find out late, or does not expand.
 
     Args:
-        environments: each with its keys.
-        expand: whether bash expands them.
+        environments: as written, each with its keys.
+        expand: whether bash expands their paths, options and variables.
     """
-    yield from _unclosed(environments) if expand else _unexpanded(environments)
-
-
-def _unclosed(environments: Environments) -> Iterator[tuple[Keys, str]]:
-    """Yield values in which bash could not expand anything, which a job would find out late."""
-    for keys, environment in environments:
-        variables = environment.get("Variables")
-        texts: list[tuple[Keys, object]] = [
-            (place, path)
-            for place, path in _paths_at_site(keys, environment)
-            if str(path).strip().startswith(("/", "$"))
-        ]
-        if isinstance(variables, Mapping):
-            texts += [((*keys, "Variables", str(name)), text) for name, text in variables.items()]
-        found = [
-            (place, text, find_unclosed(text)) for place, text in texts if isinstance(text, str)
-        ]
-        found += [
-            (place, word, find_unclosed_in_word(word))
-            for place, words in _written_options(keys, environment)
-            for word in words
-        ]
-        for place, text, opening in found:
-            if opening:
-                yield place, f"has a {opening} that is not closed, found {describe_value(text)}"
-
-
-def _unexpanded(environments: Environments) -> Iterator[tuple[Keys, str]]:
-    """Yield mistakes about what a shell would expand, and is not expanded."""
     switch = "; set Site: Expand to true to expand it on the node"
     for keys, environment in environments:
-        for place, path in _paths_at_site(keys, environment):
-            if isinstance(path, str) and path.strip().startswith("$"):
-                yield place, f"{not_expanded(path.strip())}{switch}"
-        for place, words in _written_options(keys, environment):
-            for word in words:
-                if code := find_code(word):
-                    yield (
-                        place,
-                        "has code in it that is not expanded, found "
-                        f"{describe_value(code)}{switch}",
-                    )
+        texts: list[tuple[Keys, object]] = [*_paths_at_site(keys, environment)]
+        variables = environment.get("Variables")
+        if not expand:
+            for place, path in _paths_at_site(keys, environment):
+                if path.strip().startswith("$"):
+                    yield place, f"{not_expanded(path.strip())}{switch}"
+        elif isinstance(variables, Mapping):
+            texts += [((*keys, "Variables", str(name)), text) for name, text in variables.items()]
+        for place, text in texts if expand else ():
+            if isinstance(text, str) and (opening := find_unclosed(text)):
+                yield place, f"has a {opening} that is not closed, found {describe_value(text)}"
+        for place, word in _written_options(keys, environment):
+            if expand and (opening := find_unclosed_in_word(word)):
+                yield place, f"has a {opening} that is not closed, found {describe_value(word)}"
+            if not expand and (code := find_code(word)):
+                shown = describe_value(code)
+                yield place, f"has code in it that is not expanded, found {shown}{switch}"
 
 
-def _paths_at_site(keys: Keys, environment: Mapping[str, Any]) -> list[tuple[Keys, object]]:
-    """Return the paths at the site, with their keys."""
+def _paths_at_site(keys: Keys, environment: Mapping[str, Any]) -> Iterator[tuple[Keys, str]]:
+    """Yield the paths at the site, with their keys."""
     apptainer, python = environment.get("Apptainer"), environment.get("Python")
-    paths: list[tuple[Keys, object]] = [((*keys, "Python"), python)]
+    found = [((*keys, "Python"), python)]
     if isinstance(python, Mapping):
-        paths = [((*keys, "Python", "Path"), python.get("Path"))]
+        found = [((*keys, "Python", "Path"), python.get("Path"))]
     if isinstance(apptainer, Mapping) and str(apptainer.get("Type")).lower() == "remote":
-        paths.append(((*keys, "Apptainer", "Path"), apptainer.get("Path")))
-    return paths
+        found.append(((*keys, "Apptainer", "Path"), apptainer.get("Path")))
+    for place, path in found:
+        if isinstance(path, str) and path.strip().startswith(("/", "$")):
+            yield place, path
 
 
-def _written_options(
-    keys: Keys, environment: Mapping[str, Any]
-) -> Iterator[tuple[Keys, tuple[str, ...]]]:
-    """Yield the words of options, with their keys."""
+def _written_options(keys: Keys, environment: Mapping[str, Any]) -> Iterator[tuple[Keys, str]]:
+    """Yield the words of options, with their keys; none of those that their own keys report."""
     for key in OPTION_KEYS:
         section = environment.get(key)
-        given = section.get("Options", "") if isinstance(section, Mapping) else ""
-        yield (*keys, key, "Options"), _readable_options(given)
-
-
-def _readable_options(value: object) -> tuple[str, ...]:
-    """Return the words of options; none if the key's own validation reports mistakes."""
-    try:
-        return parse_options(value)
-    except ValueError:
-        return ()
+        with suppress(ValueError):
+            given = section.get("Options", "") if isinstance(section, Mapping) else ""
+            yield from (((*keys, key, "Options"), word) for word in parse_options(given))

@@ -26,10 +26,26 @@ _UNDECLARED: Final = "correct the name, or use --extra to append it to the comma
 
 @dataclass(frozen=True)
 class CommandFiles:
-    """Inputs or outputs: paths, and paths by name."""
+    """Inputs or outputs: paths, and paths by name.
+
+    They can be read as those that Snakemake passes to a function in `params:`.
+    """
 
     plain: list[str] = field(default_factory=list)
     named: dict[str, str] = field(default_factory=dict)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.all)
+
+    def __getitem__(self, key: int | str) -> str:
+        return self.named[key] if isinstance(key, str) else self.all[key]
+
+    def __getattr__(self, name: str) -> object:
+        if name == "keys":  # for suggestions in messages
+            return self.named.keys
+        if name in self.named:
+            return self.named[name]
+        raise AttributeError(name)
 
     @property
     def all(self) -> list[str]:

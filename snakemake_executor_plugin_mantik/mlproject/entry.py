@@ -105,8 +105,12 @@ def script_entry(name: str) -> EntryPoint | None:
         if program
         else f"Rscript -e \"mlflow::mlflow_source('{shlex.quote(name)}')\" --args"
     )
-    escaped = command.replace("{", "{{").replace("}", "}}")
-    return EntryPoint(name, escaped, script=True)
+    return EntryPoint(name, escape_braces(command), script=True)
+
+
+def escape_braces(text: str) -> str:
+    """Return a text with placeholders that stands for this text itself."""
+    return text.replace("{", "{{").replace("}", "}}")
 
 
 def command_mistakes(command: str, parameters: Iterable[str]) -> Iterator[str]:

@@ -23,12 +23,13 @@ from .entry import (
     Call,
     EntryPoint,
     Parameter,
+    escape_braces,
     script_entry,
     suggest,
     unsendable_characters,
 )
 from .reading import ProjectFile, read_project
-from .values import Literal, ParameterValue, TemplateWords, parse_value, path_in_folder
+from .values import ParameterValue, TemplateWords, parse_value, path_in_folder
 
 _EXTRA: Final = (
     "correct the name, or pass it in the mapping after the entry point's name to append it to the"
@@ -86,7 +87,7 @@ class BoundEntryPoint:
         if parameter.default is None:
             self._notify(parameter.name, "has no value and no default: pass a value")
         else:
-            self._values[parameter.name] = Literal(parameter.default)
+            self._take(self._values, parameter.name, escape_braces(parameter.default))
             self._defaults.add(parameter.name)
 
     def _check(self, name: str, words: tuple[str, ...]) -> None:

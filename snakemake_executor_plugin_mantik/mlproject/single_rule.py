@@ -6,7 +6,7 @@ import posixpath
 import re
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,6 +22,7 @@ from .command_line import (
     ContinueOptions,
     check_command_files,
 )
+from .entry import escape_braces
 from .project import ParamsFunction, folder_mistake, load
 from .values import path_in_folder
 
@@ -126,8 +127,8 @@ def prepare_single_rule(
     values = {name: _template(value) for name, value in given.items()}
     others = {name: _template(value) for name, value in more.items()}
     things = {
-        "input": _Listed(CommandFiles(found, read.named)),
-        "output": _Listed(made if made.all else CommandFiles([out])),
+        "input": CommandFiles(found, read.named),
+        "output": made if made.all else CommandFiles([out]),
         "threads": 1,
     }
     wrong.values({"-P": values, "--extra": others}, things)
@@ -200,36 +201,12 @@ def write_snakefile(text: str, name: str, *, write: bool = True) -> Path:
     return snakefile
 
 
-class _Listed:
-    """Files as Snakemake passes them to a function in `params:`."""
-
-    def __init__(self, files: CommandFiles) -> None:
-        self._files = files
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._files.all)
-
-    def __getitem__(self, key: int | str) -> str:
-        return self._files.named[key] if isinstance(key, str) else self._files.all[key]
-
-    def __getattr__(self, name: str) -> object:
-        if name in self._files.named:
-            return self._files.named[name]
-        if name == "keys":  # for suggestions in messages
-            return self._files.named.keys
-        raise AttributeError(name)
-
-
 def _template(value: str) -> str:
     """Escape the braces of a value for the Snakefile, except placeholders of files and threads."""
     parts = _OURS.split(value)
     ours = _OURS.findall(value)
-    escaped = [_escaped(part) for part in parts]
+    escaped = map(escape_braces, parts)
     return "".join(a + b for a, b in zip(escaped, [*ours, ""], strict=True))
-
-
-def _escaped(text: str) -> str:
-    return text.replace("{", "{{").replace("}", "}}")
 
 
 def _large(folder: os.PathLike[str], config: LoadedConfig | None, made: list[str]) -> list[str]:

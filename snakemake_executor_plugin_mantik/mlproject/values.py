@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from snakemake_executor_plugin_mantik.common.humanize import humanize_count
 
-from .entry import suggest, unsendable_characters
+from .entry import escape_braces, suggest, unsendable_characters
 
 _ROOTS: Final = ("wildcards", "input", "output", "threads", "resources")
 """Allowed names in placeholders: what Snakemake passes to a function in `params:`."""
@@ -83,7 +83,7 @@ def parse_value(given: object) -> ParameterValue:
         return _Template(given)
     if callable(given):
         return _Function(given)
-    return Literal(_text(given))
+    return _Template(escape_braces(_text(given)))
 
 
 def _text(given: object) -> str:
@@ -96,23 +96,6 @@ def _text(given: object) -> str:
     found = type(given).__name__
     hint = ": join its items into a text" if isinstance(given, (list, tuple)) else ""
     raise ValueError(f"has to be a text, a number, a bool or a function, found {found}{hint}")
-
-
-class Literal(ParameterValue):
-    """A text that is used unchanged."""
-
-    needs = frozenset()
-
-    def __init__(self, text: str) -> None:
-        self._text = text
-
-    def resolve(self, things: Mapping[str, Any], relative: Callable[[str], str]) -> TemplateWords:
-        del things, relative
-        return TemplateWords((self._text,), self._text)
-
-    def outline(self, wildcards: Any) -> str:
-        del wildcards
-        return self._text
 
 
 class _Function(ParameterValue):

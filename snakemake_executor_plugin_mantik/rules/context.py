@@ -3,7 +3,7 @@
 import os
 import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from operator import attrgetter
 from pathlib import Path
@@ -206,14 +206,10 @@ class Payload:
         self, command: str, uploads: tuple[Upload, ...] = (), inputs: tuple[str, ...] = ()
     ) -> "Payload":
         """Return a payload with `command`, a bash text that wraps this payload's command."""
-        return Payload(
-            command,
-            "bash",
-            (*self.uploads, *uploads),
-            (*self.inputs, *inputs),
-            self.own_environment,
-            self.full,
-        )
+        return replace(  # noqa: S604 - a value
+            self, command=command, shell="bash",
+            uploads=(*self.uploads, *uploads), inputs=(*self.inputs, *inputs),
+        )  # fmt: skip
 
 
 def start_words(payload: Payload) -> tuple[list[str], tuple[Upload, ...]]:

@@ -26,6 +26,7 @@ from snakemake_executor_plugin_mantik.common.errors import (
     printable,
     shorten_list,
 )
+from snakemake_executor_plugin_mantik.common.state_directory import replace_file
 from snakemake_executor_plugin_mantik.jobs.paths import OURS
 from snakemake_executor_plugin_mantik.jobs.resources import foreign_resource, suggest_resource
 from snakemake_executor_plugin_mantik.mlproject.project import folder_mistake
@@ -356,15 +357,10 @@ class MissingSnakemake:
             if found:
                 message = printable(f"{LACK}{more}".removeprefix("mantik:").strip())
                 self._known[site] = {"environment": self._environments[site], "said": message}
-                self._write()
+                replace_file(self._path, json.dumps(self._known))
                 return
 
     def forget(self, site: str) -> None:
         """Remove the record of a site that has a Snakemake now."""
         if self._known.pop(site, None) is not None:
-            self._write()
-
-    def _write(self) -> None:
-        new = self._path.with_suffix(".new")
-        new.write_text(json.dumps(self._known))
-        os.replace(new, self._path)
+            replace_file(self._path, json.dumps(self._known))

@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
@@ -18,7 +18,12 @@ from snakemake_executor_plugin_mantik.common.errors import (
     UserError,
 )
 from snakemake_executor_plugin_mantik.common.locks import is_locked
-from snakemake_executor_plugin_mantik.common.state_directory import STATE, data_home, make_private
+from snakemake_executor_plugin_mantik.common.state_directory import (
+    STATE,
+    data_home,
+    make_private,
+    replace_file,
+)
 from snakemake_executor_plugin_mantik.config.model import BackendConfig
 from snakemake_executor_plugin_mantik.config.reading import (
     KINDS,
@@ -99,6 +104,11 @@ class RunDirectory:
                 do="Remove the directory if you no longer need the run",
             ) from None
 
+    def write_request(self, request: "RunRequest") -> None:
+        """Write what is requested, as a whole or not at all."""
+        text = json.dumps(asdict(request), indent=2, ensure_ascii=False)
+        replace_file(self.request_file, text)
+
     @property
     def workdir(self) -> Path:
         """The snapshot of the project: the workflow's working directory."""
@@ -169,9 +179,7 @@ class RunDirectory:
 
     def write_end(self, code: int) -> None:
         """Record that the workflow is over, with its exit code."""
-        new = self.ended.with_suffix(".new")
-        new.write_text(json.dumps({"exit_code": code, "time": time.time()}))
-        new.replace(self.ended)
+        replace_file(self.ended, json.dumps({"exit_code": code, "time": time.time()}))
 
     def project(self, name: str) -> Path:
         """Return the path of a project's snapshot, the workflow's working directory."""
@@ -235,17 +243,6 @@ class RunRequest:
     @property
     def going_on(self) -> ContinueOptions:
         return ContinueOptions(self.segments, self.checkpoint)
-
-
-def write_request(directory: RunDirectory, request: RunRequest) -> None:
-    """Write a run's request atomically.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
-    new = directory.request_file.with_suffix(".new")
-    new.write_text(json.dumps(asdict(request), indent=2, ensure_ascii=False), encoding="utf-8")
-    new.replace(directory.request_file)
 
 
 _FROM_ENVIRONMENT: Final = "SNAKEMAKE_MANTIK_BACKEND_CONFIG"
@@ -348,12 +345,9 @@ def config_of_values(values: Mapping[str, Any], environ: Mapping[str, str]) -> C
     else:
         file = ours.get("config", "")
         chosen = config_of_file(f"{name}={file}" if name and file else file, environ)
-    return ChosenConfig(
-        chosen.site, chosen.content, chosen.suffix, chosen.config, chosen.source,
-        account=ours.get("account", ""),
-        extra={str(name): str(value) for name, value in ours.get("extra", {}).items()},
-        wait=ours.get("wait", False),
-    )  # fmt: skip
+    extra = {str(name): str(value) for name, value in ours.get("extra", {}).items()}
+    account, wait = ours.get("account", ""), ours.get("wait", False)
+    return replace(chosen, account=account, extra=extra, wait=wait)
 
 
 def _of_keys(given: Mapping[str, Any], name: str) -> ChosenConfig:

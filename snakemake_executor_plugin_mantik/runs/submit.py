@@ -48,7 +48,6 @@ from .directories import (
     RunRequest,
     make_runs_home,
     runs_home,
-    write_request,
 )
 from .projects import TakenProject, missing_values, project_values, retake_project, take_project
 from .store import KEY, SITE, SUBMISSION, NewRun, RunStore, quote_filter, store_exists, tracking_uri
@@ -393,7 +392,7 @@ def _submitted(
         with delay_signals():
             # If this process is killed, `remove_aborted` finds the run by this request.
             with _writing(stage):
-                write_request(stage, request)
+                stage.write_request(request)
             made = store.make(
                 request.experiment, request.experiment_id, request.name, _tags(request, stage),
                 params,
@@ -416,7 +415,7 @@ def _become(
         experiment=made.experiment,
     )  # fmt: skip
     with _writing(directory):
-        write_request(stage, complete)
+        stage.write_request(complete)
         stage.path.rename(directory.path)
 
 

@@ -23,7 +23,6 @@ from snakemake_executor_plugin_mantik.runs import controller, local_runs
 from snakemake_executor_plugin_mantik.runs.directories import (
     RunDirectory,
     RunRequest,
-    write_request,
 )
 from snakemake_executor_plugin_mantik.runs.listing import (
     GONE,
@@ -65,7 +64,7 @@ def run(tmp_path: Path, store_uri: str, monkeypatch: pytest.MonkeyPatch) -> RunD
         account="", tracking_uri=store_uri, experiment_id=made.experiment_id, experiment="churn",
         name=made.name, created=time.time(), run_id=made.run_id,
     )  # fmt: skip
-    write_request(directory, request)
+    directory.write_request(request)
     return directory
 
 
@@ -120,7 +119,7 @@ def test_cancelled_before_it_was_started(run: RunDirectory) -> None:
 def down(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
     """The run, whose server answers no more."""
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    write_request(run, replace(run.request, tracking_uri="http://127.0.0.1:9"))
+    run.write_request(replace(run.request, tracking_uri="http://127.0.0.1:9"))
     return RunDirectory(run.path)
 
 
@@ -201,7 +200,7 @@ def test_what_the_controller_is_told(run: RunDirectory) -> None:
         "MLFLOW_TRACKING_URI": "https://me:hunter2@mlflow.org", "MANTIK_RUN_ID": "other",
     }  # fmt: skip
     request = replace(run.request, account="a1", site="my-site")
-    write_request(run, request)
+    run.write_request(request)
 
     made = controller.controller_environment(RunDirectory(run.path), environ)
 
@@ -211,7 +210,7 @@ def test_what_the_controller_is_told(run: RunDirectory) -> None:
     assert made["HOME"] == "/home/me"
     assert not {"SNAKEMAKE_MANTIK_TRACK", "MLFLOW_RUN_ID"} & made.keys()
     # A password is taken from the environment, where it is the same server.
-    write_request(run, replace(request, tracking_uri="https://mlflow.org"))
+    run.write_request(replace(request, tracking_uri="https://mlflow.org"))
     made = controller.controller_environment(RunDirectory(run.path), environ)
     assert made["MLFLOW_TRACKING_URI"] == "https://me:hunter2@mlflow.org"
 
@@ -219,7 +218,7 @@ def test_what_the_controller_is_told(run: RunDirectory) -> None:
 def test_named_by_the_beginning_of_its_id_or_not_at_all(run: RunDirectory) -> None:
     twin = RunDirectory(run.path.with_name(run.request.run_id[:8] + "0" * 24))
     os.makedirs(twin.path)
-    write_request(twin, replace(run.request, run_id=twin.path.name))
+    twin.write_request(replace(run.request, run_id=twin.path.name))
     with pytest.raises(UserError, match="matches several runs"):
         find_local_run(run.request.run_id[:8])
     with pytest.raises(UserError, match="matches several runs"):

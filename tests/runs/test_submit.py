@@ -20,14 +20,14 @@ from snakemake_executor_plugin_mantik.runs.submit import delay_signals, remove_a
 
 SUBMITS = """
 import sys, time
-from snakemake_executor_plugin_mantik.runs.directories import RunRequest, write_request
+from snakemake_executor_plugin_mantik.runs.directories import RunRequest
 from snakemake_executor_plugin_mantik.runs.store import SITE, RunStore
 from snakemake_executor_plugin_mantik.runs.submit import _staging, submission_tag
 
 uri, told = sys.argv[1:]
 with _staging() as stage:
     if told:
-        write_request(stage, RunRequest(
+        stage.write_request(RunRequest(
             uri="/churn", version="", commit="", folder="project/churn", entry_point="main",
             parameters={}, values={}, extra={}, site="alps", config="site/alps.yaml",
             config_source="", account="", tracking_uri=uri, experiment_id="", experiment="churn",

@@ -18,7 +18,6 @@ from snakemake_executor_plugin_mantik.runs.directories import (
     RunDirectory,
     RunRequest,
     runs_home,
-    write_request,
 )
 from snakemake_executor_plugin_mantik.schedule.schedules import FiringState
 from snakemake_executor_plugin_mantik.schedule.store import SCHEDULES_FILE, ScheduleStore
@@ -62,7 +61,7 @@ def command(
         tracking_uri="sqlite:///x.db", experiment_id="0", experiment="Default", name="first",
         created=1.0, run_id=RUN,
     )  # fmt: skip
-    write_request(directory, nothing)
+    directory.write_request(nothing)
     return Command(monkeypatch, capsys)
 
 

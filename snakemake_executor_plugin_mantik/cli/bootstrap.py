@@ -17,7 +17,7 @@ from snakemake_executor_plugin_mantik.config.reading import read_configs
 from snakemake_executor_plugin_mantik.mlproject.single_rule import RUNS, snakemake_command
 from snakemake_executor_plugin_mantik.rules.onsite import bootstrap_job
 
-from .shared import is_config
+from .shared import ForSnakemake, is_config
 
 _TEMPLATE: Final = """\
 # Made by `smk-mantik bootstrap`, for this command line alone.
@@ -43,9 +43,7 @@ def bootstrap(
             help="The site: its name in the workflow, or its backend config as [NAME=]FILE."
         ),
     ],
-    snakemake: Annotated[
-        list[str] | None, typer.Argument(help="Options for snakemake, after --.")
-    ] = None,
+    snakemake: ForSnakemake = None,
     *,
     from_here: Annotated[
         bool,

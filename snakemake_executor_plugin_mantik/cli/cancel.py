@@ -28,7 +28,7 @@ from snakemake_executor_plugin_mantik.journal import (
 from snakemake_executor_plugin_mantik.storage.copies import is_here
 from snakemake_executor_plugin_mantik.views.workflow import is_meant
 
-from .shared import Sites, Workdir, say
+from .shared import Sites, Workdir, Yes, say
 
 _UNCONFIRMED = 1
 """Exit code if a job may still run."""
@@ -171,7 +171,7 @@ def clean(
     *,
     directory: Workdir = Path(),
     site: Sites = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
+    yes: Yes = False,
     force: Annotated[
         bool,
         typer.Option("--force", help="Also cancel jobs, and lose outputs that are nowhere else."),

@@ -23,7 +23,7 @@ from snakemake_executor_plugin_mantik.config.reading import (
 )
 
 from .check_site import Finding, check_connection
-from .shared import WRONG, warn
+from .shared import WRONG, AsJson, Project, warn
 
 _MARKS = {"ok": "", "note": "", "warning": "(!) "}
 
@@ -62,17 +62,14 @@ def check(
     files: Annotated[
         list[str], typer.Argument(metavar="FILE…", help="Backend configs, each FILE or NAME=FILE.")
     ],
-    project: Annotated[
-        Path,
-        typer.Option("--project", help="The project folder; paths in configs are relative to it."),
-    ] = Path(),
+    project: Project = Path(),
     with_site: Annotated[
         bool,
         typer.Option(
             "--connect", help="Also connect to the site with your credentials; submits no job."
         ),
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Check backend configs: print one line for a valid file, else all mistakes (exit code 2)."""
     reports = [examine(file, project) for file in files]

@@ -14,7 +14,7 @@ from snakemake_executor_plugin_mantik.journal import TryRecord, is_controlled, r
 from snakemake_executor_plugin_mantik.views.sites import JobLog
 from snakemake_executor_plugin_mantik.views.workflow import find_try
 
-from .shared import Sites, Workdir
+from .shared import Follow, Sites, Workdir
 
 
 def logs(
@@ -27,9 +27,7 @@ def logs(
         ),
     ],
     *,
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on until the job has ended.")
-    ] = False,
+    follow: Follow = False,
     log: Annotated[
         bool, typer.Option("--log", help="Show the log file of the rule, not the job's output.")
     ] = False,

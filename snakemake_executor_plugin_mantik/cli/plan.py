@@ -37,7 +37,7 @@ from snakemake_executor_plugin_mantik.staging import sources
 
 from . import shared
 from .check import examine
-from .shared import WRONG, warn
+from .shared import WRONG, AsJson, Project, warn
 
 _LATER: Final = "follows from files that are still to be made"
 
@@ -63,7 +63,7 @@ def plan(
             " by a rule, and which stay here, with the reason.",
         ),
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show what `snakemake` with the same arguments would submit; submit nothing."""
     from snakemake_executor_plugin_mantik.adapter.planning import dry_run, plan_workflow
@@ -244,14 +244,14 @@ _INLINE = "as shown below"
 def render(  # noqa: PLR0917 - options of a command line
     file: Annotated[str, typer.Argument(metavar="FILE", help="Backend config, FILE or NAME=FILE.")],
     command: Annotated[str, typer.Option("--command", help="The command of the job.")],
-    project: Annotated[Path, typer.Option("--project", help="The project folder.")] = Path(),
+    project: Project = Path(),
     environment: Annotated[
         str, typer.Option("--environment", help="One of the config's Environments, by its name.")
     ] = "",
     unicore_version: Annotated[
         str, typer.Option("--unicore-version", help="Render for this version, such as 11.0.0.")
     ] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show the script, the submission and the uploads of a job; connect to no site."""
     if not project.is_dir():

@@ -29,18 +29,14 @@ from snakemake_executor_plugin_mantik.runs.functions import (
     write_call,
 )
 
-from .shared import Checkpoint, Segments, run_child, warn
+from .shared import Checkpoint, EntryName, ForSnakemake, Segments, run_child, warn
 
 
 def run(
     project: Annotated[Path, typer.Argument(help="The project: a folder, or its MLproject file.")],
-    snakemake: Annotated[
-        list[str] | None, typer.Argument(help="Options for snakemake, after --.")
-    ] = None,
+    snakemake: ForSnakemake = None,
     *,
-    entry_point: Annotated[
-        str, typer.Option("--entry-point", "-e", help="The entry point, or a script.")
-    ] = "main",
+    entry_point: EntryName = "main",
     parameter: Annotated[
         list[str] | None,
         typer.Option(
@@ -130,9 +126,7 @@ def call(
             metavar="MODULE:FUNCTION", help="The function, in a module of this directory."
         ),
     ],
-    snakemake: Annotated[
-        list[str] | None, typer.Argument(help="Options for snakemake, after --.")
-    ] = None,
+    snakemake: ForSnakemake = None,
     *,
     argument: Annotated[
         list[str] | None,

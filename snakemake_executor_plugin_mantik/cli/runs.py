@@ -24,7 +24,19 @@ from snakemake_executor_plugin_mantik.tracking.process import SETTINGS
 
 from . import runtable
 from .cancel import confirm
-from .shared import App, Checkpoint, Segments, make_console, print_json, say, warn
+from .shared import (
+    App,
+    AsJson,
+    Checkpoint,
+    EntryName,
+    Follow,
+    Segments,
+    Yes,
+    make_console,
+    print_json,
+    say,
+    warn,
+)
 
 if TYPE_CHECKING:
     from snakemake_executor_plugin_mantik.runs.listing import FoundRun
@@ -38,7 +50,6 @@ runs_app = App(
 )
 
 _Run = Annotated[str, typer.Argument(metavar="RUN", help="The run's id, a prefix of it, or name.")]
-_AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @dataclass(frozen=True)
@@ -74,7 +85,7 @@ class _Options:
             "--wait", help="Wait until it ends; exit with 1 if it fails. Ctrl-C cancels it."
         ),
     ] = False
-    as_json: _AsJson = False
+    as_json: AsJson = False
 
     @property
     def parameters(self) -> dict[str, str]:
@@ -113,9 +124,7 @@ def submit(
             help="A branch, tag or commit; a folder without one is used as it is.",
         ),
     ] = "",
-    entry_point: Annotated[
-        str, typer.Option("--entry-point", "-e", help="The entry point, or a script.")
-    ] = "main",
+    entry_point: EntryName = "main",
     options: _Options,
 ) -> None:
     """Submit an entry point of an MLproject to a site. The run continues after this command ends.
@@ -190,7 +199,7 @@ def list_(
     limit: Annotated[
         int, typer.Option("--limit", "-n", min=1, help="Maximum number of runs.")
     ] = 50,
-    as_json: _AsJson = False,
+    as_json: AsJson = False,
 ) -> None:
     """List the latest runs, including those of workflows' jobs, with their times and metrics."""
     from snakemake_executor_plugin_mantik.runs import listing
@@ -216,7 +225,7 @@ def list_(
 
 
 @runs_app.command("show")
-def show_run(run: _Run, *, as_json: _AsJson = False) -> None:
+def show_run(run: _Run, *, as_json: AsJson = False) -> None:
     """Show a run's state, results, and how it was submitted."""
     found = runtable.run_details(_find(run))
     if as_json:
@@ -230,9 +239,7 @@ def show_run(run: _Run, *, as_json: _AsJson = False) -> None:
 def logs(
     run: _Run,
     *,
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Continue until the run ends.")
-    ] = False,
+    follow: Follow = False,
     controller: Annotated[
         bool, typer.Option("--controller", help="Print the output of Snakemake, not of the job.")
     ] = False,
@@ -307,7 +314,7 @@ def continue_(
 def delete(
     run: _Run,
     *,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
+    yes: Yes = False,
     keep_site: Annotated[
         bool, typer.Option("--keep-site", help="Leave the workspace at the site as it is.")
     ] = False,
@@ -359,7 +366,7 @@ def register(
     force: Annotated[
         bool, typer.Option("--force", help="Also remove versions that have an alias.")
     ] = False,
-    as_json: _AsJson = False,
+    as_json: AsJson = False,
 ) -> None:
     """Register the model that a finished run has logged."""
     from snakemake_executor_plugin_mantik.runs import store

@@ -51,7 +51,7 @@ from snakemake_executor_plugin_mantik.schedule.submit import (
     submit_firing,
 )
 
-from .shared import App, print_json, print_table, say
+from .shared import App, AsJson, print_json, print_table, say
 
 schedule_app = App(
     name="schedule",
@@ -63,7 +63,6 @@ _OVER: Final = "not due any more"
 _Name = Annotated[str, typer.Argument(help="The schedule's name.")]
 _OfRun = typer.Option(help="The run to submit again: id or name.")
 _Line = typer.Option(help="Minute, hour, day, month, day of the week, as in a crontab.")
-_AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @dataclass(frozen=True)
@@ -133,7 +132,7 @@ def add(
     run: Annotated[str, _OfRun],
     cron: Annotated[str, _Line],
     options: _Options,
-    as_json: _AsJson = False,
+    as_json: AsJson = False,
 ) -> None:
     """Add a schedule that submits a run again at the times of a crontab line."""
     with _store() as store:
@@ -159,7 +158,7 @@ def edit(
     run: Annotated[str | None, _OfRun] = None,
     cron: Annotated[str | None, _Line] = None,
     options: _Options = _Options(),
-    as_json: _AsJson = False,
+    as_json: AsJson = False,
 ) -> None:
     """Change a schedule; a running scheduler applies the change."""
     wish = ScheduleRequest(run, cron, **asdict(options))
@@ -217,7 +216,7 @@ def list_schedules(
             "--next", "-n", min=1, max=1000, help="Show so many of the next due times instead."
         ),
     ] = None,
-    as_json: _AsJson = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show all schedules with their next due time and last outcome, or one of them."""
     with _store() as store:

@@ -75,6 +75,18 @@ Checkpoint = Annotated[
 """What the segments of a run go on from."""
 
 
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+EntryName = Annotated[
+    str, typer.Option("--entry-point", "-e", help="The entry point, or a script.")
+]
+Follow = Annotated[bool, typer.Option("--follow", "-f", help="Go on until it has ended.")]
+Project = Annotated[
+    Path, typer.Option(help="The project folder; paths in configs are relative to it.")
+]
+ForSnakemake = Annotated[list[str] | None, typer.Argument(help="Options for snakemake, after --.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
+
+
 # Commands
 
 

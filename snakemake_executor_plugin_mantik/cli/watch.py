@@ -34,7 +34,7 @@ from snakemake_executor_plugin_mantik.views.workflow import (
 )
 
 from . import shared
-from .shared import Sites, Workdir
+from .shared import AsJson, Sites, Workdir
 
 _WIDE: Final = 110
 """Columns from which on the table has the queue, the moment, the walltime, and the number of jobs
@@ -238,7 +238,7 @@ def watch(
     once: Annotated[
         bool, typer.Option("--once", help="Show the table once, as without a terminal.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: AsJson = False,
     site: Sites = None,
 ) -> None:
     """Follow the jobs of a workflow in a table: what each does, since when, and why it waits.
@@ -404,7 +404,7 @@ def jobs(
             " Snakemake runs here: it does so anyway.",
         ),
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
     site: Sites = None,
 ) -> None:
     """List the jobs that snakemake submitted from this directory: site, id, times, outcome.

@@ -272,20 +272,15 @@ class Executor(RemoteExecutor):
             self._named |= self._run.states.news()
             self._register(active_jobs)
             self._finished |= {o.number: o for o in self._run.engine.collect()}
+        from .job_files import is_ahead_of_time
+
         for info in active_jobs:
             outcome = self._finished.get(info.job.jobid) if self._run is not None else None
-            if outcome is None or (outcome.succeeded and self._is_early(info.job)):
-                yield info
+            if outcome is None or (outcome.succeeded and is_ahead_of_time(info.job)):
+                yield info  # Snakemake would refuse its outputs now, and not in a moment
             else:
                 del self._finished[outcome.number]
                 await self._report(info, outcome)
-
-    @staticmethod
-    def _is_early(job: _Job) -> bool:
-        """Return whether Snakemake would refuse a job's outputs now, and not in a moment."""
-        from .job_files import is_ahead_of_time
-
-        return is_ahead_of_time(job)
 
     def _register(self, active_jobs: list[SubmittedJobInfo]) -> None:
         """Add the ids that jobs got at their sites to Snakemake's metadata."""
@@ -312,7 +307,7 @@ class Executor(RemoteExecutor):
         if outcome.succeeded and not trouble:
             trouble = await job_files.note_outputs(
                 self.dag, info.job, outcome
-            ) or await self._store(info)
+            ) or await job_files.store_cached(self.workflow, info.job)
         if outcome.succeeded and trouble:
             self.report_job_error(info, msg=trouble)
         elif outcome.succeeded:
@@ -326,16 +321,6 @@ class Executor(RemoteExecutor):
             missed = self._run.missed(info.job, outcome) if self._run is not None else ""
             message = printable(f"{outcome.message}{missed}")
             self.report_job_error(info, msg=message, aux_logs=logs)
-
-    async def _store(self, info: SubmittedJobInfo) -> str:
-        """Store outputs in Snakemake's cache if they belong there. Return an error, or ''."""
-        from . import job_files
-
-        try:
-            await job_files.store_cached(self.workflow, info.job)
-        except (WorkflowError, OSError) as error:
-            return f"the outputs could not be stored in Snakemake's cache (--cache): {error}\n"
-        return ""
 
     def _benchmark(self, job: _Job) -> str:
         """Write the benchmark files that the job declares. Return an error, or ''."""

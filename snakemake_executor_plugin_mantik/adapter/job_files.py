@@ -105,15 +105,18 @@ async def fetch_cached(workflow: Any, job: Job) -> bool:
     return True
 
 
-async def store_cached(workflow: Any, job: Job) -> None:
+async def store_cached(workflow: Any, job: Job) -> str:
     """Store the outputs of a job, or of each job of a group, in the cache if its rule says so.
 
-    Raises:
-        WorkflowError: the cache cannot be written.
+    Return an error, or ''.
     """
-    for member in list_members(job):
-        if is_cached(workflow, member) and not await member.rule.cache.exists(member):
-            await member.rule.cache.store(member)
+    try:
+        for member in list_members(job):
+            if is_cached(workflow, member) and not await member.rule.cache.exists(member):
+                await member.rule.cache.store(member)
+    except (WorkflowError, OSError) as error:
+        return f"the outputs could not be stored in Snakemake's cache (--cache): {error}\n"
+    return ""
 
 
 def is_cached(workflow: Any, job: Job) -> bool:

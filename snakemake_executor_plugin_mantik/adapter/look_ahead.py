@@ -125,9 +125,7 @@ class LookAhead:
         blocked = self._blocked.get(job)
         if blocked is not None and blocked not in self._there and not dag.finished(blocked):
             return {}
-        for maker, files in dag.dependencies[job].items():
-            if not dag.needrun(maker) or dag.finished(maker):
-                continue
+        for maker, files in find_makers(dag, job).items():
             if maker not in self._there or len(makers) == _MOST_MAKERS:
                 self._blocked[job] = maker
                 return {}

@@ -1,6 +1,5 @@
 """`smk-mantik runs`: manage runs of MLproject entry points, from submission to registered model."""
 
-import importlib.util
 import os
 import sys
 from collections.abc import Sequence
@@ -10,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from snakemake_executor_plugin_mantik.common.errors import UserError, one_line, printable
-from snakemake_executor_plugin_mantik.common.installing import install_command
 from snakemake_executor_plugin_mantik.common.state_directory import data_home
 from snakemake_executor_plugin_mantik.mlproject.command_line import CommandMistakes, ContinueOptions
 from snakemake_executor_plugin_mantik.runs import controller, local_runs
@@ -20,7 +18,6 @@ from snakemake_executor_plugin_mantik.runs.directories import (
     runs_home,
 )
 from snakemake_executor_plugin_mantik.schedule.store import repeated_by
-from snakemake_executor_plugin_mantik.tracking.process import SETTINGS
 
 from . import runtable
 from .cancel import confirm
@@ -34,6 +31,7 @@ from .shared import (
     Yes,
     make_console,
     print_json,
+    require_mlflow,
     say,
     warn,
 )
@@ -100,16 +98,7 @@ class _Options:
         return ContinueOptions(self.segments, self.checkpoint)
 
 
-@runs_app.callback()
-def _prepare() -> None:
-    """Check that MLflow is installed, and set its time-outs and log level."""
-    if importlib.util.find_spec("mlflow") is None:
-        raise UserError(
-            "MLflow is not installed here",
-            do=f"Install it with: {install_command('mlflow')}",
-        )
-    for name, value in {**SETTINGS, "MLFLOW_LOGGING_LEVEL": "WARNING"}.items():
-        os.environ.setdefault(name, value)
+runs_app.callback()(require_mlflow)
 
 
 @runs_app.command()

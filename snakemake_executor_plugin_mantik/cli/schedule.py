@@ -51,7 +51,7 @@ from snakemake_executor_plugin_mantik.schedule.submit import (
     submit_firing,
 )
 
-from .shared import App, AsJson, print_json, print_table, say
+from .shared import App, AsJson, print_json, print_table, require_mlflow, say
 
 schedule_app = App(
     name="schedule",
@@ -332,10 +332,8 @@ def fire(firing: int) -> None:
     """Submit a due time that a scheduler has claimed."""
     signal.alarm(FIRING_S)  # kills this process if it takes longer
     from snakemake_executor_plugin_mantik.runs import rerun
-    from snakemake_executor_plugin_mantik.tracking.process import SETTINGS
 
-    for name, value in {**SETTINGS, "MLFLOW_LOGGING_LEVEL": "WARNING"}.items():
-        os.environ.setdefault(name, value)
+    require_mlflow()
     with _store() as store:
         if line := submit_firing(store, firing, rerun, time.time):
             say(line)

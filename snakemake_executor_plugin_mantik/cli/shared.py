@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import importlib.util
 import inspect
 import os
 import re
@@ -21,7 +22,9 @@ from rich.table import Table
 from rich.text import Text
 from typer.core import TyperCommand, TyperGroup
 
-from snakemake_executor_plugin_mantik.common.errors import json_text, printable
+from snakemake_executor_plugin_mantik.common.errors import UserError, json_text, printable
+from snakemake_executor_plugin_mantik.common.installing import install_command
+from snakemake_executor_plugin_mantik.tracking.process import SETTINGS
 
 if TYPE_CHECKING:
     from snakemake_executor_plugin_mantik.adapter.workflow_metadata import GraphFiles
@@ -269,6 +272,19 @@ def make_progress() -> Progress:
     """Return a progress bar of bytes; without a terminal it shows nothing."""
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
     return Progress(*columns, TimeRemainingColumn(), disable=not sys.stderr.isatty())
+
+
+def require_mlflow() -> None:
+    """Check that MLflow is installed, and set its time-outs and log level.
+
+    Raises:
+        UserError: it is not.
+    """
+    if importlib.util.find_spec("mlflow") is None:
+        what = "MLflow is not installed here"
+        raise UserError(what, do=f"Install it with: {install_command('mlflow')}")
+    for name, value in {**SETTINGS, "MLFLOW_LOGGING_LEVEL": "WARNING"}.items():
+        os.environ.setdefault(name, value)
 
 
 # Processes

@@ -1,6 +1,5 @@
 """`smk-mantik track`: publish a workflow's runs to MLflow that are not published yet."""
 
-import importlib.util
 import sqlite3
 from contextlib import closing, suppress
 from pathlib import Path
@@ -9,7 +8,6 @@ import typer
 
 from snakemake_executor_plugin_mantik.common.errors import JournalLocked, MantikError, UserError
 from snakemake_executor_plugin_mantik.common.humanize import humanize_count
-from snakemake_executor_plugin_mantik.common.installing import install_command
 from snakemake_executor_plugin_mantik.common.locks import is_locked
 from snakemake_executor_plugin_mantik.common.state_directory import STATE
 from snakemake_executor_plugin_mantik.journal import JOURNAL_FILE, Journal
@@ -18,7 +16,7 @@ from snakemake_executor_plugin_mantik.tracking.process import DRAIN_S, WORKER_LO
 from snakemake_executor_plugin_mantik.tracking.store import DIRECTORY
 from snakemake_executor_plugin_mantik.tracking.worker_client import WorkerClient
 
-from .shared import Workdir, say, warn
+from .shared import Workdir, require_mlflow, say, warn
 
 _IMPORT_S = 60.0
 """Seconds allowed for the import of MLflow, in addition to those for publishing."""
@@ -33,11 +31,7 @@ def track(
         raise UserError(
             "no run has been tracked", where=str(directory), do="Set the working directory with -d"
         )
-    if importlib.util.find_spec("mlflow") is None:
-        raise UserError(
-            "MLflow is not installed here",
-            do=f"Install it with: {install_command('mlflow')}",
-        )
+    require_mlflow()
     try:
         _settle(directory)
         before = count_unpublished(directory)

@@ -13,6 +13,7 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from types import SimpleNamespace
 from typing import Final
 
 from snakemake.common.tbdstring import TBDString
@@ -166,11 +167,11 @@ def _ask(group: Unit) -> Asked:
     a member sets no time, memory or GPUs, the group requests at least the backend config's value.
     The group runs on one node, even if the backend config requests several.
     """
-    asking = [_asking(member) for member in group.members]
+    of_members = tuple(map(_asking, group.members))
     site = _one_site(group)
-    layers, each = list_layers(group.job), iter(asking)
+    layers, each = list_layers(group.job), iter(of_members)
     counted = [[_counted(job) for job in layer] for layer in layers]
-    ours = [[next(each) for _ in layer] for layer in layers]
+    ours = [[_counted(job, next(each)) for job in layer] for layer in layers]
     try:
         # First with all of Snakemake's resources: it combines them itself when the group is ready,
         # and ends the whole run if that fails.
@@ -188,7 +189,6 @@ def _ask(group: Unit) -> Asked:
         if not name.startswith("_") and name not in ("mem", "disk")
     }
     base = group.context.sites[site].config.resources
-    of_members = tuple(each.resources for each in asking)
     floors = {
         "runtime": math.ceil(base.runtime_s / 60) if base.runtime_s else None,
         "mem_mb": base.memory_mib_per_node,
@@ -203,20 +203,14 @@ def _ask(group: Unit) -> Asked:
     return Asked(site, resources, found["_cores"], of_members=of_members)
 
 
-@dataclass(frozen=True)
-class _Asking:
-    """A job as `GroupResources` reads it."""
-
-    resources: Mapping[str, object]
-    pipe_group: object
+def _counted(job: Job, resources: Mapping[str, object] | None = None) -> SimpleNamespace:
+    """Return a job as `GroupResources` reads it, with all resources that Snakemake counts."""
+    counted = dict(job.resources.items()) if resources is None else resources
+    return SimpleNamespace(resources=counted, pipe_group=job.pipe_group)
 
 
-def _counted(job: Job) -> _Asking:
-    """Return a job with all resources that Snakemake itself counts."""
-    return _Asking(dict(job.resources.items()), job.pipe_group)
-
-
-def _asking(member: SiteJob) -> _Asking:
+def _asking(member: SiteJob) -> dict[str, object]:
+    """Return what a member asks for, by the names that are counted."""
     given = dict(member.known)
     try:
         merge_resources(Resources(), given, member.job.threads)
@@ -231,7 +225,7 @@ def _asking(member: SiteJob) -> _Asking:
         given.setdefault("gpu", given.pop("gpus"))
     for name in ("mem_mib", "disk_mib", "nodes", "tasks", "tasks_per_node", "mpi"):
         given.pop(name, None)
-    return _Asking(given, member.job.pipe_group)
+    return given
 
 
 def _one_site(group: Unit) -> str:

@@ -24,7 +24,6 @@ from typer.core import TyperCommand, TyperGroup
 
 from snakemake_executor_plugin_mantik.common.errors import UserError, json_text, printable
 from snakemake_executor_plugin_mantik.common.installing import install_command
-from snakemake_executor_plugin_mantik.tracking.process import SETTINGS
 
 if TYPE_CHECKING:
     from snakemake_executor_plugin_mantik.adapter.workflow_metadata import GraphFiles
@@ -280,6 +279,8 @@ def require_mlflow() -> None:
     Raises:
         UserError: it is not.
     """
+    from snakemake_executor_plugin_mantik.tracking.process import SETTINGS
+
     if importlib.util.find_spec("mlflow") is None:
         what = "MLflow is not installed here"
         raise UserError(what, do=f"Install it with: {install_command('mlflow')}")

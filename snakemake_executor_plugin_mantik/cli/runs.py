@@ -17,7 +17,7 @@ from snakemake_executor_plugin_mantik.runs.directories import (
     config_of_file,
     runs_home,
 )
-from snakemake_executor_plugin_mantik.schedule.store import repeated_by
+from snakemake_executor_plugin_mantik.runs.schedule_store import repeated_by
 
 from . import runtable
 from .cancel import confirm

@@ -27,7 +27,18 @@ from snakemake_executor_plugin_mantik.common.state_directory import data_home
 from snakemake_executor_plugin_mantik.runs.controller import run_status
 from snakemake_executor_plugin_mantik.runs.directories import RunDirectory, runs_home
 from snakemake_executor_plugin_mantik.runs.local_runs import find_local_run
-from snakemake_executor_plugin_mantik.schedule.schedules import (
+from snakemake_executor_plugin_mantik.runs.schedule_store import ScheduleStore
+from snakemake_executor_plugin_mantik.runs.scheduler import (
+    FIRING_S,
+    Processes,
+    claim_due,
+    forget_lock,
+    is_present,
+    is_under_way,
+    mark_present,
+    submit_firing,
+)
+from snakemake_executor_plugin_mantik.runs.schedules import (
     FOR_EVER,
     Firing,
     FiringState,
@@ -38,17 +49,6 @@ from snakemake_executor_plugin_mantik.schedule.schedules import (
     format_moment,
     make_schedule,
     utc_now,
-)
-from snakemake_executor_plugin_mantik.schedule.store import ScheduleStore
-from snakemake_executor_plugin_mantik.schedule.submit import (
-    FIRING_S,
-    Processes,
-    claim_due,
-    forget_lock,
-    is_present,
-    is_under_way,
-    mark_present,
-    submit_firing,
 )
 
 from .shared import App, AsJson, print_json, print_table, require_mlflow, say
@@ -418,7 +418,7 @@ def _firing_as_json(schedule: Schedule, firing: Firing) -> dict[str, Any]:
 
 
 _SERVICE: Final = "mantik-schedule.service"
-_ROOM: Final = "snakemake_executor_plugin_mantik.schedule"
+_ROOM: Final = "snakemake_executor_plugin_mantik.runs"
 _SET: Final = ("XDG_DATA_HOME", "MANTIK_RUNS", "MLFLOW_TRACKING_URI")
 """Variables that locate data and servers. Credentials are not written into a unit."""
 

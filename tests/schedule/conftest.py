@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from snakemake_executor_plugin_mantik.common.errors import MantikError
-from snakemake_executor_plugin_mantik.schedule.schedules import (
+from snakemake_executor_plugin_mantik.runs.schedule_store import ScheduleStore
+from snakemake_executor_plugin_mantik.runs.scheduler import DUE, SCHEDULE, claim_due, submit_firing
+from snakemake_executor_plugin_mantik.runs.schedules import (
     Firing,
     FiringState,
     MissedPolicy,
@@ -18,8 +20,6 @@ from snakemake_executor_plugin_mantik.schedule.schedules import (
     edit_schedule,
     make_schedule,
 )
-from snakemake_executor_plugin_mantik.schedule.store import ScheduleStore
-from snakemake_executor_plugin_mantik.schedule.submit import DUE, SCHEDULE, claim_due, submit_firing
 
 
 class Killed(BaseException):

@@ -19,9 +19,9 @@ from snakemake_executor_plugin_mantik.runs.directories import (
     RunRequest,
     runs_home,
 )
-from snakemake_executor_plugin_mantik.schedule.schedules import FiringState
-from snakemake_executor_plugin_mantik.schedule.store import SCHEDULES_FILE, ScheduleStore
-from snakemake_executor_plugin_mantik.schedule.submit import mark_present
+from snakemake_executor_plugin_mantik.runs.schedule_store import SCHEDULES_FILE, ScheduleStore
+from snakemake_executor_plugin_mantik.runs.scheduler import mark_present
+from snakemake_executor_plugin_mantik.runs.schedules import FiringState
 
 RUN = "0123456789abcdef0123456789abcdef"
 

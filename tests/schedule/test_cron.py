@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from snakemake_executor_plugin_mantik.common.errors import UserError
-from snakemake_executor_plugin_mantik.schedule.schedules import Cron
+from snakemake_executor_plugin_mantik.runs.schedules import Cron
 
 BERLIN = ZoneInfo("Europe/Berlin")
 

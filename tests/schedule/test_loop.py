@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from snakemake_executor_plugin_mantik.schedule import store, submit
-from snakemake_executor_plugin_mantik.schedule.schedules import (
+from snakemake_executor_plugin_mantik.runs import schedule_store, scheduler
+from snakemake_executor_plugin_mantik.runs.schedules import (
     FiringState,
     MissedPolicy,
     ScheduleRequest,
 )
-from snakemake_executor_plugin_mantik.schedule.store import CAUGHT_UP, NEVER_BEGUN
-from snakemake_executor_plugin_mantik.schedule.submit import (
+from snakemake_executor_plugin_mantik.runs.schedule_store import CAUGHT_UP, NEVER_BEGUN
+from snakemake_executor_plugin_mantik.runs.scheduler import (
     INTERRUPTED,
     LATE_S,
     LOOK_S,
@@ -49,7 +49,7 @@ def test_what_is_made_up_for_later_was_due_before_the_end(machine: Machine) -> N
 def test_what_is_long_over_is_forgotten_and_nothing_else(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store, "KEPT", 3)
+    monkeypatch.setattr(schedule_store, "KEPT", 3)
     machine.add("0 * * * *")
     machine.runs.trouble = "after"
     with pytest.raises(Killed):
@@ -57,7 +57,7 @@ def test_what_is_long_over_is_forgotten_and_nothing_else(
     (interrupted,) = machine.store.open()
     machine.runs.trouble = ""
     with monkeypatch.context() as busy:
-        busy.setattr(submit, "is_under_way", lambda *_: True)
+        busy.setattr(scheduler, "is_under_way", lambda *_: True)
         for hour in range(14, 20):
             machine.pass_by(f"2026-03-01 {hour}:00")
             machine.scheduler()()
@@ -282,7 +282,7 @@ def test_a_scheduler_outlives_the_directory_that_it_was_started_in(
     monkeypatch.chdir(gone)
     gone.rmdir()
 
-    processes = submit.Processes()
+    processes = scheduler.Processes()
     processes.submit(firing)
 
     (process,) = processes._running.values()

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from snakemake_executor_plugin_mantik.runs.schedule_store import ScheduleStore
+from snakemake_executor_plugin_mantik.runs.scheduler import DUE, SCHEDULE, is_present
+from snakemake_executor_plugin_mantik.runs.schedules import Firing, FiringState, Schedule
 from snakemake_executor_plugin_mantik.runs.store import KEY
-from snakemake_executor_plugin_mantik.schedule.schedules import Firing, FiringState, Schedule
-from snakemake_executor_plugin_mantik.schedule.store import ScheduleStore
-from snakemake_executor_plugin_mantik.schedule.submit import DUE, SCHEDULE, is_present
 from tests.runs.conftest import Runs, empty_store, runs, sandbox, store_uri
 from tests.support.command import smk_mantik
 from tests.support.workflows import until

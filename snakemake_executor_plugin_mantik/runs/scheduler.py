@@ -1,4 +1,20 @@
-"""Wait for due times, and submit each claimed one: one run, however often that is started."""
+"""Wait for due times, and submit each claimed one: one run, however often that is started.
+
+    smk-mantik schedule run ─▶ loop: claims due times ─▶ fire, a process for each: runs.rerun
+                                        └────────── store ──────────┘
+
+Each due time is fired once, or the store records why not:
+
+- A scheduler claims it in the store before any other step. It can be claimed once only, so two
+  schedulers fire it once.
+- The claim includes a key that the new run is submitted under. A submission that was killed is
+  repeated under the same key, and `runs.rerun` makes one run per key. Only the process that holds
+  the schedule's lock submits, so a firing that has begun and is not locked was interrupted.
+- A failed submission is repeated until the next due time is claimed, then given up. An interrupted
+  one may have made a run, so it is repeated even then. Both are given up a week after their time.
+
+The code reads the time only from the clock that it is given.
+"""
 
 import fcntl
 import os
@@ -15,8 +31,8 @@ from snakemake_executor_plugin_mantik.common.errors import MantikError
 from snakemake_executor_plugin_mantik.common.locks import is_locked, take_lock
 from snakemake_executor_plugin_mantik.common.state_directory import open_private
 
+from .schedule_store import CAUGHT_UP, ScheduleStore
 from .schedules import Firing, FiringState, MissedPolicy, Schedule, format_moment
-from .store import CAUGHT_UP, ScheduleStore
 
 _RETRY_FIRST_S: Final = 60.0
 RETRY_MOST_S: Final = 3600.0

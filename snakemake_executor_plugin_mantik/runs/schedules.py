@@ -16,7 +16,8 @@ from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.common.humanize import humanize_count
 from snakemake_executor_plugin_mantik.common.installing import install_command
 from snakemake_executor_plugin_mantik.jobs.resources import is_single_word
-from snakemake_executor_plugin_mantik.runs.directories import config_of_file
+
+from .directories import config_of_file
 
 _DO: Final = (
     "Write five fields: minute, hour, day of the month, month, day of the week; as in"

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from snakemake_executor_plugin_mantik.common.installing import PACKAGE, SOURCE, install_command
+from snakemake_executor_plugin_mantik.common.errors import PACKAGE, SOURCE, install_command
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-HERE = "snakemake_executor_plugin_mantik/common/installing.py"
+HERE = "snakemake_executor_plugin_mantik/common/errors.py"
 PLACES = sorted(
     path
     for pattern in ("*.md", "docs/**/*.md", "workflows/**/*.md", "snakemake_*/**/*.py")

@@ -25,8 +25,7 @@ from hpc_sandbox.settings import (
     Timing,
     machine_slots,
 )
-from snakemake_executor_plugin_mantik.common.errors import UserError
-from snakemake_executor_plugin_mantik.common.installing import install_command
+from snakemake_executor_plugin_mantik.common.errors import UserError, install_command
 from snakemake_executor_plugin_mantik.config.reading import check_site_name
 
 from .shared import App, run_child

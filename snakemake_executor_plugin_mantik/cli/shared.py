@@ -22,8 +22,12 @@ from rich.table import Table
 from rich.text import Text
 from typer.core import TyperCommand, TyperGroup
 
-from snakemake_executor_plugin_mantik.common.errors import UserError, json_text, printable
-from snakemake_executor_plugin_mantik.common.installing import install_command
+from snakemake_executor_plugin_mantik.common.errors import (
+    UserError,
+    install_command,
+    json_text,
+    printable,
+)
 
 if TYPE_CHECKING:
     from snakemake_executor_plugin_mantik.adapter.workflow_metadata import GraphFiles

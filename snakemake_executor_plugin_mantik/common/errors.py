@@ -238,3 +238,15 @@ def find_alike(name: str, known: Iterable[str], most: int = 1, cutoff: float = 0
 def did_you_mean(alike: str) -> str:
     """Return a question, in parentheses after a blank, about what was meant; '' for nothing."""
     return f" (did you mean {alike}?)" if alike else ""
+
+
+PACKAGE: Final = "snakemake-executor-plugin-mantik"
+SOURCE: Final = f"git+https://github.com/mantik-ai/{PACKAGE}"
+"""What pip installs the package from; with a release on the package index, its name."""
+
+
+def install_command(*extras: str) -> str:
+    """Return the command that installs this package with these extras."""
+    if not extras:
+        return f"pip install {SOURCE}"
+    return f"pip install '{PACKAGE}[{','.join(extras)}] @ {SOURCE}'"

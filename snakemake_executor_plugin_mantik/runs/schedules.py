@@ -12,9 +12,8 @@ from types import ModuleType
 from typing import Any, Final
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
-from snakemake_executor_plugin_mantik.common.errors import UserError
+from snakemake_executor_plugin_mantik.common.errors import UserError, install_command
 from snakemake_executor_plugin_mantik.common.humanize import humanize_count
-from snakemake_executor_plugin_mantik.common.installing import install_command
 from snakemake_executor_plugin_mantik.jobs.resources import is_single_word
 
 from .directories import config_of_file

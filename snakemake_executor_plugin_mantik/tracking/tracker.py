@@ -17,9 +17,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from snakemake_executor_plugin_mantik.common.errors import JournalError
+from snakemake_executor_plugin_mantik.common.errors import JournalError, install_command
 from snakemake_executor_plugin_mantik.common.humanize import humanize_count
-from snakemake_executor_plugin_mantik.common.installing import install_command
 from snakemake_executor_plugin_mantik.config.settings import Timing
 from snakemake_executor_plugin_mantik.engine.observer import (
     JobEnd,

@@ -283,34 +283,26 @@ def _known_defects(server: str, loaded: LoadedConfig, resources: Resources) -> I
     if loaded.config.site.scheduler == "none" and lost:
         text = f"{server} loses {' and '.join(lost)}; set Site: Scheduler to slurm or pbs"
         yield Finding("server", "wrong", text)
-    else:
-        text = (
-            f"{server} drops requests for GPUs and for 2 GiB of memory or more; jobs are not"
-            " affected, because they are submitted RAW, with the scheduler's own directives"
-        )
-        if loaded.config.site.scheduler == "none":
-            text = (
-                f"{server} drops requests for GPUs and for 2 GiB of memory or more; the config"
-                " makes neither"
-            )
-        yield Finding("server", "note", text)
+        return
+    text = f"{server} drops requests for GPUs and for 2 GiB of memory or more"
+    why = (
+        "jobs are not affected, because they are submitted RAW, with the scheduler's own directives"
+    )
+    if loaded.config.site.scheduler == "none":
+        why = "the config makes neither"
+    yield Finding("server", "note", f"{text}; {why}")
 
 
 def _limits(limits: QueueLimits) -> str:
-    def pair(allowed: tuple[int, int], unit: str) -> str:
-        return f"{allowed[0]} to {allowed[1]}{unit}"
-
-    parts = []
-    if limits.runtime_s:
-        parts.append(f"runtime up to {humanize_duration(limits.runtime_s[1])}")
-    if limits.nodes:
-        parts.append(f"{pair(limits.nodes, '')} nodes")
-    if limits.cpus_per_node:
-        parts.append(f"{pair(limits.cpus_per_node, '')} CPUs per node")
-    if limits.memory_mib_per_node:
-        parts.append(f"memory {pair(limits.memory_mib_per_node, ' MiB')} per node")
-    if limits.gpus_per_node:
-        parts.append(f"{pair(limits.gpus_per_node, '')} GPUs per node")
+    runtime = limits.runtime_s
+    parts = [f"runtime up to {humanize_duration(runtime[1])}"] if runtime else []
+    for allowed, words in (
+        (limits.nodes, "{} to {} nodes"),
+        (limits.cpus_per_node, "{} to {} CPUs per node"),
+        (limits.memory_mib_per_node, "memory {} to {} MiB per node"),
+        (limits.gpus_per_node, "{} to {} GPUs per node"),
+    ):
+        parts += [words.format(*allowed)] if allowed else []
     parts += [f"{name} {' or '.join(values)}" for name, values in limits.choices.items()]
     return ", ".join(parts)
 

@@ -137,12 +137,10 @@ class ScheduleStore:
         return [_schedule(row) for row in self._rows("SELECT * FROM schedules ORDER BY name")]
 
     def get(self, name: str) -> Schedule | None:
-        found = self._rows("SELECT * FROM schedules WHERE name = ?", name)
-        return _schedule(found[0]) if found else None
+        return next((each for each in self.all() if each.name == name), None)
 
     def by_id(self, schedule_id: int) -> Schedule | None:
-        found = self._rows("SELECT * FROM schedules WHERE id = ?", schedule_id)
-        return _schedule(found[0]) if found else None
+        return next((each for each in self.all() if each.id == schedule_id), None)
 
     def add(self, schedule: Schedule) -> bool:
         """Add a schedule under a new id. Return False if its name is taken."""

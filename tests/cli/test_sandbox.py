@@ -16,7 +16,7 @@ from snakemake_executor_plugin_mantik.cli import sandbox as command
 from snakemake_executor_plugin_mantik.common.errors import UserError
 from tests.support.sandbox import wait_for
 
-PROGRAM = "from snakemake_executor_plugin_mantik.cli.sandbox import sandbox_app; sandbox_app()"
+PROGRAM = "from snakemake_executor_plugin_mantik.cli import main; main()"
 CLIENT = """
 import os, sys, time, httpx
 url = next(line.split()[1] for line in open(os.environ["MANTIK_SANDBOX_DIR"] + "/hpc1.yaml")
@@ -31,7 +31,7 @@ def submit(script):
 
 def start(*arguments: str, environment: Mapping[str, str]) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, *arguments],
+        [sys.executable, "-c", PROGRAM, "sandbox", *arguments],
         env={**os.environ, **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -12,6 +12,7 @@ from snakemake_executor_plugin_mantik.jobs.resources import is_single_word
 from .named_files import NamedFileError, read_edf, read_requirements
 from .section import ConfigSection, Keys, config_key, local_path, missing_file
 from .values import (
+    SCALAR,
     Commands,
     CommandWords,
     Modules,
@@ -21,6 +22,7 @@ from .values import (
     parse_text,
     read_list,
     refuse_values,
+    text_or_list_schema,
     words_schema,
 )
 
@@ -67,17 +69,14 @@ def not_expanded(path: str) -> str:
     )
 
 
-_ProjectPath = Annotated[
-    str, BeforeValidator(_path), WithJsonSchema({"type": ["string", "number"]})
-]
+_TEXT: Final = WithJsonSchema({"type": "string", "minLength": 1})
+_ProjectPath = Annotated[str, BeforeValidator(_path), SCALAR]
 
 
 class ApptainerConfig(ConfigSection):
     """An Apptainer image that the command runs in."""
 
-    path: Annotated[
-        str, BeforeValidator(_site_path), WithJsonSchema({"type": ["string", "number"]})
-    ] = config_key(
+    path: Annotated[str, BeforeValidator(_site_path), SCALAR] = config_key(
         "Path",
         "The image: on this machine, relative to the project folder or absolute "
         "(local); absolute at the site (remote).",
@@ -177,12 +176,7 @@ class ContainerEngineConfig(ConfigSection):
         "once), or absolute at the site.",
         None,
     )
-    name: (
-        Annotated[
-            str, BeforeValidator(_edf_name), WithJsonSchema({"type": "string", "minLength": 1})
-        ]
-        | None
-    ) = config_key(
+    name: Annotated[str, BeforeValidator(_edf_name), _TEXT] | None = config_key(
         "Name",
         "The name of an Environment Definition File at the site, in EDF_PATH or ~/.edf.",
         None,
@@ -210,9 +204,7 @@ class ContainerEngineConfig(ConfigSection):
 class PyxisConfig(ConfigSection):
     """A container image that `srun` starts with NVIDIA's plugin pyxis."""
 
-    image: Annotated[
-        str, BeforeValidator(_container_image), WithJsonSchema({"type": "string", "minLength": 1})
-    ] = config_key(
+    image: Annotated[str, BeforeValidator(_container_image), _TEXT] = config_key(
         "Image",
         "The image: a name with its registry (nvcr.io#nvidia/pytorch:24.01-py3), an "
         "absolute path at the site, or a file here that begins with ./ and is uploaded once.",
@@ -245,9 +237,7 @@ class PyxisConfig(ConfigSection):
             )
 
 
-_NAMES: Final = WithJsonSchema(
-    {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
-)
+_NAMES: Final = text_or_list_schema()
 
 
 class UenvConfig(ConfigSection):
@@ -286,17 +276,10 @@ def _requirements(value: object) -> str:
 class PythonConfig(ConfigSection):
     """A virtual environment, at the site or to be made there."""
 
-    path: Annotated[
-        str, BeforeValidator(_python_path), WithJsonSchema({"type": ["string", "number"]})
-    ] = config_key(
+    path: Annotated[str, BeforeValidator(_python_path), SCALAR] = config_key(
         "Path", "The environment: relative to the project folder, or absolute at the site."
     )
-    requirements: (
-        Annotated[
-            str, BeforeValidator(_requirements), WithJsonSchema({"type": ["string", "number"]})
-        ]
-        | None
-    ) = config_key(
+    requirements: Annotated[str, BeforeValidator(_requirements), SCALAR] | None = config_key(
         "Requirements",
         "A file in the project folder, such as requirements.txt, of which the first "
         "job makes the environment at the site, once for each content.",

@@ -312,10 +312,11 @@ _WHOLE: Final = {
     "maximum": 10**9 - 1,
 }
 
-_SCALAR: Final = WithJsonSchema({"type": ["string", "number"]})
+SCALAR: Final = WithJsonSchema({"type": ["string", "number"]})
+"""The JSON Schema of a text, which may be written as a number."""
 
 
-def _text_or_list_schema(*kinds: str) -> WithJsonSchema:
+def text_or_list_schema(*kinds: str) -> WithJsonSchema:
     """Return the JSON Schema of a text, or of a list of texts and values of the types `kinds`."""
     items = {"type": ["string", *kinds]}
     return WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": items}]})
@@ -343,10 +344,10 @@ _HTTPS: Final = f"{_any_case('https')}://"
 _THIS_MACHINE: Final = rf"({_any_case('localhost')}|127\.[0-9]+\.[0-9]+\.[0-9]+|\[::1\])"
 
 
-Text = Annotated[str, BeforeValidator(_line), _SCALAR]
+Text = Annotated[str, BeforeValidator(_line), SCALAR]
 """One line of text."""
 
-Name = Annotated[str, BeforeValidator(_name), _SCALAR]
+Name = Annotated[str, BeforeValidator(_name), SCALAR]
 """A name for a scheduler's directive: no blanks, quotes, backslashes or #."""
 
 Url = Annotated[
@@ -412,7 +413,7 @@ Size = Annotated[
 """Bytes, written as a number with or without a unit."""
 
 CommandWords = Annotated[
-    tuple[str, ...], BeforeValidator(parse_options), _text_or_list_schema("number")
+    tuple[str, ...], BeforeValidator(parse_options), text_or_list_schema("number")
 ]
 """Words for a command line, written as a text or a list of texts."""
 
@@ -420,7 +421,7 @@ Modules = Annotated[tuple[str, ...], BeforeValidator(_modules), list_schema()]
 """Names of environment modules."""
 
 Commands = Annotated[
-    tuple[str, ...], BeforeValidator(_commands), _text_or_list_schema("number", "boolean")
+    tuple[str, ...], BeforeValidator(_commands), text_or_list_schema("number", "boolean")
 ]
 """Bash commands, written as a text or a list of texts."""
 

@@ -8,11 +8,6 @@ from pathlib import Path
 import pytest
 
 from snakemake_executor_plugin_mantik.runs import schedule_store, scheduler
-from snakemake_executor_plugin_mantik.runs.schedules import (
-    FiringState,
-    MissedPolicy,
-    ScheduleRequest,
-)
 from snakemake_executor_plugin_mantik.runs.schedule_store import CAUGHT_UP, NEVER_BEGUN
 from snakemake_executor_plugin_mantik.runs.scheduler import (
     INTERRUPTED,
@@ -20,6 +15,11 @@ from snakemake_executor_plugin_mantik.runs.scheduler import (
     LOOK_S,
     lock_schedule,
     submit_firing,
+)
+from snakemake_executor_plugin_mantik.runs.schedules import (
+    FiringState,
+    MissedPolicy,
+    ScheduleRequest,
 )
 from tests.schedule.conftest import Killed, Machine
 

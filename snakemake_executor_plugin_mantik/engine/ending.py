@@ -18,8 +18,8 @@ from snakemake_executor_plugin_mantik.common.errors import (
     SiteNotFound,
     SiteRejected,
 )
-from snakemake_executor_plugin_mantik.common.state_directory import read_end
 from snakemake_executor_plugin_mantik.common.humanize import humanize_count
+from snakemake_executor_plugin_mantik.common.state_directory import read_end
 from snakemake_executor_plugin_mantik.config.settings import SiteSettings
 from snakemake_executor_plugin_mantik.jobs.markers import Marker, MarkerInvalid, OutputEntry
 from snakemake_executor_plugin_mantik.jobs.paths import display_path, local_path, nearest

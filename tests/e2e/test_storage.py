@@ -82,6 +82,7 @@ def test_full_jobs_need_no_credentials(s3: S3, project: Project) -> None:
 
 @full
 @at_a_real_one
+@pytest.mark.nightly
 def test_jobs_reach_the_storage_themselves(s3: S3, firecrest: Project) -> None:
     bucket = "none"
     client = s3.client()

@@ -191,6 +191,7 @@ REFUSED_JOBS = {
 }
 
 
+@pytest.mark.nightly
 def test_jobs_that_unicore_refuses(unicore_sandbox: Server, real_unicore: Server) -> None:
     """All at once: the real one tries each four times in half a minute."""
     found = []
@@ -211,6 +212,7 @@ def _refusal(server: Server, url: str) -> tuple[str, str]:
     return server.plain(job["statusMessage"]), logged
 
 
+@pytest.mark.nightly
 def test_what_unicore_says_without_its_tsi(
     own_unicore: Unicore, sandbox: Sandbox, unicore_sandbox: Server
 ) -> None:

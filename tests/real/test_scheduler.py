@@ -129,7 +129,7 @@ async def play(
         await scheduler.stop()
 
 
-@pytest.mark.parametrize("test", [ends, refusals])
+@pytest.mark.parametrize("test", [pytest.param(ends, marks=pytest.mark.nightly), refusals])
 def test_alike(
     test: Callable[[BatchScheduler, Path], Awaitable[Told]], real_slurm: Slurm, tmp_path: Path
 ) -> None:

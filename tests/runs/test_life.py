@@ -153,6 +153,7 @@ def test_killed_continued_and_submitted_again(runs: Runs, monkeypatch: pytest.Mo
     assert len(runs.directory(other).tries) == 1
 
 
+@pytest.mark.nightly
 def test_cancelled_with_and_without_a_controller(runs: Runs) -> None:
     run_id = runs.submit("-e", "waits")
     runs.started(run_id)

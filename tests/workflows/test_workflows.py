@@ -70,7 +70,7 @@ IN_CI = {
 }
 """What CI runs at a real server; there `make nightly` runs all of them."""
 BY_NIGHT = {
-    *("all-temp", "checkpoint-nested", "configs", "failing", "flags-defaults", "flags-ensure-fails"),
+    *("all-temp", "checkpoint-full", "checkpoint-nested", "notebook", "configs", "failing", "flags-defaults", "flags-ensure-fails"),
     *("flags-inputs", "flags-touch", "from-queue", "full-flags", "full-modules", "group-failing", "handlers", "handover"),
     *("helpers", "mpi", "node-local", "paramspace", "pathvars", "profile", "report", "retries"),
     *("rules-made", "sample-sheet", "scatter-gather", "wildcards", "workdir"),

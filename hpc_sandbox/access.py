@@ -14,12 +14,11 @@ _SESSIONS_PER_USER = 5
 """Sessions of one user at a time; another one replaces the least recently used."""
 
 
+@dataclass(eq=False)
 class AccessRefused(Exception):  # noqa: N818
     """The request is refused with `status` and an empty body."""
 
-    def __init__(self, status: int) -> None:
-        super().__init__(str(status))
-        self.status = status
+    status: int
 
 
 @dataclass

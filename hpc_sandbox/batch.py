@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
+from types import MappingProxyType
 
 from .settings import Partition
 
@@ -35,9 +36,8 @@ class BatchState(Enum):
 
 
 _UNFINISHED = (
-    BatchState.PENDING, BatchState.CONFIGURING, BatchState.RUNNING,
-    BatchState.SUSPENDED, BatchState.COMPLETING,
-    BatchState.REQUEUED,
+    BatchState.PENDING, BatchState.CONFIGURING, BatchState.RUNNING, BatchState.SUSPENDED,
+    BatchState.COMPLETING, BatchState.REQUEUED,
 )  # fmt: skip
 
 
@@ -80,6 +80,10 @@ def cancel_error(number: int | str) -> str:
     return f"scancel: Terminating job {number}\nscancel: error: Kill job error on job id {number}: "
 
 
+Words = Mapping[str, str]
+NONE: Words = MappingProxyType({})
+
+
 class BatchScheduler(ABC):
     """A scheduler of one site. Call all methods in the loop that serves the site.
 
@@ -91,9 +95,8 @@ class BatchScheduler(ABC):
     jobs: Mapping[int, BatchJob]
     partitions: tuple[Partition, ...]
 
-    @abstractmethod
-    def start(self) -> None:
-        """Start to follow the jobs."""
+    def start(self) -> None:  # noqa: B027 - the local one need not
+        """Start to follow the jobs, where that is needed."""
 
     @abstractmethod
     async def stop(self) -> None:
@@ -101,11 +104,7 @@ class BatchScheduler(ABC):
 
     @abstractmethod
     async def submit(
-        self,
-        script: str,
-        directory: Path,
-        options: Mapping[str, str] | None = None,
-        environment: Mapping[str, str] | None = None,
+        self, script: str, directory: Path, options: Words = NONE, environment: Words = NONE
     ) -> BatchJob:
         """Queue a batch script to run in `directory`.
 

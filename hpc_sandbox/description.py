@@ -12,20 +12,13 @@ from typing import Any
 from .settings import Partition
 
 _JAVA_NAMES = {
-    bool: "java.lang.Boolean",
-    int: "java.lang.Integer",
-    float: "java.math.BigDecimal",
-    dict: "org.json.JSONObject",
-    list: "org.json.JSONArray",
-}
+    bool: "java.lang.Boolean", int: "java.lang.Integer", float: "java.math.BigDecimal",
+    dict: "org.json.JSONObject", list: "org.json.JSONArray",
+}  # fmt: skip
 _JOB_TYPES = {
-    "BATCH": "BATCH",
-    "NORMAL": "BATCH",
-    "RAW": "RAW",
-    "ON_LOGIN_NODE": "ON_LOGIN_NODE",
-    "INTERACTIVE": "ON_LOGIN_NODE",
-    "ALLOCATE": "ALLOCATE",
-}
+    "BATCH": "BATCH", "NORMAL": "BATCH", "RAW": "RAW", "ON_LOGIN_NODE": "ON_LOGIN_NODE",
+    "INTERACTIVE": "ON_LOGIN_NODE", "ALLOCATE": "ALLOCATE",
+}  # fmt: skip
 
 
 class DescriptionError(Exception):
@@ -86,11 +79,6 @@ def tags_of(json: Mapping[str, Any]) -> list[str]:
     return [str(tag) for tag in tags] if isinstance(tags, list) else [str(tags)]
 
 
-def waits_for_client(json: Mapping[str, Any]) -> bool:
-    """Return whether the job waits until the client starts it."""
-    return str(json.get("haveClientStageIn", "")).lower() == "true"
-
-
 def parse_description(json: Mapping[str, Any]) -> Description:
     """Read a job description; resources are checked later, by `check_resources`.
 
@@ -127,8 +115,14 @@ def parse_description(json: Mapping[str, Any]) -> Description:
         project=_optional_string(json, "Project", resources.get("Project", "")),
         ignore_exit_code=_boolean(json.get("IgnoreNonZeroExitCode", False)),
         resources=resources,
-        imports=_imports(json.get("Imports")),
-        exports=_exports(json.get("Exports")),
+        imports=_imports(json),
+        exports=tuple(
+            Staged(
+                source=str(item.get("From", item.get("file", ""))),
+                target=str(item.get("To", item.get("target"))),
+            )
+            for item in _items(json, "Exports")
+        ),
         before=_command(json, "pre"),
         after=_command(json, "post"),
     )
@@ -173,10 +167,14 @@ def _environment(json: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
-def _imports(value: object) -> tuple[Staged, ...]:
+def _items(json: Mapping[str, Any], key: str) -> list[Any]:
     # The server parses a map, too, but never stages its files.
+    return value if isinstance(value := json.get(key), list) else []
+
+
+def _imports(json: Mapping[str, Any]) -> tuple[Staged, ...]:
     found = []
-    for item in value if isinstance(value, list) else []:
+    for item in _items(json, "Imports"):
         source = str(item.get("From", item.get("source", "")))
         data = item.get("Data")
         if isinstance(data, list):
@@ -195,14 +193,6 @@ def _imports(value: object) -> tuple[Staged, ...]:
             )
         )
     return tuple(found)
-
-
-def _exports(value: object) -> tuple[Staged, ...]:
-    items = value if isinstance(value, list) else []
-    return tuple(
-        Staged(str(item.get("From", item.get("file", ""))), str(item.get("To", item.get("target"))))
-        for item in items
-    )
 
 
 def _command(json: Mapping[str, Any], which: str) -> Command | None:
@@ -284,13 +274,11 @@ def _size(text: str) -> int:
 def ranges(partition: Partition) -> dict[str, tuple[int, int]]:
     """Return the allowed ranges of a queue: seconds, counts, bytes."""
     return {
-        "Runtime": (1, partition.max_time),
-        "Nodes": (1, partition.nodes),
-        "CPUsPerNode": (1, partition.cpus),
-        "TotalCPUs": (1, partition.cpus * partition.nodes),
+        "Runtime": (1, partition.max_time), "Nodes": (1, partition.nodes),
+        "CPUsPerNode": (1, partition.cpus), "TotalCPUs": (1, partition.cpus * partition.nodes),
         "MemoryPerNode": (2**20, partition.memory_mib * 2**20),
         "GPUsPerNode": (0, partition.gpus),
-    }
+    }  # fmt: skip
 
 
 def check_resources(resources: Mapping[str, str], partitions: Sequence[Partition]) -> Partition:

@@ -2,7 +2,6 @@
 
 import asyncio
 import errno
-import json
 import os
 import re
 import socket
@@ -12,6 +11,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -25,23 +25,7 @@ Action = Literal[
     "refuse", "delay", "drop_before", "drop_after", "cut", "expire_sessions", "forget_job",
     "repeat_job", "ignore_abort", "timeout_before", "timeout_after", "fail_command",
 ]  # fmt: skip
-"""The effect on a request:
-
-- `refuse`: the answer is `status` (and `retry_after`), and the request has no effect;
-- `delay`: the request is processed after `seconds`;
-- `drop_before`: the connection breaks before the request is processed;
-- `drop_after`: the request is processed, then the connection breaks without an answer;
-- `cut`: the answer's body ends after `bytes`;
-- `expire_sessions`: all security sessions (firecREST: all access tokens) become invalid first;
-- `forget_job`: the job is accepted and runs, but the site then denies that it exists;
-- `repeat_job`: a submission reaches the scheduler twice, as behind a slow sbatch;
-- `ignore_abort` (UNICORE only): the job is reported as aborted and still runs, as with a server
-  that runs jobs itself;
-- `fail_command`: the request's command on files fails at the site with `message`, the system's
-  words for an error (`Disk quota exceeded`);
-- `timeout_before`, `timeout_after` (firecREST only): the command takes longer than the server
-  waits; it does nothing, or all of its work (`seconds` after the answer; before it, if 0).
-"""
+"""The effect on a request; the table in README.md says what each one does."""
 
 
 @dataclass
@@ -182,7 +166,7 @@ class FaultMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         fault = None
-        if scope["type"] == "http" and not scope["path"].startswith("/sandbox/"):
+        if not scope["path"].startswith("/sandbox/"):
             fault = self._faults.take(scope["method"], scope["path"])
         if fault is None:
             await self._app(scope, receive, send)
@@ -233,17 +217,12 @@ class FaultMiddleware:
         # Read the request's body: an early answer would break the connection instead.
         while (message := await receive())["type"] == "http.request" and message.get("more_body"):
             pass
-        body = b""
-        headers = []
-        site = self._site(scope["path"])
-        if fault.message and site:
-            body = json.dumps(site.refusal(fault)).encode()
-            headers.append((b"content-type", b"application/json"))
-        headers.append((b"content-length", str(len(body)).encode()))
+        response = Response(status_code=fault.status)
+        if fault.message and (site := self._site(scope["path"])):
+            response = JSONResponse(site.refusal(fault), fault.status)
         if fault.retry_after is not None:
-            headers.append((b"retry-after", str(fault.retry_after).encode()))
-        await send({"type": "http.response.start", "status": fault.status, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
+            response.headers["retry-after"] = str(fault.retry_after)
+        await response(scope, receive, send)
 
 
 async def _nowhere(message: Message) -> None:

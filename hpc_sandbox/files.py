@@ -10,7 +10,7 @@ import grp
 import os
 import pwd
 import stat
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -21,7 +21,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from .answers import date, empty, failure
-from .tsi import Tsi, TsiError, TsiUnavailableError
+from .tsi import Tsi, TsiError
 
 _MAX_ENTRIES = 10_000
 """Largest number of entries in a listing."""
@@ -87,13 +87,13 @@ def group_name(gid: int) -> str:
 
 def _properties(status: os.stat_result) -> dict[str, Any]:
     return {
-        "isDirectory": stat.S_ISDIR(status.st_mode),
-        "size": status.st_size,
-        "lastAccessed": date(status.st_mtime),
-        "owner": owner_name(status.st_uid),
-        "group": group_name(status.st_gid),
-        "permissions": stat.filemode(status.st_mode)[1:],
-    }
+        "isDirectory": stat.S_ISDIR(status.st_mode), "size": status.st_size,
+        "lastAccessed": date(status.st_mtime), "owner": owner_name(status.st_uid),
+        "group": group_name(status.st_gid), "permissions": stat.filemode(status.st_mode)[1:],
+    }  # fmt: skip
+
+
+_Answer = Callable[[Request, str, Path], Awaitable[Response]]
 
 
 class SandboxFiles:
@@ -111,35 +111,35 @@ class SandboxFiles:
             path = decode_path(raw_path)
         except _BadPath:
             return empty(400)
-        local = self._root / path.lstrip("/")
+        local, below = self._root / path.lstrip("/"), path.lstrip("/")
+        kind = request.headers.get("content-type", "")
+        answer: _Answer
         match request.method:
+            case "GET" | "HEAD" if "application/json" in request.headers.get("accept", ""):
+                doing, answer = f"Error listing '{path}'", self._show
             case "GET" | "HEAD":
-                return await self._get(request, path, local)
+                doing, answer = f"Error downloading from '{path}'", self._download
+            case "PUT" if not kind:
+                return empty(415)
+            case "PUT" if kind.startswith("application/json"):
+                doing, answer = "", self._change
             case "PUT":
-                return await self._put(request, path, local)
+                doing, answer = f"Error uploading to '{path}'", self._put
             case "POST":
-                return await self._make_directory(path, local)
+                doing, answer = f"Cannot create directory <{below}>", self._make_directory
             case "DELETE":
-                return await self._remove(path, local)
-        return empty(405)
-
-    async def _get(self, request: Request, path: str, local: Path) -> Response:
-        download = "application/json" not in request.headers.get("accept", "")
+                doing, answer = f"Cannot delete <{below or '/'}>", self._remove
+            case _:
+                return empty(405)
         try:
             await self._tsi.exchange()
-            if "'" in path or "$HOME" in path or not _is_there(local):
-                return empty(404)
-            if not download:
-                return await self._show(request, path, local)
-            if local.is_dir():
-                return empty(406)
-            await self._tsi.exchange(_DOWNLOAD_EXCHANGES - 1)
-        except TsiUnavailableError as error:
-            doing = "downloading from" if download else "listing"
-            return failure(500, f"Error {doing} '{path}': {error}")
-        return self._download(request, local)
+            return await answer(request, path, local)
+        except TsiError as error:
+            return failure(500, f"{doing}: {error}")
 
     async def _show(self, request: Request, path: str, local: Path) -> Response:
+        if not _may_read(path, local):
+            return empty(404)
         status = local.stat()
         links = {"parentStorage": {"href": self._url, "description": "Parent Storage"}}
         shown = _properties(status) | {"metadata": {}, "_links": links}
@@ -178,7 +178,12 @@ class SandboxFiles:
                 content[f"{base}/{name}{'/' if properties['isDirectory'] else ''}"] = properties
         return content
 
-    def _download(self, request: Request, local: Path) -> Response:
+    async def _download(self, request: Request, path: str, local: Path) -> Response:
+        if not _may_read(path, local):
+            return empty(404)
+        if local.is_dir():
+            return empty(406)
+        await self._tsi.exchange(_DOWNLOAD_EXCHANGES - 1)
         wanted = request.headers.get("range")
         try:
             size = local.stat().st_size
@@ -196,44 +201,30 @@ class SandboxFiles:
             headers={"Content-Length": str(length)},
         )
 
-    async def _put(self, request: Request, path: str, local: Path) -> Response:
-        kind = request.headers.get("content-type", "")
-        if not kind:
-            return empty(415)
-        if kind.startswith("application/json"):
-            return await self._change(request, local)
-        try:
+    async def _put(self, request: Request, _: str, local: Path) -> Response:
+        above = next(parent for parent in local.parents if _is_there(parent))
+        if not above.is_dir():
+            shown = f"/{local.parent.relative_to(self._root)}"
+            raise TsiError(
+                f"eu.unicore.xnjs.ems.ExecutionException: Parent <{shown}> is not a directory "
+                "(XNJS error)"
+            )
+        if above != local.parent:
             await self._tsi.exchange()
-            above = next(parent for parent in local.parents if _is_there(parent))
-            if not above.is_dir():
-                shown = f"/{local.parent.relative_to(self._root)}"
-                return failure(
-                    500,
-                    f"Error uploading to '{path}': eu.unicore.xnjs.ems.ExecutionException: "
-                    f"Parent <{shown}> is not a directory (XNJS error)",
-                )
-            if above != local.parent:
-                await self._tsi.exchange()
-                self._tsi.make_directory(local.parent)
-            with self._tsi.writing(local) as file:
-                async for chunk in request.stream():
-                    self._tsi.check()
-                    file.write(chunk)
-        except TsiError as error:
-            return failure(500, f"Error uploading to '{path}': {error}")
+            self._tsi.make_directory(local.parent)
+        with self._tsi.writing(local) as file:
+            async for chunk in request.stream():
+                self._tsi.check()
+                file.write(chunk)
         return empty(204)
 
-    async def _change(self, request: Request, local: Path) -> Response:
-        try:
-            await self._tsi.exchange()
-        except TsiUnavailableError as error:
-            return failure(500, f": {error}")
+    async def _change(self, request: Request, _: str, local: Path) -> Response:
         if not _is_there(local):
             return empty(404)
         try:
             changes = await request.json()
         except ValueError as error:
-            return failure(500, f": org.json.JSONException: {error}")
+            raise TsiError(f"org.json.JSONException: {error}") from error
         reply = {}
         permissions = changes.get("permissions", changes.get("unixPermissions"))
         if permissions is not None:
@@ -253,26 +244,18 @@ class SandboxFiles:
             return f"FAILED: {error}"
         return "OK"
 
-    async def _make_directory(self, path: str, local: Path) -> Response:
-        shown = path.lstrip("/")
-        url = f"{self._url}/files/{shown}"
-        try:
-            await self._tsi.exchange()
-            self._tsi.make_directory(local)
-        except TsiError as error:
-            return failure(500, f"Cannot create directory <{shown}>: {error}")
+    async def _make_directory(self, _: Request, path: str, local: Path) -> Response:
+        url = f"{self._url}/files/{path.lstrip('/')}"
+        self._tsi.make_directory(local)
         at = next((index for index, character in enumerate(url) if character in _NO_URI), None)
         if at is not None:  # the server has created the directory all the same
-            text = f"java.net.URISyntaxException: Illegal character in path at index {at}: {url}"
-            return failure(500, f"Cannot create directory <{shown}>: {text}")
+            raise TsiError(
+                f"java.net.URISyntaxException: Illegal character in path at index {at}: {url}"
+            )
         return empty(201, {"Location": quote(url, safe=_URL_CHARACTERS)})
 
-    async def _remove(self, path: str, local: Path) -> Response:
-        try:
-            await self._tsi.exchange()
-            await asyncio.to_thread(self._tsi.remove, local)
-        except TsiError as error:
-            return failure(500, f"Cannot delete <{path.lstrip('/') or '/'}>: {error}")
+    async def _remove(self, _: Request, __: str, local: Path) -> Response:
+        await asyncio.to_thread(self._tsi.remove, local)
         return empty(204)
 
     async def move(self, source: str, target: str, *, copy: bool) -> Response:
@@ -285,6 +268,11 @@ class SandboxFiles:
             name = "copy" if copy else "rename"
             return failure(500, f"Error handling action: '{name}': {error}")
         return empty(204)
+
+
+def _may_read(path: str, local: Path) -> bool:
+    """Return whether the server shows a file and lets it be downloaded."""
+    return "'" not in path and "$HOME" not in path and _is_there(local)
 
 
 def _is_there(path: Path) -> bool:
@@ -319,9 +307,3 @@ async def _content(local: Path, start: int, length: int) -> AsyncIterator[bytes]
         while length > 0 and (chunk := file.read(min(_CHUNK, length))):
             length -= len(chunk)
             yield chunk
-
-
-def free_space(path: Path) -> int:
-    """Return the bytes that the user may still write to the file system of `path`."""
-    space = os.statvfs(path)
-    return space.f_bavail * space.f_frsize

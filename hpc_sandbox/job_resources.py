@@ -60,14 +60,11 @@ class JobResources:
             )
         name = new_id()
         job = UnicoreJob(
-            site=self._site,
-            id=name,
-            json=description,
-            directory=self._site.directory / "jobs" / name,
-            owner=session.dn,
+            site=self._site, id=name, json=description,
+            directory=self._site.directory / "jobs" / name, owner=session.dn,
             tags=tags_of(description),
             termination=time.time() + self._site.settings.timing.lifetime,
-        )
+        )  # fmt: skip
         job.hidden = self._site.takes_fault("forget_job")
         job.submissions += self._site.takes_fault("repeat_job")
         self._site.jobs[name] = job
@@ -86,7 +83,7 @@ class JobResources:
                           for item in job.json.get("Imports") or []]  # fmt: skip
                 return JSONResponse(job.json | ({"Imports": hidden} if hidden else {}))
             case "POST", ["actions", "start"]:
-                job.start()
+                job.started.set()
             case "POST", ["actions", "abort"]:
                 await job.abort(ignored=self._site.takes_fault("ignore_abort"))
             case "POST", ["actions", "restart"]:
@@ -108,36 +105,23 @@ class JobResources:
     def _job_shown(self, job: UnicoreJob) -> dict[str, Any]:
         url = f"{self._site.url}/jobs/{job.id}"
         urls = {
-            "self": url,
-            "details": f"{url}/details",
-            "submitted": f"{url}/submitted",
-            "action:start": f"{url}/actions/start",
-            "action:abort": f"{url}/actions/abort",
-            "action:restart": f"{url}/actions/restart",
-            "forwarding": f"{url}/forward-port",
+            "self": url, "details": f"{url}/details", "submitted": f"{url}/submitted",
+            "action:start": f"{url}/actions/start", "action:abort": f"{url}/actions/abort",
+            "action:restart": f"{url}/actions/restart", "forwarding": f"{url}/forward-port",
             "workingDirectory": f"{self._site.url}/storages/{job.id}-uspace",
             "parentTSS": f"{self._site.url}/sites/{self._site.tss}",
-        }
+        }  # fmt: skip
         properties = {
-            "status": job.status,
-            "statusMessage": job.status_message,
-            "log": job.log,
-            "queue": job.queue,
-            "batchSystemID": job.batch_id,
-            "name": job.name,
-            "jobType": job.description.shown_type,
-            "submissionTime": date(job.submitted),
-            "terminationTime": date(job.termination),
-            "submissionPreferences": {},
+            "status": job.status, "statusMessage": job.status_message, "log": job.log,
+            "queue": job.queue, "batchSystemID": job.batch_id, "name": job.name,
+            "jobType": job.description.shown_type, "submissionTime": date(job.submitted),
+            "terminationTime": date(job.termination), "submissionPreferences": {},
             "consumedTime": dict.fromkeys(
                 ("total", "stage-in", "preCommand", "queued", "main", "postCommand", "stage-out"),
                 "N/A",
             ),
-            "owner": job.owner,
-            "acl": [],
-            "tags": job.tags,
-            "_links": links(urls),
-        }
+            "owner": job.owner, "acl": [], "tags": job.tags, "_links": links(urls),
+        }  # fmt: skip
         if job.exit_code is not None:
             properties["exitCode"] = str(job.exit_code)
         return properties

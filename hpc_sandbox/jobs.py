@@ -23,7 +23,6 @@ from .description import (
     Staged,
     check_resources,
     parse_description,
-    waits_for_client,
 )
 from .sbatch import SbatchError
 from .tsi import TsiError, TsiUnavailableError, submission_failed
@@ -67,6 +66,8 @@ class UnicoreJob:
         description: the description as the server reads it.
         batch: the scheduler's job, None before its submission.
         scheduler_ids: the scheduler's ids of all submissions.
+        started: set when a job continues that waits for the client's files.
+        looked: set when the server has just read the states of all jobs.
     """
 
     site: "UnicoreServer"
@@ -88,15 +89,10 @@ class UnicoreJob:
     ended: float | None = None
     hidden: bool = False
     submissions: int = 1
-    _started: asyncio.Event = field(default_factory=asyncio.Event)
-    _looked: asyncio.Event = field(default_factory=asyncio.Event)
+    started: asyncio.Event = field(default_factory=asyncio.Event)
+    looked: asyncio.Event = field(default_factory=asyncio.Event)
     _task: asyncio.Task[None] | None = None
     _on_login_node: bool = False
-
-    @property
-    def done(self) -> bool:
-        """Return whether the job has ended according to REST."""
-        return self.status in ("SUCCESSFUL", "FAILED")
 
     @property
     def name(self) -> str:
@@ -117,23 +113,15 @@ class UnicoreJob:
         """Start processing the job; the answer to the submission does not wait for it."""
         self.note("Created with type 'JSON'")
         self.note(f"Client: Name: {self.owner}")
-        if not waits_for_client(self.json):
-            self._started.set()
+        if str(self.json.get("haveClientStageIn", "")).lower() != "true":
+            self.started.set()
         if self.site.tsi.up:
             self.directory.mkdir(parents=True, mode=0o700)
         self._task = asyncio.create_task(self._live())
 
-    def start(self) -> None:
-        """Continue a job that waits for the client's files; has no effect on others."""
-        self._started.set()
-
-    def look(self) -> None:
-        """Notify the job that the server has just read the states of all jobs."""
-        self._looked.set()
-
     async def abort(self, *, ignored: bool = False) -> None:
         """End an unfinished job, or only report so if `ignored`; keep its directory."""
-        if self.done:
+        if self.status in ("SUCCESSFUL", "FAILED"):
             return
         self.note("Got 'abort' request.")
         if not ignored:
@@ -199,7 +187,7 @@ class UnicoreJob:
             raise _Failed(f"Processing failed: {error}") from error
         self.note(f"Created job directory <{self.directory}/>")
         await self._stage_in()
-        await self._started.wait()
+        await self.started.wait()
         self.status = "QUEUED"
         self.note("Status set to PENDING.")
         await self._command(description.before, "Pre-command")
@@ -387,8 +375,8 @@ class UnicoreJob:
         return code
 
     async def _next_look(self) -> None:
-        self._looked.clear()
-        await self._looked.wait()
+        self.looked.clear()
+        await self.looked.wait()
 
     def _exit_code(self, file: str = scripts.EXIT_CODE_FILE) -> int | None:
         try:

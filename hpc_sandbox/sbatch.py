@@ -201,26 +201,15 @@ def _request(options: dict[str, str], default: Partition) -> BatchRequest:
         each = parse_sbatch_memory(text("mem-per-cpu"), "mem-per-cpu")
         memory = (each or 0) * per_node * cpus or None
     request = BatchRequest(
-        partition=text("partition", default.name),
-        time_s=time_s,
-        nodes=nodes,
-        tasks=tasks,
-        tasks_per_node=per_node,
-        cpus_per_task=cpus,
-        memory_mib=memory,
-        gpus=int(gpus) if gpus.isdigit() else -1,
-        name=text("job-name", "sbatch"),
-        output=text("output", "slurm-%j.out"),
-        error=text("error") or None,
-        chdir=text("chdir") or None,
-        account=options.get("account", ""),
-        comment=options.get("comment", ""),
-        constraint=options.get("constraint", ""),
-        qos=options.get("qos", ""),
-        reservation=options.get("reservation", ""),
-        blocked="JobHeldUser" if "hold" in options else "",
-        after=after,
-    )
+        partition=text("partition", default.name), time_s=time_s, nodes=nodes, tasks=tasks,
+        tasks_per_node=per_node, cpus_per_task=cpus, memory_mib=memory,
+        gpus=int(gpus) if gpus.isdigit() else -1, name=text("job-name", "sbatch"),
+        output=text("output", "slurm-%j.out"), error=text("error") or None,
+        chdir=text("chdir") or None, account=options.get("account", ""),
+        comment=options.get("comment", ""), constraint=options.get("constraint", ""),
+        qos=options.get("qos", ""), reservation=options.get("reservation", ""),
+        blocked="JobHeldUser" if "hold" in options else "", after=after,
+    )  # fmt: skip
     for name in taken:
         if name not in _IGNORED | _FLAGS:
             raise _unrecognized(f"--{name}={options[name]}")

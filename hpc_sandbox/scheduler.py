@@ -8,11 +8,12 @@ import signal
 import time
 import uuid
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from . import processes, shims
-from .batch import BatchJob, BatchScheduler, BatchState, CancelError, cancel_error
+from .batch import NONE, BatchJob, BatchScheduler, BatchState, CancelError, Words, cancel_error
 from .sbatch import TOO_MANY, BatchRequest, SbatchError, SlurmVariant, parse_script
 from .settings import SandboxSettings
 
@@ -111,15 +112,8 @@ class LocalScheduler(BatchScheduler):
         """Call `listener` whenever the state of a job changes."""
         self._listeners.append(listener)
 
-    def start(self) -> None:
-        """Do nothing: the jobs run in tasks of the loop."""
-
     async def submit(
-        self,
-        script: str,
-        directory: Path,
-        options: Mapping[str, str] | None = None,
-        environment: Mapping[str, str] | None = None,
+        self, script: str, directory: Path, options: Words = NONE, environment: Words = NONE
     ) -> LocalJob:
         unfinished = sum(not job.state.final for job in self.jobs.values())
         if self.max_submit_jobs is not None and unfinished >= self.max_submit_jobs:
@@ -138,7 +132,7 @@ class LocalScheduler(BatchScheduler):
         job = LocalJob(
             number, request.name, reason=request.blocked or "None", request=request, copy=copy,
             directory=chdir, slots=min(request.cpus, self._settings.slots),
-            environment=environment or {},
+            environment=environment,
         )  # fmt: skip
         self.jobs[number] = job
         self._dispatch()
@@ -150,16 +144,11 @@ class LocalScheduler(BatchScheduler):
             return
         number = next(self._ids)
         request = BatchRequest(self._settings.partitions[0].name, 0, name=name)
-        job = LocalJob(
-            number,
-            name,
-            BatchState.FAILED,
-            request=request,
-            copy=self._directory,
+        job = self.jobs[number] = LocalJob(
+            number, name, BatchState.FAILED, request=request, copy=self._directory,
             directory=directory,
-        )
+        )  # fmt: skip
         job.ended = job.submitted
-        self.jobs[number] = job
 
     async def cancel(self, number: int) -> None:
         job = self.jobs.get(number)
@@ -289,14 +278,11 @@ class LocalScheduler(BatchScheduler):
             err = error.open("wb") if error else None
             try:
                 process = await asyncio.create_subprocess_exec(
-                    str(job.copy),
-                    cwd=job.directory,
+                    str(job.copy), cwd=job.directory,
                     env=_environment(job, self._settings.environment, self._home, self._user),
-                    stdin=asyncio.subprocess.DEVNULL,
-                    stdout=out,
-                    stderr=err or out,
+                    stdin=asyncio.subprocess.DEVNULL, stdout=out, stderr=err or out,
                     start_new_session=True,
-                )
+                )  # fmt: skip
             finally:
                 if err:
                     err.close()
@@ -334,46 +320,35 @@ class LocalScheduler(BatchScheduler):
         assert job.pid is not None
         job.over_memory = True
         job.verdict = job.verdict or BatchState(self._settings.memory_state)
+        step = f"StepId={job.id}.batch"
         if job.verdict is BatchState.OUT_OF_MEMORY:
-            _append_error(job.stderr, _oom_killed(job.id))
-        else:
+            _append_error(
+                job.stderr,
+                f"Detected 1 oom-kill event(s) in {step}. Some of your processes may have been "
+                "killed by the cgroup out-of-memory handler.",
+            )
+        else:  # by OverMemoryKill
             limit = (job.request.memory_mib or 0) * 2**20
-            _append_error(job.stderr, *_over_memory(job.id, used, limit))
+            _append_error(
+                job.stderr,
+                f"{step} exceeded memory limit ({used} > {limit}), being killed",
+                "Exceeded job memory limit",
+                _cancelled(job.id),
+            )
         processes.signal_job(job.pid, signal.SIGKILL)
 
 
 def _append_error(file: Path, *lines: str) -> None:
     """Append lines of slurmstepd to a job's standard error, if the file can be written."""
     node = os.uname().nodename
-    try:
-        with file.open("a") as opened:
-            opened.writelines(f"slurmstepd-{node}: error: {line}\n" for line in lines)
-    except OSError:
-        pass
+    with suppress(OSError), file.open("a") as opened:
+        opened.writelines(f"slurmstepd-{node}: error: {line}\n" for line in lines)
 
 
 def _cancelled(number: int, *, time_limit: bool = False) -> str:
     node, now = os.uname().nodename, time.strftime("%Y-%m-%dT%H:%M:%S")
     due = " DUE TO TIME LIMIT" if time_limit else ""
     return f"*** JOB {number} ON {node} CANCELLED AT {now}{due} ***"
-
-
-def _over_memory(number: int, used: int, limit: int) -> tuple[str, ...]:
-    """Return the lines for a job that OverMemoryKill ends; `used` and `limit` are bytes."""
-    step = f"StepId={number}.batch"
-    return (
-        f"{step} exceeded memory limit ({used} > {limit}), being killed",
-        "Exceeded job memory limit",
-        _cancelled(number),
-    )
-
-
-def _oom_killed(number: int) -> str:
-    """Return the line for a job whose processes the kernel killed for its cgroup's limit."""
-    return (
-        f"Detected 1 oom-kill event(s) in StepId={number}.batch. Some of your processes may have "
-        "been killed by the cgroup out-of-memory handler."
-    )
 
 
 def _environment(
@@ -388,67 +363,42 @@ def _environment(
     node = os.uname().nodename
     found = {name: os.environ[name] for name in ("LANG", "LC_ALL", "TZ") if name in os.environ}
     found |= {
-        "HOME": str(home),
-        "USER": user,
-        "LOGNAME": user,
-        "SHELL": "/bin/bash",
-        "SLURM_JOB_ID": str(job.id),
-        "SLURM_JOBID": str(job.id),
-        "SLURM_JOB_NAME": request.name,
-        "SLURM_JOB_PARTITION": request.partition,
+        "HOME": str(home), "USER": user, "LOGNAME": user, "SHELL": "/bin/bash",
+        **dict.fromkeys(("SLURM_JOB_ID", "SLURM_JOBID"), str(job.id)),
+        "SLURM_JOB_NAME": request.name, "SLURM_JOB_PARTITION": request.partition,
         "SLURM_JOB_ACCOUNT": request.account,
-        "SLURM_JOB_NODELIST": node,
-        "SLURM_NODELIST": node,
-        "SLURMD_NODENAME": node,
-        "SLURM_NNODES": str(request.nodes),
-        "SLURM_JOB_NUM_NODES": str(request.nodes),
-        "SLURM_NTASKS": str(request.tasks),
-        "SLURM_NPROCS": str(request.tasks),
+        **dict.fromkeys(("SLURM_JOB_NODELIST", "SLURM_NODELIST", "SLURMD_NODENAME"), node),
+        **dict.fromkeys(("SLURM_NNODES", "SLURM_JOB_NUM_NODES"), str(request.nodes)),
+        **dict.fromkeys(("SLURM_NTASKS", "SLURM_NPROCS"), str(request.tasks)),
         "SLURM_NTASKS_PER_NODE": str(request.tasks_per_node),
         "SLURM_CPUS_PER_TASK": str(request.cpus_per_task),
         "SLURM_CPUS_ON_NODE": str(request.tasks_per_node * request.cpus_per_task),
-        "SLURM_GPUS_ON_NODE": str(request.gpus),
-        "SLURM_SUBMIT_DIR": str(job.directory),
-        "SLURM_CLUSTER_NAME": "sandbox",
-        processes.MARK: job.mark,
-    }
+        "SLURM_GPUS_ON_NODE": str(request.gpus), "SLURM_SUBMIT_DIR": str(job.directory),
+        "SLURM_CLUSTER_NAME": "sandbox", processes.MARK: job.mark,
+    }  # fmt: skip
     if request.memory_mib is not None:
         found["SLURM_MEM_PER_NODE"] = str(request.memory_mib)
-    given = dict(settings) | dict(job.environment)
-    return shims.shim_environment(found) | given
+    return shims.shim_environment(found) | dict(settings) | dict(job.environment)
 
 
 def _scontrol(job: LocalJob) -> dict[str, str]:
     """Return the fields of `scontrol show job`."""
     request = job.request
-    output = str(job.output)
     return {
-        "JobId": str(job.id),
-        "JobName": request.name,
-        "JobState": job.state.value,
-        "Reason": job.reason,
-        "ExitCode": job.exit_text,
-        "Partition": request.partition,
-        "Account": request.account or "(null)",
-        "QOS": request.qos or "normal",
-        "Comment": request.comment,
-        "TimeLimit": _clock(request.time_s),
+        "JobId": str(job.id), "JobName": request.name, "JobState": job.state.value,
+        "Reason": job.reason, "ExitCode": job.exit_text, "Partition": request.partition,
+        "Account": request.account or "(null)", "QOS": request.qos or "normal",
+        "Comment": request.comment, "TimeLimit": _clock(request.time_s),
         "RunTime": _clock((job.ended or time.time()) - (job.started or time.time())),
-        "SubmitTime": _date(job.submitted),
-        "StartTime": _date(job.started),
-        "EndTime": _date(job.ended),
-        "NumNodes": str(request.nodes),
-        "NumCPUs": str(request.cpus),
-        "NumTasks": str(request.tasks),
+        "SubmitTime": _date(job.submitted), "StartTime": _date(job.started),
+        "EndTime": _date(job.ended), "NumNodes": str(request.nodes),
+        "NumCPUs": str(request.cpus), "NumTasks": str(request.tasks),
         "CPUs/Task": str(request.cpus_per_task),
         "MinMemoryNode": f"{request.memory_mib}M" if request.memory_mib else "0",
         "TresPerNode": f"gres:gpu:{request.gpus}" if request.gpus else "(null)",
-        "Restarts": str(max(0, job.starts - 1)),
-        "WorkDir": str(job.directory),
-        "StdErr": str(job.stderr),
-        "StdIn": "/dev/null",
-        "StdOut": output,
-    }
+        "Restarts": str(max(0, job.starts - 1)), "WorkDir": str(job.directory),
+        "StdErr": str(job.stderr), "StdIn": "/dev/null", "StdOut": str(job.output),
+    }  # fmt: skip
 
 
 def _clock(seconds: float) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from .description import Command, Description
+from .tsi import quoted
 
 EXIT_CODE_FILE = "UNICORE_SCRIPT_EXIT_CODE"
 """The file in the job's directory that receives the script's exit code."""
@@ -27,7 +28,11 @@ def unicore_script(description: Description, directory: Path, user: Mapping[str,
     lines = [
         "#!/bin/bash",
         f"umask {description.umask}",
-        *_exports(description, directory),
+        *_variables(description),
+        "PATH=$PATH:. ; export PATH",
+        f'UC_WORKING_DIRECTORY="{directory}/"; export UC_WORKING_DIRECTORY',
+        f'UC_OUTPUT_DIRECTORY="{directory}/"; export UC_OUTPUT_DIRECTORY',
+        'cd "${UC_WORKING_DIRECTORY}"',
         f'UC_EXECUTABLE="{description.executable}"; export UC_EXECUTABLE',
         f'chmod u+x "{description.executable}" 2> /dev/null ',
         f"rm -f {exit_code}",
@@ -38,7 +43,10 @@ def unicore_script(description: Description, directory: Path, user: Mapping[str,
     lines.append(f"echo $? > {exit_code}")
     if description.after and not description.after.on_login_node:
         lines.append(description.after.text)
-    return _replaced("\n".join(lines) + "\n", user)
+    script = "\n".join(lines) + "\n"
+    for name, value in user.items():
+        script = script.replace(f"${name}", value).replace(f"${{{name}}}", value)
+    return script
 
 
 def command_exit_code(name: str) -> str:
@@ -72,22 +80,6 @@ def command_script(command: Command, description: Description, directory: Path, 
 
 def _variables(description: Description) -> list[str]:
     return [f'{name}="{value}"; export {name}' for name, value in description.environment.items()]
-
-
-def _exports(description: Description, directory: Path) -> list[str]:
-    return [
-        *_variables(description),
-        "PATH=$PATH:. ; export PATH",
-        f'UC_WORKING_DIRECTORY="{directory}/"; export UC_WORKING_DIRECTORY',
-        f'UC_OUTPUT_DIRECTORY="{directory}/"; export UC_OUTPUT_DIRECTORY',
-        'cd "${UC_WORKING_DIRECTORY}"',
-    ]
-
-
-def _replaced(script: str, user: Mapping[str, str]) -> str:
-    for name, value in user.items():
-        script = script.replace(f"${name}", value).replace(f"${{{name}}}", value)
-    return script
 
 
 def _tsi_batch_script(description: Description, directory: Path, script: str, queue: str) -> str:
@@ -135,8 +127,7 @@ def batch_script(
     file.chmod(0o700)
     bss = directory / description.bss_file
     text = bss.read_text() if bss.is_file() else ""
-    quoted = "'" + str(file).replace("'", "'\\''") + "'"
-    return f"{text}\n{quoted}\n"
+    return f"{text}\n{quoted(file)}\n"
 
 
 def _memory_bug(asked: str | None) -> int | None:

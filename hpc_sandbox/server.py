@@ -62,7 +62,6 @@ class Sandbox:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._server: uvicorn.Server | None = None
         self._thread: threading.Thread | None = None
-        self._port = 0
 
     # --- for users -----------------------------------------------------------------------------
 
@@ -164,36 +163,26 @@ class Sandbox:
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listener.bind(("127.0.0.1", 0))
         listener.listen(1024)
-        self._port = listener.getsockname()[1]
+        base = f"http://127.0.0.1:{listener.getsockname()[1]}"
         try:
-            self._make_sites()
+            for option in self.options:
+                kind = FirecrestServer if option.api == "firecrest" else UnicoreServer
+                place = self.directory / option.name
+                self._sites[option.name] = kind(option.name, place, self.settings, base)
         except BaseException:
             listener.close()
             self._lock.close()
             raise
         return listener
 
-    def _make_sites(self) -> None:
-        for option in self.options:
-            kind = FirecrestServer if option.api == "firecrest" else UnicoreServer
-            place = self.directory / option.name
-            site = kind(option.name, place, self.settings, f"http://127.0.0.1:{self._port}")
-            self._sites[option.name] = site
-
     async def _serve(self, listener: socket.socket, ready: threading.Event) -> None:
         self._loop = asyncio.get_running_loop()
         config = uvicorn.Config(
-            FaultMiddleware(self._application, self.faults, self._site_of),
-            http=Protocol,
-            ws="none",
-            lifespan="off",
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            timeout_keep_alive=60,
+            FaultMiddleware(self._application, self.faults, self._site_of), http=Protocol,
+            ws="none", lifespan="off", log_level="warning", access_log=False,
+            server_header=False, proxy_headers=False, timeout_keep_alive=60,
             timeout_graceful_shutdown=_GOODBYE,
-        )
+        )  # fmt: skip
         self._server = uvicorn.Server(config)
         try:
             for site in self._sites.values():

@@ -97,21 +97,15 @@ class ServerTransfers:
         ended = {"DONE": "SUCCESSFUL ", "FAILED": f"NOT_SUCCESSFUL {transfer.message}"}
         url = f"{self._url}/transfers/{transfer.id}"
         return {
-            "source": transfer.source,
-            "target": transfer.target,
-            "isExport": False,
+            "source": transfer.source, "target": transfer.target, "isExport": False,
             "protocol": "BFT" if transfer.is_unicore else "http",
-            "status": transfer.status,
-            "statusMessage": ended.get(transfer.status, ""),
+            "status": transfer.status, "statusMessage": ended.get(transfer.status, ""),
             "size": transfer.size,
             # The real one counts them at the end only.
             "transferredBytes": transfer.transferred if done else 0,
-            "files": {},
-            "terminationTime": date(transfer.ends),
-            "tags": [],
-            "acl": [],
+            "files": {}, "terminationTime": date(transfer.ends), "tags": [], "acl": [],
             "_links": links({"self": url}),
-        }
+        }  # fmt: skip
 
     async def _run(self, transfer: _Transfer, target: Path) -> None:
         transfer.status = "RUNNING"

@@ -54,23 +54,23 @@ PARTITIONS = (Partition("batch"), Partition("devel", max_time=2 * 3600, nodes=2)
 
 @dataclass(frozen=True)
 class Timing:
-    """Delays of the sandbox. "Real" values were measured at a real UNICORE with Slurm.
+    """Delays of the sandbox; `REAL_TIMING` has what was measured at a real UNICORE with Slurm.
 
     Attributes:
-        round_trip: one exchange of UNICORE/X with its TSI on the login node; real: 0.044. A check
-            of a file takes one exchange, an upload one or two, a download three. A submission takes
-            eight; jobs are submitted one by one, after the files of all waiting jobs are staged in.
+        round_trip: one exchange of UNICORE/X with its TSI on the login node. A check of a file
+            takes one exchange, an upload one or two, a download three. A submission takes eight;
+            jobs are submitted one by one, after the files of all waiting jobs are staged in.
         tsi_retry: pause between two attempts to create a job's directory while the TSI does not
-            answer; the job fails after three attempts; real: 5.
+            answer; the job fails after three attempts.
         processing: delay between accepting a job and reading its description; real: 0.1 to 1.
         status_interval: how often the job status follows the scheduler; real: 10 to 60.
-        death_lag: how long a job without an exit-code file keeps its old status; real: 134.
-        resubmit_delay: pause between the four attempts to submit to the scheduler; real: 10.
-        kill_wait: time between TERM and KILL when a job is ended; Slurm's KillWait, real: 30.
+        death_lag: how long a job without an exit-code file keeps its old status.
+        resubmit_delay: pause between the four attempts to submit to the scheduler.
+        kill_wait: time between TERM and KILL when a job is ended; Slurm's KillWait.
         signal_gap: pause between signals to the processes of a job, children first; 0 signals all
             at once, parents first. Slurm signals one after the other, too.
         transfer_time: seconds that a transfer from server to server takes, in addition.
-        memory_interval: how often the memory of running jobs is checked; Slurm: 30.
+        memory_interval: how often the memory of running jobs is checked.
         lifetime: how long a job and its directory are kept; real: 1 to 30 days.
         session_lifetime: lifetime of a security session; real: 8 hours.
     """
@@ -98,21 +98,18 @@ REAL_TIMING = Timing(
 
 @dataclass(frozen=True)
 class FirecrestSettings:
-    """Settings of a firecREST site. "Real" values were measured at a real firecREST v2.
+    """Settings of a firecREST site. Values were measured at a real one, which most defaults are.
 
     Attributes:
         token_lifetime: seconds that an access token is valid; real: 60 to 300.
-        token_margin: remaining lifetime in seconds below which a token is refused; the server's
-            `min_token_ttl`, real: 30.
+        token_margin: remaining seconds below which a token is refused (`min_token_ttl`).
         command_time: duration of every command on the login node; real: 0.01 to 0.03.
-        command_timeout: seconds after which a command is given up (408, or 500 if it has input);
-            real: 5.
+        command_timeout: seconds after which a command is given up (408, or 500 if it has input).
         record_time: extra seconds of a list of jobs per job in it, given up after
             `command_timeout`; real: 0.0007.
         accounting_lag: delay of the accounting in seconds; it has half records meanwhile, and
             lists by name lack jobs; real: 0.3 to 4.
-        job_memory: seconds that the local scheduler keeps the metadata of an ended job; Slurm's
-            MinJobAge, real: 300.
+        job_memory: seconds that the local scheduler keeps an ended job's metadata (`MinJobAge`).
         max_sessions: commands at the same time; OpenSSH's MaxSessions, real: 10.
         max_file_size: bytes of the largest direct upload; real: 5 MiB.
         max_part_size: bytes of one part of a large upload; real: 2 GiB.

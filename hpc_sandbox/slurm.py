@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from . import processes
-from .batch import BatchJob, BatchScheduler, BatchState, CancelError
+from .batch import NONE, BatchJob, BatchScheduler, BatchState, CancelError, Words
 from .sbatch import SbatchError, parse_sbatch_time
 from .settings import Partition, SandboxError, SandboxSettings
 
@@ -58,13 +58,9 @@ class SlurmScheduler(BatchScheduler):
             self._follower.cancel()
 
     async def submit(
-        self,
-        script: str,
-        directory: Path,
-        options: Mapping[str, str] | None = None,
-        environment: Mapping[str, str] | None = None,
+        self, script: str, directory: Path, options: Words = NONE, environment: Words = NONE
     ) -> BatchJob:
-        words = [f"--{name}={value}" for name, value in (options or {}).items()]
+        words = [f"--{name}={value}" for name, value in options.items()]
         if environment:
             pairs = ",".join(f"{name}={value}" for name, value in environment.items())
             words.append(f"--export=ALL,{pairs}")
@@ -113,7 +109,7 @@ class SlurmScheduler(BatchScheduler):
         """Return the output of a Slurm command that only reads, or raise `SlurmError`."""
         code, output, errors = await self._run(*command)
         if code:
-            raise SlurmError(code, errors)
+            raise SlurmError(errors)
         return output
 
     # --- following -----------------------------------------------------------------------------
@@ -162,10 +158,6 @@ class SlurmScheduler(BatchScheduler):
 
 class SlurmError(Exception):
     """A Slurm command failed; the message is its standard error."""
-
-    def __init__(self, status: int, stderr: str) -> None:
-        super().__init__(stderr)
-        self.status = status
 
 
 def fields(line: str) -> dict[str, str]:
@@ -241,14 +233,10 @@ def _partitions(lines: Iterable[str]) -> tuple[Partition, ...]:
             name = default = name.removesuffix("*")
         before = found.get(name, Partition(name, nodes=0, cpus=0, memory_mib=0, gpus=0))
         found[name] = Partition(
-            name,
-            max_time=seconds_of(longest),
-            default_time=seconds_of(usual),
-            nodes=before.nodes + int(nodes),
-            cpus=max(before.cpus, int(cpus)),
-            memory_mib=max(before.memory_mib, int(memory)),
-            gpus=max(before.gpus, _gpus(gres)),
-        )
+            name, max_time=seconds_of(longest), default_time=seconds_of(usual),
+            nodes=before.nodes + int(nodes), cpus=max(before.cpus, int(cpus)),
+            memory_mib=max(before.memory_mib, int(memory)), gpus=max(before.gpus, _gpus(gres)),
+        )  # fmt: skip
     return tuple(sorted(found.values(), key=lambda partition: partition.name != default))
 
 

@@ -83,7 +83,7 @@ class Tsi:
     def make_directory(self, path: Path) -> None:
         """Create a directory with its parents; an existing one is no error."""
         with self._running(
-            f"/bin/mkdir -p -m 750 {_quoted(path)}",
+            f"/bin/mkdir -p -m 750 {quoted(path)}",
             lambda e: f"/bin/mkdir: cannot create directory ‘{culprit(path, e)}’: {e.strerror}",
         ):
             if not path.is_dir():
@@ -93,8 +93,8 @@ class Tsi:
     def remove(self, path: Path) -> None:
         """Remove a file or a directory tree; a missing one is no error."""
         with self._running(
-            f"/bin/rm -rf {_quoted(path)}",
-            lambda e: f"/bin/rm: cannot remove {_quoted(Path(e.filename or path))}: {e.strerror}",
+            f"/bin/rm -rf {quoted(path)}",
+            lambda e: f"/bin/rm: cannot remove {quoted(Path(e.filename or path))}: {e.strerror}",
         ):
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
@@ -106,17 +106,17 @@ class Tsi:
         """Change the permissions to `letters`, as in `rwxr-x---`."""
         parts = zip("ugo", (letters[start : start + 3] for start in (0, 3, 6)), strict=True)
         script = "\n".join(
-            f"/bin/chmod {who}={what.replace('-', '')} {_quoted(path)}" for who, what in parts
+            f"/bin/chmod {who}={what.replace('-', '')} {quoted(path)}" for who, what in parts
         )
-        says = f"/bin/chmod: changing permissions of {_quoted(path)}: "
+        says = f"/bin/chmod: changing permissions of {quoted(path)}: "
         with self._running(script, lambda e: "\n".join([f"{says}{e.strerror}"] * 3)):
             change_mode(path, int("".join("0" if c == "-" else "1" for c in letters), 2))
 
     def move(self, source: Path, target: Path, *, copy: bool) -> None:
         command = "cp" if copy else "mv"
         with self._running(
-            f"umask 27\n/bin/{command} {_quoted(source)} {_quoted(target)}",
-            lambda e: f"/bin/{command}: cannot stat {_quoted(source)}: {e.strerror}",
+            f"umask 27\n/bin/{command} {quoted(source)} {quoted(target)}",
+            lambda e: f"/bin/{command}: cannot stat {quoted(source)}: {e.strerror}",
         ):
             if not copy:
                 source.rename(target)
@@ -177,7 +177,8 @@ def _failed(command: str, stderr: str) -> str:
     return text.replace("\n", ":")
 
 
-def _quoted(path: Path) -> str:
+def quoted(path: Path) -> str:
+    """Return a path as a word of a script."""
     return "'" + str(path).replace("'", "'\\''") + "'"
 
 

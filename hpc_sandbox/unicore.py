@@ -1,6 +1,7 @@
 """One UNICORE site: the resources below `/SITE/rest/core`."""
 
 import asyncio
+import os
 import time
 from collections import Counter
 from collections.abc import Iterable
@@ -15,7 +16,7 @@ from .access import SESSION_HEADER, Access, AccessRefused, SecuritySession
 from .answers import date, empty, links, no_service, paged, shown
 from .description import ranges
 from .faults import Action, Fault
-from .files import SandboxFiles, decode_path, free_space
+from .files import SandboxFiles, decode_path
 from .job_resources import JobResources, new_id
 from .jobs import UnicoreJob
 from .sbatch import SlurmVariant
@@ -107,7 +108,7 @@ class UnicoreServer(Site):
             await asyncio.sleep(self.settings.timing.status_interval)
             for job in list(self.jobs.values()):
                 if self.tsi.up:
-                    job.look()
+                    job.looked.set()
                 if job.termination < time.time():
                     await self.destroy(job)
 
@@ -177,15 +178,11 @@ class UnicoreServer(Site):
                 "UID": _USER, "availableUIDs": [_USER], "group": _USER, "availableGroups": [_USER]
             }  # fmt: skip
         server = {
-            "version": _VERSION,
-            "siteName": self.name,
-            "currentTime": date(time.time()),
-            "upSince": date(self._since),
-            "jobSubmission": {"enabled": True, "message": ""},
-            "externalConnections": {"TSI 1": "OK" if self.tsi.up else "DOWN"},
-            "trustedCAs": [],
+            "version": _VERSION, "siteName": self.name, "currentTime": date(time.time()),
+            "upSince": date(self._since), "jobSubmission": {"enabled": True, "message": ""},
+            "externalConnections": {"TSI 1": "OK" if self.tsi.up else "DOWN"}, "trustedCAs": [],
             "trustedSAMLIssuers": [],
-        }
+        }  # fmt: skip
         urls = {kind: f"{self.url}/{kind}" for kind in _KINDS}
         return shown(request, {"client": client, "server": server, "_links": links(urls)})
 
@@ -205,9 +202,7 @@ class UnicoreServer(Site):
 
     def _cluster(self) -> dict[str, Any]:
         return {
-            "siteName": self.name,
-            "supportsReservation": "false",
-            "applications": [],
+            "siteName": self.name, "supportsReservation": "false", "applications": [],
             "otherInfo": {},
             # The value of a TSI without a script that queries budgets.
             "remainingComputeTime": {
@@ -220,9 +215,8 @@ class UnicoreServer(Site):
                 for partition in self.scheduler.partitions
                 if not partition.hidden
             },
-            "acl": [],
-            "tags": [],
-        }
+            "acl": [], "tags": [],
+        }  # fmt: skip
 
     def _factory(self, request: Request) -> Response:
         url = f"{self.url}/factories/{_FACTORY}"
@@ -284,21 +278,13 @@ class UnicoreServer(Site):
         }
         if name.endswith("-uspace"):
             urls["job"] = f"{self.url}/jobs/{name.removesuffix('-uspace')}"
-        free = free_space(root) if self.tsi.up else -1
+        space = os.statvfs(root)
+        free = space.f_bavail * space.f_frsize if self.tsi.up else -1
         properties = {
-            "mountPoint": str(root),
-            "resourceStatus": "READY",
-            "resourceStatusMessage": "N/A",
+            "mountPoint": str(root), "resourceStatus": "READY", "resourceStatusMessage": "N/A",
             "description": "Job workspace" if "job" in urls else "Filesystem",
-            "filesystemDescription": "Remote TSI",
-            "freeSpace": free,
-            "usableSpace": -1,
-            "umask": "027",
-            "metadataSupported": False,
-            "protocols": ["BFT"],
-            "owner": self.access.dn,
-            "acl": [],
-            "tags": [],
-            "_links": links(urls),
-        }
+            "filesystemDescription": "Remote TSI", "freeSpace": free, "usableSpace": -1,
+            "umask": "027", "metadataSupported": False, "protocols": ["BFT"],
+            "owner": self.access.dn, "acl": [], "tags": [], "_links": links(urls),
+        }  # fmt: skip
         return shown(request, properties)

@@ -50,34 +50,21 @@ _Row = dict[str, str]
 
 
 class Accounting(ABC):
-    """The jobs of one scheduler as firecREST reports them, except the ids in `hidden`."""
+    """The jobs of one scheduler as firecREST reports them."""
 
-    def __init__(self) -> None:
-        self.hidden: set[int] = set()
+    @abstractmethod
+    async def of_job(self, number: int) -> list[AccountingRecord]:
+        """Return the records of a job."""
 
-    async def of_job(self, number: str) -> list[AccountingRecord]:
-        """Return the records of a job; `number` is its id in a URL."""
-        known = number.isascii() and number.isdecimal() and int(number) not in self.hidden
-        return await self._of_job(int(number)) if known else []
-
+    @abstractmethod
     async def listed(
-        self, names: Iterable[str], account: str, window: float
+        self, names: Collection[str], account: str, window: float
     ) -> list[AccountingRecord]:
         """Return the unfinished jobs, and those that ended in the last `window` seconds.
 
         `names` and `account` select jobs, unless they are empty.
         sacct and squeue filter separately, so half a record is not found by the job's name.
         """
-        found = await self._listed(set(names), account, window)
-        return [record for record in found if int(record["jobId"]) not in self.hidden]
-
-    @abstractmethod
-    async def _of_job(self, number: int) -> list[AccountingRecord]: ...
-
-    @abstractmethod
-    async def _listed(
-        self, names: set[str], account: str, window: float
-    ) -> list[AccountingRecord]: ...
 
 
 def accounting_of(
@@ -94,14 +81,15 @@ class _SlurmAccounting(Accounting):
     """The accounting of a real Slurm."""
 
     def __init__(self, scheduler: SlurmScheduler) -> None:
-        super().__init__()
         self._scheduler = scheduler
         self._user = pwd.getpwuid(os.geteuid()).pw_name
 
-    async def _of_job(self, number: int) -> list[AccountingRecord]:
+    async def of_job(self, number: int) -> list[AccountingRecord]:
         return await self._both((f"--jobs={number}",), (f"--jobs={number}",))
 
-    async def _listed(self, names: set[str], account: str, window: float) -> list[AccountingRecord]:
+    async def listed(
+        self, names: Collection[str], account: str, window: float
+    ) -> list[AccountingRecord]:
         common = [f"--user={self._user}"]
         common += [f"--name={','.join(sorted(names))}"] if names else []
         common += [f"--account={account}"] if account else []
@@ -145,14 +133,13 @@ class LocalAccounting(Accounting):
         account: str,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        super().__init__()
         self._clock = clock
         self._scheduler = scheduler
         self._lag = settings.accounting_lag
         self._user = user
         self._default_account = account
 
-    async def _of_job(self, number: int) -> list[AccountingRecord]:
+    async def of_job(self, number: int) -> list[AccountingRecord]:
         job = self._scheduler.jobs.get(number)
         if job is None:
             return []
@@ -161,7 +148,9 @@ class LocalAccounting(Accounting):
         # A job is reported at once, whatever the lag: by squeue, or as half a record.
         return _merged(sacct if sacct or squeue else self._half(job, job.state, now), squeue)
 
-    async def _listed(self, names: set[str], account: str, window: float) -> list[AccountingRecord]:
+    async def listed(
+        self, names: Collection[str], account: str, window: float
+    ) -> list[AccountingRecord]:
         now = self._clock()
         sacct: list[_Row] = []
         squeue: list[_Row] = []
@@ -302,22 +291,13 @@ def _queued(row: _Row) -> AccountingRecord:
 
 def _record(row: _Row, status: AccountingRecord) -> AccountingRecord:
     return {
-        "jobId": row["JobID"],
-        "name": row["JobName"],
-        "status": status,
-        "tasks": [],
-        "time": _times(row),
-        "account": row["Account"],
-        "allocationNodes": int(row["AllocNodes"] or 0),
-        "cluster": row.get("Cluster", ""),
-        "group": row["Group"],
-        "nodes": row["NodeList"],
-        "partition": row["Partition"],
-        "killRequestUser": None,
-        "user": row["User"],
-        "workingDirectory": row["WorkDir"],
+        "jobId": row["JobID"], "name": row["JobName"], "status": status, "tasks": [],
+        "time": _times(row), "account": row["Account"],
+        "allocationNodes": int(row["AllocNodes"] or 0), "cluster": row.get("Cluster", ""),
+        "group": row["Group"], "nodes": row["NodeList"], "partition": row["Partition"],
+        "killRequestUser": None, "user": row["User"], "workingDirectory": row["WorkDir"],
         "priority": _number(row["Priority"]),
-    }
+    }  # fmt: skip
 
 
 def _status(row: _Row) -> AccountingRecord:

@@ -1,11 +1,13 @@
 """Build responses and errors in firecREST's forms, and read requests."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from starlette.requests import Request
 
 
+@dataclass(eq=False)
 class Failure(Exception):  # noqa: N818
     """Ends a request with an error.
 
@@ -19,23 +21,15 @@ class Failure(Exception):  # noqa: N818
             the connection breaks after the response.
     """
 
-    def __init__(
-        self,
-        status: int,
-        message: str,
-        *,
-        caused_by: Sequence[str] | None = None,
-        fields: Sequence[tuple[str, str, str]] = (),
-        headers: Mapping[str, str] | None = None,
-        unhandled: bool = False,
-    ) -> None:
-        super().__init__(message)
-        self.status = status
-        self.message = message
-        self.caused_by = caused_by
-        self.fields = fields
-        self.headers = headers or {}
-        self.unhandled = unhandled
+    status: int
+    message: str
+    caused_by: Sequence[str] | None = None
+    fields: Sequence[tuple[str, str, str]] = ()
+    headers: Mapping[str, str] | None = None
+    unhandled: bool = False
+
+    def __str__(self) -> str:
+        return self.message
 
     def body(self, user: str | None) -> dict[str, Any]:
         """Return the body of the response to a request of `user`."""

@@ -2,7 +2,8 @@
 
 import asyncio
 import re
-from collections.abc import Awaitable, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 from ..batch import BatchScheduler, CancelError, cancel_error
 from ..sbatch import SbatchError
 from ..slurm import SlurmError
-from .accounting import WINDOWS, Accounting, AccountingRecord
+from .accounting import WINDOWS, Accounting
 from .answers import Failure, either, flag, invalid, json_body, text
 from .shell import LoginNode, too_slow
 
@@ -22,15 +23,11 @@ _SERVER_VARIABLES = {"F7T_version": "v2.0.0"}
 """Environment of a job whose request contains no variables."""
 
 _OPTIONS = (
-    ("partition", ("partition",)),
-    ("reservation", ("reservation",)),
-    ("account", ("account",)),
-    ("job-name", ("name",)),
-    ("error", ("standardError", "standard_error")),
+    ("partition", ("partition",)), ("reservation", ("reservation",)), ("account", ("account",)),
+    ("job-name", ("name",)), ("error", ("standardError", "standard_error")),
     ("output", ("standardOutput", "standard_output")),
-    ("input", ("standardInput", "standard_input")),
-    ("constraint", ("constraints",)),
-)
+    ("input", ("standardInput", "standard_input")), ("constraint", ("constraints",)),
+)  # fmt: skip
 """sbatch's options, and the fields of a request that set them."""
 
 _OVER_QUOTA = "Job submission rejected: accounting/QOS policy limit exceeded."
@@ -50,6 +47,14 @@ def no_answer(reason: str) -> Failure:
     return Failure(500, "Error executing Slurm command.", caused_by=[reason])
 
 
+@contextmanager
+def _asking() -> Iterator[None]:
+    try:
+        yield
+    except (Failure, SlurmError) as error:
+        raise no_answer(str(error)) from error
+
+
 def exported(variables: Mapping[str, str]) -> dict[str, str]:
     """Return those variables of a request that reach the job.
 
@@ -67,6 +72,7 @@ class Compute:
         self._node = node
         self._scheduler = scheduler
         self._accounting = accounting
+        self._hidden: set[int] = set()
 
     async def handle(self, request: Request, parts: list[str]) -> Response:
         """Answer a request, or raise `Failure`; `parts` follow `jobs` in the path."""
@@ -97,7 +103,7 @@ class Compute:
         await self._node.occupy()
         number = await self.submit(job, twice=bool(request.scope.get("sandbox.repeat")))
         if request.scope.get("sandbox.forget"):
-            self._accounting.hidden.add(number)
+            self._hidden.add(number)
         return JSONResponse({"jobId": str(number)}, 201)
 
     async def submit(self, job: Mapping[str, Any], *, twice: bool = False) -> int:
@@ -145,13 +151,6 @@ class Compute:
 
     # --- queries ------------------------------------------------------------------------------
 
-    async def _ask_both(self, records: int = 0) -> None:
-        """Take the time of sacct and squeue in parallel; it grows with the number of records."""
-        try:
-            await self._node.occupy(2, records * self._node.settings.record_time)
-        except Failure as error:
-            raise no_answer(error.message) from error
-
     async def _list(self, request: Request) -> Response:
         query = request.query_params
         flag(request, "allusers")
@@ -162,31 +161,22 @@ class Compute:
         if window not in WINDOWS:
             allowed = ", ".join(repr(text) for text in WINDOWS)
             raise invalid("query", "time_window", f"Input should be {allowed}")
-        jobs = await self._told(
-            self._accounting.listed(
-                names=[one for one in name.split(",") if one],
-                account=query.get("account", ""),
-                window=WINDOWS[window],
-            )
-        )
-        await self._ask_both(len(jobs))
+        names = [one for one in name.split(",") if one]
+        with _asking():
+            found = await self._accounting.listed(names, query.get("account", ""), WINDOWS[window])
+            jobs = [job for job in found if int(job["jobId"]) not in self._hidden]
+            await self._node.occupy(2, len(jobs) * self._node.settings.record_time)
         return JSONResponse({"jobs": jobs})
 
     async def _one(self, number: str) -> Response:
         _check_id(number)
-        await self._ask_both()
-        jobs = await self._told(self._accounting.of_job(number))
+        with _asking():
+            await self._node.occupy(2)
+            known = self._known(number)
+            jobs = [] if known is None else await self._accounting.of_job(known)
         if not jobs:
             raise Failure(404, "Job not found.")
         return JSONResponse({"jobs": jobs})
-
-    @staticmethod
-    async def _told(asked: Awaitable[list[AccountingRecord]]) -> list[AccountingRecord]:
-        """Return the records, or raise firecREST's failure if sacct or squeue fails."""
-        try:
-            return await asked
-        except SlurmError as error:
-            raise no_answer(str(error)) from error
 
     async def _metadata(self, number: str) -> Response:
         _check_id(number)
@@ -202,12 +192,13 @@ class Compute:
         script = await self._scheduler.script(int(number))
         return JSONResponse({"jobs": [{"jobId": details["JobId"], "script": script, **streams}]})
 
+    def _known(self, number: str) -> int | None:
+        """Return the id of a job, None for one that is denied and for what is no id."""
+        found = int(number) if number.isdecimal() else None
+        return None if found in self._hidden else found
+
     def _is_there(self, number: str) -> bool:
-        return (
-            number.isdecimal()
-            and int(number) in self._scheduler.jobs
-            and int(number) not in self._accounting.hidden
-        )
+        return self._known(number) in self._scheduler.jobs
 
     # --- actions ------------------------------------------------------------------------------
 

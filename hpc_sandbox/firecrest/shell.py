@@ -20,12 +20,9 @@ _NO_CHANNEL = "Unable to open a new SSH channel."
 TIMEOUT_STATUS = 124
 """Exit status of a command that `timeout` ended."""
 _STATUSES = (
-    ("No such file or directory", 404),
-    ("Permission denied", 403),
-    ("Operation not permitted", 403),
-    ("File exists", 400),
-    ("invalid user", 400),
-)
+    ("No such file or directory", 404), ("Permission denied", 403),
+    ("Operation not permitted", 403), ("File exists", 400), ("invalid user", 400),
+)  # fmt: skip
 """firecREST's HTTP status for a command's error: the first text found in it decides, else 500."""
 
 

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -14,16 +14,15 @@ from starlette.types import Scope
 
 from ..faults import Action, Fault
 from ..sbatch import SlurmVariant
-from ..settings import Partition, SandboxSettings
+from ..settings import SandboxSettings
 from ..site import Site
 from .accounting import USER_ID, accounting_of
 from .answers import Failure, flag
 from .compute import Compute, no_answer
-from .operations import Operations
+from .files import Files, directives
 from .shell import LoginNode, channel_closed, too_slow
 from .store import STORE_LIFETIME, ObjectStore
 from .tokens import Tokens
-from .transfers import TransferService, directives
 
 _VERSION = "2.x.x"
 """The version that the site reports, as the server does that it was compared with."""
@@ -61,12 +60,11 @@ class FirecrestServer(Site):
             job_memory=own.job_memory,
         )  # fmt: skip
         self.scheduler = self._scheduler(self.home, rules)
-        self._accounting = accounting_of(self.scheduler, own, _USER, settings.accounts[0])
+        accounting = accounting_of(self.scheduler, own, _USER, settings.accounts[0])
         self._later: set[asyncio.Task[Response]] = set()
         self._store = ObjectStore(self.directory / "store", f"{base}/{name}{_STORE}")
-        self._compute = Compute(self._node, self.scheduler, self._accounting)
-        self._operations = Operations(self._node)
-        self._transfers = TransferService(self._node, self._compute, self._store)
+        self._compute = Compute(self._node, self.scheduler, accounting)
+        self._files = Files(self._node, self._compute, self._store)
 
     # --- for the sandbox -----------------------------------------------------------------------
 
@@ -123,7 +121,7 @@ class FirecrestServer(Site):
             user = _USER
             response = await self._in_time(request, parts)
         except Failure as failure:
-            response = JSONResponse(failure.body(user), failure.status, dict(failure.headers))
+            response = JSONResponse(failure.body(user), failure.status, failure.headers)
             if failure.unhandled:
                 request.scope["sandbox.reset"] = True
         return _with_headers(request, response, user)
@@ -159,10 +157,8 @@ class FirecrestServer(Site):
                     return await self._status(kind, hidden=flag(request, "show_hidden"))
                 case "compute", ["jobs", *rest]:
                     return await self._compute.handle(request, rest)
-                case "filesystem", ["ops", name]:
-                    return await self._operations.handle(request, name)
-                case "filesystem", ["transfer", name]:
-                    return await self._transfers.handle(request, name)
+                case "filesystem", ["ops" | "transfer" as kind, name]:
+                    return await self._files.handle(request, kind, name)
         raise Failure(404, "Not Found")
 
     def _liveness(self, rest: list[str]) -> Response:
@@ -173,17 +169,38 @@ class FirecrestServer(Site):
         return JSONResponse({"healthcheckRuns": {self.machine: moment}, "lastUpdate": age})
 
     async def _status(self, kind: str, *, hidden: bool) -> Response:
-        partitions = self.scheduler.partitions
-        found: dict[str, Any]
+        partitions, node = self.scheduler.partitions, os.uname().nodename
+        own, found = {"id": str(USER_ID), "name": _USER}, dict[str, Any]()
         match kind:
-            case "nodes":
-                found = {"nodes": _nodes(partitions)}
-            case "partitions":
-                found = {"partitions": _partitions(partitions, hidden=hidden)}
+            case "nodes":  # this machine alone, in all partitions, with the largest one's size
+                most = max(partitions, key=lambda partition: partition.cpus)
+                found["nodes"] = [
+                    {
+                        "sockets": 2, "cores": 2, "threads": 2, "cpus": most.cpus,
+                        "cpuLoad": 0.0, "freeMemory": most.memory_mib, "features": "(null)",
+                        "name": node, "address": node, "hostname": node, "state": ["IDLE"],
+                        "partitions": [partition.name for partition in partitions],
+                        "weight": 1, "allocMemory": most.memory_mib, "allocCpus": 0,
+                        "idleCpus": most.cpus,
+                    }
+                ]  # fmt: skip
+            case "partitions":  # the key `partition` holds the state
+                found["partitions"] = [
+                    {
+                        "name": partition.name,
+                        "cpus": partition.cpus * partition.nodes,
+                        "totalNodes": partition.nodes,
+                        "partition": "UP" if partition.up else "DOWN",
+                    }
+                    for partition in partitions
+                    if hidden or not partition.hidden
+                ]
             case "reservations":
-                found = {"reservations": []}
+                found["reservations"] = []
             case "userinfo":
-                found = _user_info(self.settings.accounts)
+                names = enumerate(self.settings.accounts)
+                accounts = [{"name": name, "default": not at} for at, name in names]
+                found = {"user": own, "group": own, "groups": [own], "accounts": accounts}
             case _:
                 raise Failure(404, "Not Found")
         await self._node.occupy()
@@ -239,41 +256,6 @@ class FirecrestServer(Site):
                 "data_transfer": transfer,
             },
         }  # fmt: skip
-
-
-def _nodes(partitions: Sequence[Partition]) -> list[dict[str, Any]]:
-    """Return the nodes: this machine alone, in all partitions, with the largest one's size."""
-    name, most = os.uname().nodename, max(partitions, key=lambda partition: partition.cpus)
-    return [
-        {
-            "sockets": 2, "cores": 2, "threads": 2, "cpus": most.cpus, "cpuLoad": 0.0,
-            "freeMemory": most.memory_mib, "features": "(null)", "name": name, "address": name,
-            "hostname": name, "state": ["IDLE"],
-            "partitions": [partition.name for partition in partitions], "weight": 1,
-            "allocMemory": most.memory_mib, "allocCpus": 0, "idleCpus": most.cpus,
-        }
-    ]  # fmt: skip
-
-
-def _partitions(partitions: Sequence[Partition], *, hidden: bool) -> list[dict[str, Any]]:
-    """Return the partitions, also `hidden` ones; the key `partition` holds the state."""
-    return [
-        {
-            "name": partition.name,
-            "cpus": partition.cpus * partition.nodes,
-            "totalNodes": partition.nodes,
-            "partition": "UP" if partition.up else "DOWN",
-        }
-        for partition in partitions
-        if hidden or not partition.hidden
-    ]
-
-
-def _user_info(accounts: Sequence[str]) -> dict[str, Any]:
-    """Return the user, the groups and the Slurm accounts."""
-    own = {"id": str(USER_ID), "name": _USER}
-    listed = [{"name": account, "default": not at} for at, account in enumerate(accounts)]
-    return {"user": own, "group": own, "groups": [own], "accounts": listed}
 
 
 def _timeout_failure(method: str, parts: list[str]) -> Failure:

@@ -46,8 +46,7 @@ class Tokens:
         self.api_key = secrets.token_urlsafe(24)
         self.issued = 0
         self._settings = settings
-        self._key_id = secrets.token_hex(8)
-        self._key = secrets.token_bytes(32)
+        self.change_key()
 
     # --- the identity provider ---------------------------------------------------------------
 
@@ -96,13 +95,10 @@ class Tokens:
             case _:
                 return _denied(400, "unsupported_grant_type", "Unsupported grant_type")
         answer: dict[str, Any] = {
-            "access_token": self.issue(),
-            "expires_in": int(self._settings.token_lifetime),
-            "refresh_expires_in": 0,
-            "token_type": "Bearer",
-            "not-before-policy": 0,
+            "access_token": self.issue(), "expires_in": int(self._settings.token_lifetime),
+            "refresh_expires_in": 0, "token_type": "Bearer", "not-before-policy": 0,
             "scope": "profile email firecrest",
-        }
+        }  # fmt: skip
         if form["grant_type"] == "refresh_token":
             answer["refresh_token"] = self.refresh_token
         return JSONResponse(answer, headers={"Cache-Control": "no-store"})

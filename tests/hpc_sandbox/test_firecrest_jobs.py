@@ -77,7 +77,7 @@ def test_halves_of_records(tmp_path: Path) -> None:
     def told(now: float) -> dict[str, Any]:
         nonlocal at
         at = now
-        (record,) = asyncio.run(accounting.of_job("7"))
+        (record,) = asyncio.run(accounting.of_job(7))
         status = record["status"]
         by_name = bool(asyncio.run(accounting.listed(["halves"], "", 3600.0)))
         return record | {"seen": (record["name"], status["state"], status["exitCode"], by_name)}

@@ -38,7 +38,7 @@ _PRELOADED = (
     "snakemake.profiles",
     "snakemake.report.html_reporter",
     "snakemake.storage",
-    "snakemake_executor_plugin_mantik.adapter.dryrun",
+    "snakemake_executor_plugin_mantik.adapter.planning",
     "snakemake_executor_plugin_mantik.adapter.progress_line",
     "snakemake_executor_plugin_mantik.adapter.startup",
     "snakemake_executor_plugin_mantik.retry",

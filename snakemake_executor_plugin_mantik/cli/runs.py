@@ -365,6 +365,15 @@ def register(
             "the registered model has no name", where="smk-mantik runs register",
             do="Add a NAME, or --remove",
         )  # fmt: skip
+    if other := [option for option, given in (
+        ("--force", force and not remove), ("--model", model and remove),
+        ("--new-version", new_version and remove),
+    ) if given]:  # fmt: skip
+        raise UserError(
+            f"{other[0]} does not go {'with' if remove else 'without'} --remove",
+            where="smk-mantik runs register",
+            do=f"Leave {other[0]} out{'' if remove else ', or add --remove'}",
+        )
     found = _in_mlflow(run)
     if remove:
         changed = store.unregister_model(found.store, found.run, name, force=force)

@@ -235,7 +235,7 @@ class Dispatcher(Worker):
 
         `waits` is set for a segment that waits for another one (`Observer.prepare`).
         """
-        attempt.whole = request
+        attempt.whole, attempt.own = request, []
         attempt.extras = added = await self._observer.prepare(
             request, attempt.record, self._facts.workspace, waits=waits
         )

@@ -103,7 +103,11 @@ class Place:
             known = self.stager.sources
             wanted = [*known, *(path for path in paths if path not in known)]
             if not known or len(wanted) > len(known):
-                await send_sources(wanted, self._local, self.stager, self._notify)
+                try:
+                    await send_sources(wanted, self._local, self.stager, self._notify)
+                except BaseException:
+                    self.stager.sources = known  # so that the next job sends the others again
+                    raise
 
     async def look_again(self, path: str) -> None:
         """Read a source again that may have changed: jobs that name it bring the new content."""

@@ -77,15 +77,10 @@ class Access:
         self._engine: Engine | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._starting = threading.Lock()
-        self._under_way = 0
 
     def use(self, engine: "Engine | None") -> None:
         """Reach the places that an engine has opened through it from now on, or no longer."""
         self._engine = engine
-        with self._starting:
-            idle = not self._under_way
-        if idle:  # what is needed again is opened again
-            self.close()
 
     def list(self, place: str, directory: str, paths: Iterable[str] = ()) -> dict[str, Entry]:
         """Return the entries of a directory at a place by name; none if it does not exist.
@@ -213,12 +208,7 @@ class Access:
                 self._loop = asyncio.new_event_loop()
                 self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
                 self._thread.start()
-            self._under_way += 1
-        try:
-            return asyncio.run_coroutine_threadsafe(what, self._loop).result()
-        finally:
-            with self._starting:
-                self._under_way -= 1
+        return asyncio.run_coroutine_threadsafe(what, self._loop).result()
 
     async def _reach(self, place: str) -> Looks:
         known = self._opening.get(place)

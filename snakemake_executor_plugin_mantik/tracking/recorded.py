@@ -245,7 +245,7 @@ class _Reader:
                 why = "there are too many"
             else:
                 try:
-                    found[name] = file.read_text(encoding="utf-8")
+                    found[name] = file.read_bytes().decode("utf-8")  # line ends are kept
                 except UnicodeDecodeError:
                     why = "it is not UTF-8 text"
                 self._left -= size + 1000
@@ -298,7 +298,7 @@ def read_versions(store: Path) -> list[RecordedVersion]:
 def read_texts(directory: Path) -> dict[str, str]:
     """Read the files of a directory of the registry: their contents by their names."""
     return {
-        path.relative_to(directory).as_posix(): path.read_text(encoding="utf-8", errors="replace")
+        path.relative_to(directory).as_posix(): path.read_bytes().decode("utf-8", "replace")
         for path in directory.rglob("*")
         if path.is_file() and path.stat().st_size <= LONGEST_VALUE
     }

@@ -95,11 +95,13 @@ def publish_store(at: Replay, status: str = "") -> None:
 
 def _stamp(store: Path) -> tuple[object, ...]:
     """Return sizes and times of a store's files, without those of metrics and artifacts."""
-    files = [
-        (str(path), path.lstat())
-        for path in store.rglob("*")
-        if {"metrics", "artifacts"}.isdisjoint(path.relative_to(store).parts[2:4])
-    ]
+
+    def describes(path: Path) -> bool:
+        parts = path.relative_to(store).parts
+        kind = parts[3:4] if parts[1:2] == ("models",) else parts[2:3]
+        return kind not in (("metrics",), ("artifacts",))
+
+    files = [(str(path), path.lstat()) for path in store.rglob("*") if describes(path)]
     return tuple(sorted((name, found.st_size, found.st_mtime_ns) for name, found in files))
 
 

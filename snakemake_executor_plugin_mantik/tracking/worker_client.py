@@ -76,7 +76,8 @@ class WorkerClient:
             process = self._start()
         assert process.stdin is not None
         # Full: earlier bytes will still wake it. Broken: it is dead, and the next worker continues.
-        with suppress(BlockingIOError, BrokenPipeError):
+        # Closed, a ValueError: it was told that nothing new comes, and has not ended yet.
+        with suppress(BlockingIOError, BrokenPipeError, ValueError):
             os.write(process.stdin.fileno(), b"\n")
 
     def _start(self) -> "subprocess.Popen[bytes]":

@@ -5,6 +5,9 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
+from snakemake_executor_plugin_mantik.common.errors import SiteRejected
 from snakemake_executor_plugin_mantik.journal import Journal
 from tests.support.controller import Controller, request, simulate
 from tests.support.simulated import Fate, World
@@ -54,6 +57,22 @@ def test_a_source_that_a_running_job_names_stays(tmp_path: Path) -> None:
     simulate(tmp_path, sim, lambda controller: controller.job(job))
     simulate(tmp_path, sim, again)
     assert "lib.py" not in sim.files
+
+
+def test_sources_that_a_site_has_refused_come_with_the_next_job(tmp_path: Path) -> None:
+    sim = world()
+    write(tmp_path, "lib.py")
+
+    async def act(controller: Controller) -> None:
+        controller.site.fault = lambda method, about: "rejected" if method == "put" else ""
+        with pytest.raises(SiteRejected):
+            await controller.place.send_sources(["lib.py"])
+        controller.site.fault = lambda method, about: ""
+        await controller.place.send_sources(["lib.py"])
+        assert (await controller.job(request(0))).succeeded
+
+    simulate(tmp_path, sim, act)
+    assert "lib.py" in sim.files
 
 
 def new_try(journal: Journal, follows: str = "", job: str = "train") -> str:

@@ -500,3 +500,28 @@ async def test_a_run_whose_journal_was_removed_under_it_finds_out_that_another_o
         await flow.job(2)
     other.die()
     assert [run.job for run in flow.world.runs] == ["job-1"]
+
+
+@pytest.mark.parametrize("starts", [10.0, 1000.0])
+async def test_an_older_copy_of_the_journal_that_is_put_back_doubles_nothing(
+    seat: Seats, world: World, tmp_path: Path, starts: float
+) -> None:
+    """A job that runs is followed; what still waits starts under an older term, and ends."""
+    world.fate, world.duration = lambda spec: Fate(starts=(starts,)), lambda spec: LONG_S
+    flow = seat("flow")
+    await flow.lead()
+    flow.die()
+    shutil.copytree(tmp_path / "flow" / STATE, tmp_path / "older")
+    flow = seat("flow")
+    await flow.lead()
+    job = asyncio.create_task(flow.job(1))
+    await asyncio.sleep(100.0)
+    job.cancel()
+    await asyncio.wait([job])
+    flow.die()
+    shutil.rmtree(tmp_path / "flow" / STATE)
+    (tmp_path / "older").rename(tmp_path / "flow" / STATE)
+    flow = seat("flow")
+    await flow.lead()
+    assert (await flow.job(1)).succeeded
+    assert [run.job for run in world.runs] == ["job-1"]

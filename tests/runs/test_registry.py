@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 from mlflow.entities.logged_model_status import LoggedModelStatus
 from mlflow.tracking import MlflowClient
+from typer.testing import CliRunner
 
+from snakemake_executor_plugin_mantik.cli.runs import runs_app
 from snakemake_executor_plugin_mantik.common.errors import UserError
 from snakemake_executor_plugin_mantik.runs.store import (
     ModelVersion,
@@ -169,3 +171,12 @@ def test_mlflow_says_nothing_of_an_end_where_others_read_json(
     store.end(run_id, "KILLED", "why")
     assert store.run(run_id).info.status == "KILLED"
     assert capfd.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    "words", [["name", "--force"], ["--remove", "--model", "m"], ["--remove", "--new-version"]]
+)
+def test_options_of_the_other_way_are_refused(words: list[str]) -> None:
+    done = CliRunner().invoke(runs_app, ["register", "0" * 32, *words])
+    assert isinstance(done.exception, UserError)
+    assert words[1] in str(done.exception)

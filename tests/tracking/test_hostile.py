@@ -113,10 +113,12 @@ def test_the_rest_comes_over(
         meta.unlink()
     for name in names:
         HOSTILE[name](told.store)
+    write(told.store / "7" / SOURCE / "tags" / "lines", b"of\r\nWindows\r")
 
     told.replay()
 
     run = told.client.get_run(told.run_id)
+    assert run.data.tags["lines"] == "of\r\nWindows\r"
     assert (run.data.metrics["loss/a"], run.data.params["depth"]) == (0.2, "3")
     assert "plots" in {file.path for file in told.client.list_artifacts(told.run_id)}
     assert precious.read_text() == "model_id: mine\n"

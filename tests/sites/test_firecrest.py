@@ -274,7 +274,7 @@ class TestLarge:
         shared = await site.share("large")
         assert shared is not None
         assert await site.share("large") == shared
-        monkeypatch.setattr(store, "_LIFETIME", 0)
+        monkeypatch.setattr(store, "STORE_LIFETIME", 0)
         write(site, "other", os.urandom(9 << 20))
         shared = await site.share("other")
         assert shared is not None

@@ -181,7 +181,7 @@ def _of_rules(workflow: Any) -> Iterator[str]:
     """Yield prefixes of source cache entries that belong to single rules: scripts, environments.
 
     Snakemake adds these entries when jobs are submitted. If they counted as code of the workflow, a
-    job would look changed in the next run, and would not be taken up again.
+    job would look changed in the next run, and would not be reattached.
     """
     prefix = workflow.workflow_settings.wrapper_prefix
     for rule in workflow.rules:

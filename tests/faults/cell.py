@@ -225,9 +225,10 @@ class Cell:
         """What the journal knows of a job."""
         return [record for record in self.project.tries if record.rule == job]
 
-    def any_signalled(self) -> bool:
-        """Whether the journal says of the last try of a job that a signal ended it."""
-        return any("by a signal" in self.tries(job)[-1].outcome for job in JOBS if self.tries(job))
+    def any_stopped(self) -> bool:
+        """Whether the journal says of a job's last try that a signal or a full disk ended it."""
+        last = [self.tries(job)[-1].outcome for job in JOBS if self.tries(job)]
+        return any("by a signal" in outcome or "no room" in outcome for outcome in last)
 
     def _most(self, job: str, runs: int, *, stopped: bool) -> int:
         """How often a job may have run."""

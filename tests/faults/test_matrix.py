@@ -120,8 +120,8 @@ def finished(cell: Cell, runs: int) -> Ran:
     cell.open_gate()
     for _ in range(runs):
         ran = cell.end(cell.start())
-        # A job may note its end and be cancelled before its script does.
-        if cell.noted("end").keys() == set(JOBS) and not cell.any_signalled():
+        # A job may note its end and be cancelled, or find the disk full, before its script ends.
+        if cell.noted("end").keys() == set(JOBS) and not cell.any_stopped():
             break
     return ran
 

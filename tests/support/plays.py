@@ -692,14 +692,16 @@ class Play:
         assert not going, f"misreported: it is over, but it runs: {going}"
 
     def _check_success(self, job: Job, outcome: Outcome) -> None:
+        told = outcome.try_id in self._settled
         self._settle(outcome.try_id)
         runs = [run for run in self._runs() if run.try_id == outcome.try_id]
         assert runs, f"misreported: {job} has never run"
         assert runs[-1].how == "exit 0", f"misreported: {job} succeeded: {runs}"
         # Without claims, which the centre has removed, nothing holds a second start back; and what
         # a controller does not know to be over, it sends again.
-        # Nor does an older journal know that it was over, and not taken, or its output removed.
-        needed_again = outcome.try_id in self._unwanted or job.temporary
+        # Nor does an older journal know that it was over: not taken, its output removed, or failed.
+        failed = told and all(run.how != "exit 0" for run in runs[:-1])
+        needed_again = outcome.try_id in self._unwanted or job.temporary or failed
         again = "journals" in self.schedule.kinds and needed_again
         again = again or bool(self.schedule.kinds & {"purges", "copies"})
         assert len(runs) == 1 or again, f"doubled: {runs}"
